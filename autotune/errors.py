@@ -1,0 +1,37 @@
+"""Every error that a user can meet. A message says what is wrong, where, and what to do."""
+
+
+class AutotuneError(Exception):
+    """Base of all errors that are shown without a traceback."""
+
+    exit_code = 1
+
+
+class BadInput(AutotuneError):
+    """The user's input cannot be used; nothing was started and nothing was changed."""
+
+    exit_code = 2
+
+
+class SpecError(BadInput):
+    """A study file is wrong. `problems` holds one line each: file:line: field: what is allowed."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class StudyNotFound(BadInput):
+    """No study of that name in the storage."""
+
+
+class StorageError(AutotuneError):
+    """The storage cannot be reached or written."""
+
+
+class LeaseLost(AutotuneError):
+    """Another daemon has taken over; this one must not write any more."""
+
+
+class LauncherError(AutotuneError):
+    """Ranks cannot be started: no such resources, no agent, no cluster."""

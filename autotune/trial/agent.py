@@ -1,0 +1,142 @@
+"""The agent of one slot on one node: a fork server with torch preloaded, one trial after another.
+
+It reads commands as JSON lines from standard input and writes reports to standard output. When its
+input ends, whoever started it is gone: it kills everything it started and leaves.
+"""
+
+import argparse
+import datetime
+import multiprocessing
+import os
+import socket
+import sys
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+from autotune.trial import environment, processes
+from autotune.trial.network import interface_of
+from autotune.trial.protocol import EndTrial, Hello, Message, StartTrial, from_line
+
+# DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
+_PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "torch.onnx", "autotune.trial.rank"]
+_PROGRESS_CHECK_SECONDS = 0.1
+_READ_BYTES = 1 << 20
+
+
+def main() -> NoReturn:
+    """Serve until the input ends."""
+    parser = argparse.ArgumentParser(prog="autotune-agent")
+    parser.add_argument("--host", required=True, help="address that the ranks' store listens on")
+    arguments = parser.parse_args()
+    reports = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not corrupt the reports
+    processes.become_subreaper()
+    agent = Agent(commands=0, reports=reports, host=arguments.host)
+    try:
+        agent.serve()
+    finally:
+        processes.kill_descendants(spare=set())
+    sys.exit(0)
+
+
+class Agent:
+    """Serves one trial at a time."""
+
+    def __init__(self, commands: int, reports: int, host: str) -> None:
+        self._commands = commands
+        self._reports = reports
+        self._host = host
+        self._unread = b""
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
+        forkserver.ensure_running()
+        self._helpers = processes.descendants(os.getpid())
+        self._trial: Any = None
+
+    def serve(self) -> None:
+        """Answer commands until the input ends."""
+        # The fork server imports torch meanwhile, on another core.
+        self._store = open_store(self._host)
+        interface = interface_of(self._host)
+        self._send(Hello(os.getpid(), self._store.port, interface, self._probe()))
+        while True:
+            watched: list[Any] = [self._commands]
+            watched += self._trial.waitables() if self._trial else []
+            ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._trial else None)
+            if self._commands in ready and not self._obey():
+                return
+            self._attend()
+
+    def _obey(self) -> bool:
+        data = os.read(self._commands, _READ_BYTES)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self._handle(from_line(line))
+        return bool(data)
+
+    def _handle(self, command: Message) -> None:
+        from autotune.trial.node_trial import NodeTrial
+
+        if isinstance(command, StartTrial):
+            self._trial = NodeTrial(
+                command.request, command.placement, self._context, self._helpers
+            )
+        elif (
+            isinstance(command, EndTrial)
+            and self._trial
+            and self._trial.request.trial == command.trial
+        ):
+            self._trial.end()
+
+    def _attend(self) -> None:
+        if not self._trial:
+            return
+        for block in self._trial.pump():
+            self._send(block)
+        if self._trial.over():
+            report = self._trial.clear()
+            self._trial = None
+            self._send(report)
+
+    def _send(self, message: Message) -> None:
+        unsent = memoryview(message.to_line())
+        while unsent:
+            unsent = unsent[os.write(self._reports, unsent) :]
+
+    def _probe(self) -> dict[str, Any]:
+        """The node's fingerprint, taken in a forked process: CUDA is never initialised in this one."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_send_environment, args=(theirs,))
+        process.start()
+        theirs.close()
+        found: dict[str, Any] = ours.recv()
+        process.join()
+        return found
+
+
+def open_store(host: str) -> Any:
+    """A TCPStore on a free port of this address alone, for all trials of the agent."""
+    from torch.distributed import TCPStore
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.bind((host, 0))
+    listener.listen(128)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _send_environment(connection: Connection) -> None:
+    connection.send(environment.describe())
+
+
+if __name__ == "__main__":
+    main()

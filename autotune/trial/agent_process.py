@@ -1,0 +1,80 @@
+"""Starting an agent on this node and talking to it. Needs the standard library only."""
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+from autotune.trial.processes import MARKER, kill_marked
+
+_GOODBYE_SECONDS = 10.0
+_BOOT = "from autotune.trial.agent import main; main()"
+
+
+class AgentProcess:
+    """An agent in a clean interpreter of its own, with pipes to it.
+
+    Also the class of the Ray actor: what it takes and returns are plain lines.
+    """
+
+    def __init__(self, host: str, log: str, env: dict[str, str] | None = None) -> None:
+        """Start the agent.
+
+        Args:
+            host: address of this node that ranks on other nodes can reach; loopback if there are none.
+            log: file that the agent's own messages go to.
+            env: changes to the environment.
+        """
+        self.id = uuid.uuid4().hex
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        with Path(log).open("ab") as log_file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, "--host", host],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                env={**os.environ, **(env or {}), MARKER: self.id},
+                start_new_session=True,
+            )
+        self._write_lock = threading.Lock()
+
+    def pid(self) -> int:
+        """The agent's process id."""
+        return self._process.pid
+
+    def send(self, line: bytes) -> bool:
+        """Pass a command on; False if the agent is gone."""
+        assert self._process.stdin is not None
+        try:
+            with self._write_lock:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return False
+        return True
+
+    def read(self) -> bytes:
+        """The next report; blocks. Empty once the agent is gone, and then nothing of it is left."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            self._process.wait()
+            kill_marked(self.id)
+            return b""
+        return line
+
+    def close(self) -> None:
+        """End the agent and everything it started."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(_GOODBYE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            kill_marked(self.id)

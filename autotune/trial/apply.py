@@ -1,0 +1,164 @@
+"""Knob value -> its effect on torch, DDP, the loader and the optimizer step.
+
+One function per effect. Each acts on what any training script has (constructor arguments, contexts,
+process-wide settings), never on our own loop.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from autotune.trial.protocol import Knobs
+from autotune.trial.workload import Workload
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@runtime_checkable
+class SplitProjection(Protocol):
+    """An attention module that can issue its Q, K and V projections on CUDA streams of their own."""
+
+    qkv_streams: bool
+
+
+def float32_matmul(knobs: Knobs) -> None:
+    """precision: whether fp32 matrix products may run in TF32, for this process.
+
+    Strict fp32 also turns off TF32 in cuDNN convolutions, which PyTorch leaves on by default.
+    """
+    relaxed = knobs["precision"] == "tf32"
+    torch.set_float32_matmul_precision("high" if relaxed else "highest")
+    torch.backends.cudnn.allow_tf32 = relaxed
+
+
+def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[Any]:
+    """precision: the context for forward and loss."""
+    dtype = AUTOCAST_DTYPES.get(knobs["precision"])
+    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+
+
+def gradient_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
+    """precision: fp16 needs its loss scaled; for the others the scaler passes everything through."""
+    return torch.amp.GradScaler(device.type, enabled=knobs["precision"] == "fp16")
+
+
+def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
+    """bucket_cap_mb, gradient_as_bucket_view: arguments for DistributedDataParallel."""
+    return {
+        "bucket_cap_mb": knobs["bucket_cap_mb"],
+        "gradient_as_bucket_view": knobs["gradient_as_bucket_view"],
+    }
+
+
+def gradient_sync(
+    model: DistributedDataParallel, *, last_micro_batch: bool
+) -> AbstractContextManager[Any]:
+    """accumulation_steps: gradients travel once per optimizer step, with the last micro-batch."""
+    return nullcontext() if last_micro_batch else model.no_sync()
+
+
+def qkv_streams(knobs: Knobs, model: nn.Module) -> None:
+    """qkv_streams: set on every attention module that offers it.
+
+    Raises:
+        ValueError: it is asked for and no module of the model offers it.
+    """
+    offering = [module for module in model.modules() if isinstance(module, SplitProjection)]
+    if knobs["qkv_streams"] and not offering:
+        raise ValueError(
+            "qkv_streams is on, but no module of the model has a `qkv_streams` attribute; "
+            "take the knob out of the search space or give the attention modules the attribute"
+        )
+    for module in offering:
+        module.qkv_streams = knobs["qkv_streams"]
+
+
+def loader(
+    workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, pin: bool
+) -> DataLoader[Any]:
+    """micro_batch: the loader of one rank, shuffled, each sample on one rank.
+
+    Raises:
+        ValueError: the dataset cannot fill one micro-batch on every rank.
+    """
+    size = len(workload.dataset)  # type: ignore[arg-type]
+    if size < knobs["micro_batch"] * world_size:
+        raise ValueError(
+            f"the dataset has {size} samples, fewer than micro_batch {knobs['micro_batch']} x "
+            f"{world_size} ranks; lower micro_batch or enlarge the dataset"
+        )
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        workload.dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
+    )
+    return DataLoader(
+        workload.dataset,
+        batch_size=knobs["micro_batch"],
+        sampler=sampler,
+        collate_fn=workload.collate,
+        drop_last=True,
+        pin_memory=pin,
+    )
+
+
+def endless(source: DataLoader[Any]) -> Iterator[Any]:
+    """Batches of epoch after epoch, each shuffled anew."""
+    epoch = 0
+    while True:
+        if isinstance(source.sampler, DistributedSampler):
+            source.sampler.set_epoch(epoch)
+        yield from source
+        epoch += 1
+
+
+def on_device(batches: Iterator[Any], knobs: Knobs, device: torch.device) -> Iterator[Any]:
+    """stream_prefetch: batches on the device, the next one copied on a side stream if asked for."""
+    if knobs["stream_prefetch"]:
+        return _prefetched(batches, device)
+    return (move(batch, device) for batch in batches)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on the device; lists, tuples and dicts are followed."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: move(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        moved = [move(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch
+
+
+def _prefetched(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    side = torch.cuda.Stream(device)
+
+    def copy_next() -> Any:
+        host_batch = next(batches)
+        with torch.cuda.stream(side):
+            return move(host_batch, device)
+
+    upcoming = copy_next()
+    while True:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(side)
+        batch = upcoming
+        _record_stream(batch, current)
+        upcoming = copy_next()
+        yield batch
+
+
+def _record_stream(batch: Any, stream: torch.cuda.Stream) -> None:
+    # Without this the allocator may hand the memory to the side stream while it is still read.
+    if isinstance(batch, torch.Tensor):
+        batch.record_stream(stream)
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            _record_stream(value, stream)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            _record_stream(value, stream)

@@ -1,0 +1,68 @@
+"""The fingerprint of a node: what a measured figure depends on besides the configuration."""
+
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import autotune
+
+
+def describe() -> dict[str, Any]:
+    """Hardware and software of this node. Initialises CUDA: call it in a process that may die.
+
+    Returns:
+        JSON-ready. `devices` has one entry per visible CUDA device with name, memory_bytes and
+        capability (e.g. [9, 0]); it is empty where there is none.
+    """
+    return {
+        "host": socket.gethostname(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": _nccl_version(),
+        "driver": _driver_version(),
+        "devices": _devices(),
+        "autotune": autotune.__version__,
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _devices() -> list[dict[str, Any]]:
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": properties.name,
+                "memory_bytes": properties.total_memory,
+                "capability": [properties.major, properties.minor],
+            }
+        )
+    return found
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _driver_version() -> str | None:
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None

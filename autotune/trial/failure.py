@@ -1,0 +1,78 @@
+"""What an exception or an exit status of a rank means, and which rank's end is the cause."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from autotune.trial.protocol import Outcome, RankEnd
+
+_OOM_PHRASES = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "bad_alloc",
+)
+_OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
+
+# An out-of-memory rank or a crashed one makes its peers raise; a peer's error is the symptom.
+_SEVERITY = (Outcome.OOM, Outcome.CRASH, Outcome.HANG, Outcome.ERROR)
+
+
+def of_exception(error: BaseException) -> Outcome:
+    """OOM or ERROR, by the exception that the rank raised."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return Outcome.OOM
+    text = str(error)
+    if isinstance(error, RuntimeError | OSError) and any(p in text for p in _OOM_PHRASES):
+        return Outcome.OOM
+    return Outcome.ERROR
+
+
+def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:
+    """OOM or CRASH with its cause, by the exit status of a rank that reported nothing.
+
+    Args:
+        status: exit code, negative for a signal.
+        log_tail: the last lines that the rank printed.
+        kernel_killed: the kernel's out-of-memory killer was at work during the trial.
+    """
+    if status >= 0:
+        return Outcome.CRASH, f"exited with status {status} in mid training"
+    name = signal.Signals(-status).name
+    if -status == signal.SIGKILL and kernel_killed:
+        return Outcome.OOM, "killed by the kernel's out-of-memory killer"
+    if -status == signal.SIGABRT and "bad_alloc" in log_tail:
+        return Outcome.OOM, "host memory ran out (std::bad_alloc)"
+    return Outcome.CRASH, f"died by {name}"
+
+
+def kernel_oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has struck so far, by its own counters."""
+    for path in _OOM_KILL_COUNTERS:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The end that explains the others: the gravest, then the first. None if all went well.
+
+    Args:
+        ends: in the order in which they happened.
+    """
+    failed = [end for end in ends if end.outcome is not None]
+    return min(failed, key=lambda end: _SEVERITY.index(_outcome(end)), default=None)
+
+
+def _outcome(end: RankEnd) -> Outcome:
+    assert end.outcome is not None
+    return end.outcome

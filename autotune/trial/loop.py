@@ -1,0 +1,147 @@
+"""The built-in data-parallel training loop, cut into timed blocks."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.trial import apply
+from autotune.trial.observers import memory
+from autotune.trial.observers.timing import BlockClock, BlockLength
+from autotune.trial.protocol import BlockReport, TrialRequest
+from autotune.trial.workload import Workload
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Where a rank stands in its trial."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss became NaN or infinite."""
+
+
+class TrainingLoop:
+    """One rank's training: model, optimizer and data under a configuration; `step` by `step`."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        request: TrialRequest,
+        context: RankContext,
+        progressed: Callable[[], None],
+    ) -> None:
+        """Apply the configuration. `progressed` is called after every forward pass and step."""
+        self.progressed = progressed
+        self.knobs = request.knobs
+        self.device = context.device
+        self.clock = BlockClock(context.device)
+        self.steps_done = 0
+        self.loss_read = math.nan
+        self.workload = workload
+        apply.float32_matmul(self.knobs)
+        apply.qkv_streams(self.knobs, workload.model)
+        self.model = DistributedDataParallel(
+            workload.model.to(context.device),
+            device_ids=[context.device.index] if context.device.type == "cuda" else None,
+            **apply.ddp_arguments(self.knobs),
+        )
+        self.optimizer = workload.optimizer(self.model.parameters())
+        self.scaler = apply.gradient_scaler(self.knobs, context.device)
+        source = apply.loader(
+            workload,
+            self.knobs,
+            rank=context.rank,
+            world_size=context.world_size,
+            seed=request.seed,
+            pin=context.device.type == "cuda",
+        )
+        batches = self.clock.watched(apply.endless(source))
+        self.batches = apply.on_device(batches, self.knobs, context.device)
+
+    def step(self) -> None:
+        """One optimizer step: all micro-batches, gradient exchange, update, logging when due."""
+        accumulation = self.knobs["accumulation_steps"]
+        for micro_batch in range(accumulation):
+            last = micro_batch == accumulation - 1
+            with apply.gradient_sync(self.model, last_micro_batch=last):
+                with apply.autocast(self.knobs, self.device):
+                    loss = self.workload.loss(self.model, next(self.batches))
+                self.progressed()
+                self.scaler.scale(loss / accumulation).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = loss.detach()
+        self.steps_done += 1
+        self.progressed()
+        if self.steps_done % self.knobs["log_interval"] == 0:
+            self.read_loss()
+
+    def read_loss(self) -> None:
+        """Bring the loss to the host, as a progress line does: a true synchronisation point.
+
+        Raises:
+            NonFiniteLoss: it is NaN or infinite.
+        """
+        self.loss_read = float(self.loss)
+        if not math.isfinite(self.loss_read):
+            raise NonFiniteLoss(f"the loss is {self.loss_read} at step {self.steps_done}")
+
+
+def run_blocks(
+    loop: TrainingLoop,
+    request: TrialRequest,
+    context: RankContext,
+    report: Callable[[BlockReport], None],
+) -> None:
+    """Train block after block; on rank 0 report each."""
+    length = BlockLength(request.blocks, loop.knobs["log_interval"])
+    samples_per_step = (
+        loop.knobs["micro_batch"] * loop.knobs["accumulation_steps"] * context.world_size
+    )
+    for index in range(request.blocks.max_blocks):
+        steps = length.steps
+        loop.loss_read = math.nan
+        loop.clock.start()
+        for _ in range(steps):
+            loop.step()
+        if math.isnan(loop.loss_read):
+            loop.read_loss()
+        seconds = loop.clock.stop()
+        mine = (seconds, loop.clock.wait_seconds, loop.loss_read, memory.peak_bytes(loop.device))
+        ranks = _gather(mine, context.world_size)
+        all_seconds, waits, losses, peaks = zip(*ranks, strict=True)
+        length.learn(index, max(all_seconds))
+        if context.rank == 0:
+            samples = steps * samples_per_step
+            report(
+                BlockReport(
+                    trial=request.trial,
+                    index=index,
+                    steps=steps,
+                    samples=samples,
+                    tokens=samples * loop.workload.tokens_per_sample,
+                    seconds=max(all_seconds),
+                    rank_seconds=all_seconds,
+                    wait_seconds=max(waits),
+                    loss=sum(losses) / len(losses),
+                    peak_bytes=int(max(peaks)),
+                )
+            )
+
+
+def _gather(mine: tuple[float, ...], world_size: int) -> list[tuple[float, ...]]:
+    """Every rank's numbers, on every rank: all of them must choose the same next block."""
+    sent = torch.tensor(mine, dtype=torch.float64)
+    received = [torch.empty_like(sent) for _ in range(world_size)]
+    dist.all_gather(received, sent)
+    return [tuple(tensor.tolist()) for tensor in received]

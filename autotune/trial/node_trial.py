@@ -1,0 +1,169 @@
+"""The ranks of one trial on one node: started, watched by their progress, and cleared away."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+from autotune.trial import failure, processes, rank
+from autotune.trial.observers.progress import Progress
+from autotune.trial.protocol import (
+    BlockReport,
+    NodeReport,
+    Outcome,
+    Placement,
+    RankEnd,
+    TrialRequest,
+    from_line,
+)
+
+SETTLE_SECONDS = 0.5
+"""After the first failure, how long other ranks may still tell of theirs: the cause is among them."""
+_LOG_TAIL_BYTES = 6000
+_DUMP_SECONDS = 0.3
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: ForkServerProcess
+    connection: Connection
+    connected: bool = True
+    exit_seen: bool = False
+    last_count: int = 0
+    last_progress: float = field(default_factory=time.monotonic)
+
+
+class NodeTrial:
+    """A running trial, seen from the agent of one node."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        placement: Placement,
+        context: ForkServerContext,
+        spare: set[int],
+    ) -> None:
+        self.request = request
+        self._placement = placement
+        self._spare = spare
+        self._files = rank.TrialFiles(Path(request.log_dir), placement.first_rank)
+        self._files.folder.mkdir(parents=True, exist_ok=True)
+        self._progress = Progress.create(self._files.progress, placement.local_world_size)
+        self._kernel_kills = failure.kernel_oom_kills()
+        self._ends: list[RankEnd] = []
+        self._failed_at: float | None = None
+        self._ended_by_request = False
+        self._ranks = [
+            self._start(context, local_rank) for local_rank in range(placement.local_world_size)
+        ]
+
+    def _start(self, context: ForkServerContext, local_rank: int) -> _Rank:
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=rank.main, args=(self.request, self._placement, local_rank, theirs)
+        )
+        process.start()
+        theirs.close()
+        return _Rank(self._placement.first_rank + local_rank, process, ours)
+
+    def waitables(self) -> list[Connection | int]:
+        """What becomes ready when a rank has something to tell, or has died."""
+        connections: list[Connection | int] = [r.connection for r in self._ranks if r.connected]
+        return connections + [r.process.sentinel for r in self._ranks if not r.exit_seen]
+
+    def pump(self) -> Iterator[BlockReport]:
+        """Take in what the ranks have told; yields the blocks among it."""
+        for member in self._ranks:
+            exited = not member.exit_seen and member.process.exitcode is not None
+            yield from self._read(member)
+            if exited:
+                member.exit_seen = True
+                self._note_exit(member)
+
+    def end(self) -> None:
+        """The tuner has seen enough."""
+        self._ended_by_request = True
+
+    def over(self) -> bool:
+        """Whether it is time to clear away: all ended, asked to end, failed, or hung."""
+        if self._ended_by_request or len(self._ends) == len(self._ranks):
+            return True
+        now = time.monotonic()
+        if self._failed_at is None:
+            self._judge_progress(now)
+        return self._failed_at is not None and now - self._failed_at >= SETTLE_SECONDS
+
+    def clear(self) -> NodeReport:
+        """Kill what is left of the trial, grandchildren too, and say how it went."""
+        processes.kill_descendants(self._spare)
+        for member in self._ranks:
+            member.process.join()
+            member.connection.close()
+        return NodeReport(self.request.trial, self._placement.node, tuple(self._ends))
+
+    def _read(self, member: _Rank) -> Iterator[BlockReport]:
+        while member.connected and member.connection.poll():
+            try:
+                line = member.connection.recv_bytes()
+            except (EOFError, OSError):
+                member.connected = False
+                return
+            message = from_line(line)
+            if isinstance(message, BlockReport):
+                yield message
+            elif isinstance(message, RankEnd):
+                self._note(message)
+
+    def _note(self, end: RankEnd) -> None:
+        if any(known.rank == end.rank for known in self._ends):
+            return
+        if end.outcome is not None:
+            self._failed_at = self._failed_at or time.monotonic()
+            end = RankEnd(end.rank, end.outcome, end.cause, self._log_tail(end.rank))
+        self._ends.append(end)
+
+    def _note_exit(self, member: _Rank) -> None:
+        status = member.process.exitcode
+        assert status is not None
+        outcome, cause = failure.of_exit(
+            status,
+            self._log_tail(member.number),
+            kernel_killed=failure.kernel_oom_kills() > self._kernel_kills,
+        )
+        self._note(RankEnd(member.number, outcome, cause))
+
+    def _judge_progress(self, now: float) -> None:
+        deadlines = self.request.deadlines
+        for local_rank, member in enumerate(self._ranks):
+            count = self._progress[local_rank]
+            if count != member.last_count:
+                member.last_count, member.last_progress = count, now
+            limit = deadlines.step if count else deadlines.startup
+            if now - member.last_progress > limit:
+                self._note_hang(limit)
+                return
+
+    def _note_hang(self, limit: float) -> None:
+        counts = [member.last_count for member in self._ranks]
+        behind = self._ranks[counts.index(min(counts))]
+        doing = "a step" if max(counts) else "start-up"
+        who = "the others wait for it" if min(counts) < max(counts) else "no rank is ahead of it"
+        if processes.state(behind.process.pid or 0) == "T":
+            who = "its process is stopped"
+        for member in self._ranks:
+            os.kill(member.process.pid or 0, rank.DUMP_SIGNAL)
+        time.sleep(_DUMP_SECONDS)
+        self._note(
+            RankEnd(behind.number, Outcome.HANG, f"{doing} took more than {limit:g} s; {who}")
+        )
+
+    def _log_tail(self, number: int) -> str:
+        try:
+            content = self._files.log(number).read_bytes()
+        except OSError:
+            return ""
+        return content[-_LOG_TAIL_BYTES:].decode(errors="replace")

@@ -1,0 +1,70 @@
+"""Wall time of blocks of whole optimizer steps, and the time spent waiting for the loader."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autotune.trial.protocol import BlockPlan
+
+_OVERRUN = 2.0
+"""A block may become so many times longer to hold a whole number of logging intervals."""
+
+
+class BlockClock:
+    """Times a block. The device is synchronised at its two ends and nowhere between them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started = 0.0
+        self.wait_seconds = 0.0
+
+    def start(self) -> None:
+        """Begin a block."""
+        self._synchronize()
+        self.wait_seconds = 0.0
+        self._started = time.perf_counter()
+
+    def stop(self) -> float:
+        """Seconds since `start`."""
+        self._synchronize()
+        return time.perf_counter() - self._started
+
+    def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; the time it takes to get each counts as waiting."""
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches)
+            self.wait_seconds += time.perf_counter() - asked
+            yield batch
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+@dataclass
+class BlockLength:
+    """How many optimizer steps the next block takes; the same on every rank.
+
+    The first block is a single step: it holds allocation, autotuning and compilation, and tells
+    little about the speed. The length settles over the next two and then stays.
+    """
+
+    plan: BlockPlan
+    log_interval: int
+    steps: int = 1
+    _SETTLED_AT = 3
+
+    def learn(self, index: int, seconds: float) -> None:
+        """Take in that block `index`, of `steps` steps, took `seconds` on the slowest rank."""
+        if index >= self._SETTLED_AT:
+            return
+        wanted = max(self.plan.min_steps, math.ceil(self.plan.seconds * self.steps / seconds))
+        whole_intervals = math.ceil(wanted / self.log_interval) * self.log_interval
+        # Whole logging intervals charge logging exactly. Where an interval is far longer than a
+        # block, the block ends with one reading instead: logging is then charged too often.
+        self.steps = whole_intervals if whole_intervals <= _OVERRUN * wanted else wanted

@@ -1,0 +1,118 @@
+"""Finding and killing every process of a trial, whatever sessions its processes have opened.
+
+Linux only. An agent is a child subreaper: a descendant whose parent dies is handed to the agent, so
+walking parent links from the agent finds all of them, whether they called setsid or not.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_SECONDS = 0.002
+
+MARKER = "AUTOTUNE_AGENT"
+"""Environment variable that names the agent in everything that descends from it."""
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants handed to this process."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(root: int) -> set[int]:
+    """Process ids of all living descendants of `root`, zombies included."""
+    children: dict[int, list[int]] = {}
+    for pid, parent, _ in _process_table():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        for child in children.get(pending.pop(), []):
+            found.add(child)
+            pending.append(child)
+    return found
+
+
+def kill_descendants(spare: set[int], timeout: float = 30.0) -> None:
+    """SIGKILL every descendant of this process but `spare`, until none is left.
+
+    Raises:
+        TimeoutError: some survived, e.g. stuck in an uninterruptible system call.
+    """
+    give_up = time.monotonic() + timeout
+    me = os.getpid()
+    while remaining := _living(descendants(me) - spare):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"processes {sorted(remaining)} survive SIGKILL")
+        for pid in remaining:
+            kill(pid)
+        _reap_adopted(spare)
+        time.sleep(_POLL_SECONDS)
+    _reap_adopted(spare)
+
+
+def kill_marked(agent_id: str) -> list[int]:
+    """SIGKILL every process that descends from a dead agent, found by the mark in its environment.
+
+    Returns:
+        The process ids that were killed.
+    """
+    mark = f"{MARKER}={agent_id}".encode()
+    killed = []
+    for pid, _, _ in _process_table():
+        if pid == os.getpid():
+            continue
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue  # gone, or another user's
+        if mark in environment.split(b"\0"):
+            kill(pid)
+            killed.append(pid)
+    return killed
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, also to one that is already gone."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what the process does (R, S, D, T, Z), or '?' if it is gone."""
+    return next((letter for found, _, letter in _process_table([pid]) if found == pid), "?")
+
+
+def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
+    """(pid, parent pid, state) of all processes, or of those asked for."""
+    if pids is None:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    table = []
+    for pid in pids:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            continue
+        # The second field is the command in parentheses, which may hold anything.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        table.append((pid, int(fields[1]), fields[0].decode()))
+    return table
+
+
+def _living(pids: set[int]) -> set[int]:
+    return {pid for pid, _, letter in _process_table(sorted(pids)) if letter not in "ZX"}
+
+
+def _reap_adopted(spare: set[int]) -> None:
+    me = os.getpid()
+    for pid, parent, letter in _process_table():
+        if parent == me and letter == "Z" and pid not in spare:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass

@@ -1,0 +1,235 @@
+"""What travels between the tuner, the node agents and the ranks: frozen dataclasses <-> JSON lines."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+Knobs = dict[str, Any]
+"""A configuration: knob name -> value."""
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    COMPLETE = "COMPLETE"
+    PRUNED = "PRUNED"
+    OOM = "OOM"
+    HANG = "HANG"
+    CRASH = "CRASH"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A dataclass that travels as one line of JSON; `kind` tells the receiver which."""
+
+    def to_line(self) -> bytes:
+        """The message as one line of JSON, newline included."""
+        body = {"kind": type(self).__name__, **dataclasses.asdict(self)}
+        return json.dumps(body, allow_nan=True, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """The message from its decoded JSON; fields of a newer version are ignored."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in body.items() if name in names})
+
+
+@dataclass(frozen=True)
+class BlockPlan(Message):
+    """How a rank cuts its training into timed blocks.
+
+    A block holds at least `min_steps` optimizer steps and lasts about `seconds`. The ranks go on
+    until the tuner has seen enough and ends them, or `max_blocks` are done.
+    """
+
+    seconds: float = 1.0
+    min_steps: int = 5
+    max_blocks: int = 1000
+
+
+@dataclass(frozen=True)
+class Deadlines(Message):
+    """Seconds without progress after which a trial counts as hung."""
+
+    startup: float = 300.0
+    step: float = 60.0
+
+
+@dataclass(frozen=True)
+class TrialRequest(Message):
+    """All that ranks need to know to run one trial."""
+
+    trial: str
+    """Name of this attempt, unique within the study: `<number>-<purpose>-<attempt>`."""
+    factory: str
+    """`module:function` that builds the workload."""
+    args: dict[str, Any]
+    knobs: Knobs
+    world_size: int
+    seed: int
+    device: str
+    """'cpu' or 'cuda'."""
+    devices_per_rank: float = 0.0
+    """CUDA devices per rank; below one, ranks share a device."""
+    cpus_per_rank: int = 1
+    memory_per_rank: int | None = None
+    """Bytes a rank may take (host memory on 'cpu', device memory on 'cuda'); None: no limit."""
+    blocks: BlockPlan = field(default_factory=BlockPlan)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    workdir: str = "."
+    import_paths: tuple[str, ...] = ()
+    """Put before sys.path in every rank, as python does with a script's folder."""
+    env: dict[str, str] = field(default_factory=dict)
+    log_dir: str = ""
+    """Folder on each node for the ranks' output."""
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """As for every message, with the nested plans restored."""
+        nested = {
+            "blocks": BlockPlan.from_dict(body["blocks"]),
+            "deadlines": Deadlines.from_dict(body["deadlines"]),
+            "import_paths": tuple(body["import_paths"]),
+        }
+        return super().from_dict({**body, **nested})
+
+
+@dataclass(frozen=True)
+class Placement(Message):
+    """Which ranks of a trial a node runs, and where all ranks meet."""
+
+    node: int
+    first_rank: int
+    local_world_size: int
+    store_host: str
+    store_port: int
+    interface: str
+    """Network interface for collectives, e.g. 'lo'."""
+
+
+@dataclass(frozen=True)
+class StartTrial(Message):
+    """Launcher -> agent: run these ranks of this trial."""
+
+    request: TrialRequest
+    placement: Placement
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """As for every message, with request and placement restored."""
+        return cls(
+            TrialRequest.from_dict(body["request"]), Placement.from_dict(body["placement"])
+        )
+
+
+@dataclass(frozen=True)
+class EndTrial(Message):
+    """Launcher -> agent: end the ranks of the running trial; enough has been seen."""
+
+    trial: str
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """Agent -> launcher, once: ready. `environment` is the node's fingerprint."""
+
+    pid: int
+    store_port: int
+    interface: str
+    """Network interface that carries the agent's address, e.g. 'lo'."""
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BlockReport(Message):
+    """Rank 0 -> tuner: one timed block of whole optimizer steps over all ranks."""
+
+    trial: str
+    index: int
+    steps: int
+    samples: int
+    """Samples over all ranks."""
+    tokens: int
+    """Tokens over all ranks; 0 where a sample has none."""
+    seconds: float
+    """Wall seconds of the slowest rank."""
+    rank_seconds: tuple[float, ...]
+    wait_seconds: float
+    """Seconds the slowest-fed rank waited for its data loader."""
+    loss: float
+    """Mean over ranks of the last loss read in the block."""
+    peak_bytes: int
+    """Largest peak memory of any rank since the trial began (reserved on CUDA, resident on CPU)."""
+
+
+@dataclass(frozen=True)
+class RankEnd(Message):
+    """How one rank ended on its own: `outcome` is None when it finished or was told to end."""
+
+    rank: int
+    outcome: Outcome | None
+    cause: str
+    log_tail: str = ""
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """As for every message, with the outcome restored."""
+        outcome = body["outcome"]
+        return super().from_dict({**body, "outcome": Outcome(outcome) if outcome else None})
+
+
+@dataclass(frozen=True)
+class NodeReport(Message):
+    """Agent -> launcher: no process of this trial is left on the node."""
+
+    trial: str
+    node: int
+    ends: tuple[RankEnd, ...]
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """As for every message, with the rank ends restored."""
+        return super().from_dict(
+            {**body, "ends": tuple(RankEnd.from_dict(end) for end in body["ends"])}
+        )
+
+
+@dataclass(frozen=True)
+class TrialReport(Message):
+    """Launcher -> tuner: a finished trial.
+
+    `outcome` is None when nothing went wrong: whether it is COMPLETE or PRUNED is the tuner's to say.
+    """
+
+    trial: str
+    outcome: Outcome | None
+    cause: str
+    blocks: tuple[BlockReport, ...]
+    wall_seconds: float
+    log_tail: str = ""
+    lost_agent: bool = False
+    """The agent itself died: the trial says nothing about the configuration and may be repeated."""
+
+
+_KINDS: dict[str, type[Message]] = {
+    cls.__name__: cls for cls in (Hello, BlockReport, RankEnd, NodeReport, StartTrial, EndTrial)
+}
+
+
+def from_line(line: bytes | str) -> Message:
+    """The message that `to_line` wrote.
+
+    Raises:
+        ValueError: the line is not a known message.
+    """
+    body = json.loads(line)
+    kind = body.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"unknown message kind {kind!r}")
+    message = _KINDS[kind].from_dict(body)
+    if isinstance(message, BlockReport):
+        return dataclasses.replace(message, rank_seconds=tuple(message.rank_seconds))
+    return message

@@ -1,0 +1,160 @@
+"""One rank of a trial, in a process of its own that was forked with torch already imported."""
+
+import contextlib
+import datetime
+import faulthandler
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from autotune.trial import failure, workload
+from autotune.trial.loop import RankContext, TrainingLoop, run_blocks
+from autotune.trial.observers import memory
+from autotune.trial.observers.progress import Progress
+from autotune.trial.protocol import BlockReport, Placement, RankEnd, TrialRequest
+
+_AGENT_IS_GONE = 86
+_COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a rank print the stacks of all its threads to its log."""
+
+
+def main(
+    request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
+) -> NoReturn:
+    """Train, report to the agent, and leave without tearing anything down."""
+    os.setpgid(0, 0)
+    paths = TrialFiles(Path(request.log_dir), placement.first_rank)
+    _redirect_output(paths.log(placement.first_rank + local_rank))
+    threading.Thread(target=_die_with_agent, args=(connection,), daemon=True).start()
+    rank = placement.first_rank + local_rank
+    try:
+        _train(request, placement, local_rank, connection)
+        end = RankEnd(rank, None, "finished")
+    except BaseException as error:
+        traceback.print_exc()
+        end = RankEnd(rank, failure.of_exception(error), _describe(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    connection.send_bytes(end.to_line())
+    # Destructors of DDP and of the process group can deadlock: leave without them.
+    os._exit(0)
+
+
+class TrialFiles:
+    """Every path that a trial uses on a node."""
+
+    def __init__(self, folder: Path, first_rank: int) -> None:
+        self.folder = folder
+        self.progress = folder / f"progress-{first_rank}"
+
+    def log(self, rank: int) -> Path:
+        """What the rank prints."""
+        return self.folder / f"rank-{rank}.log"
+
+
+def _train(
+    request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
+) -> None:
+    context = RankContext(
+        rank=placement.first_rank + local_rank,
+        local_rank=local_rank,
+        world_size=request.world_size,
+        device=_device(request, local_rank),
+    )
+    _prepare_process(request, placement, context)
+    _join_group(request, placement, context)
+    progress = Progress(TrialFiles(Path(request.log_dir), placement.first_rank).progress)
+    built = workload.build(request.factory, request.args)
+    loop = TrainingLoop(built, request, context, lambda: progress.advance(local_rank))
+
+    def report(block: BlockReport) -> None:
+        connection.send_bytes(block.to_line())
+
+    run_blocks(loop, request, context, report)
+    dist.barrier()
+
+
+def _device(request: TrialRequest, local_rank: int) -> torch.device:
+    if request.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", int(local_rank * request.devices_per_rank))
+
+
+def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
+    os.environ.update(_environment(request, placement, context))
+    os.chdir(request.workdir)
+    sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
+    torch.set_num_threads(request.cpus_per_rank)
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+    memory.reset_peak(context.device)
+    if request.memory_per_rank is not None:
+        memory.limit(context.device, request.memory_per_rank)
+    random.seed(request.seed)
+    # The same on every rank: ranks must build the same model. Data differ by the sampler.
+    torch.manual_seed(request.seed)
+
+
+def _environment(
+    request: TrialRequest, placement: Placement, context: RankContext
+) -> dict[str, str]:
+    return {
+        "RANK": str(context.rank),
+        "LOCAL_RANK": str(context.local_rank),
+        "WORLD_SIZE": str(context.world_size),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "OMP_NUM_THREADS": str(request.cpus_per_rank),
+        "GLOO_SOCKET_IFNAME": placement.interface,
+        "NCCL_SOCKET_IFNAME": placement.interface,
+        **request.env,
+    }
+
+
+def _join_group(request: TrialRequest, placement: Placement, context: RankContext) -> None:
+    store = dist.TCPStore(
+        placement.store_host,
+        placement.store_port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=request.deadlines.startup),
+    )
+    whole_devices = context.device.type == "cuda" and request.devices_per_rank >= 1
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if whole_devices else "gloo",
+        store=dist.PrefixStore(request.trial, store),
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
+    )
+
+
+def _redirect_output(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+
+
+def _die_with_agent(connection: Connection) -> None:
+    # Nothing is ever sent this way: the read ends when the agent does.
+    with contextlib.suppress(EOFError, OSError):
+        connection.recv_bytes()
+    os.killpg(0, signal.SIGKILL)
+    os._exit(_AGENT_IS_GONE)
+
+
+def _describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

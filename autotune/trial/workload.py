@@ -1,0 +1,53 @@
+"""The public contract by which a user names what is trained: a factory that returns a Workload."""
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one rank trains. A factory `module:function` builds it anew in every rank.
+
+    The factory is called with the `workload.args` of the study file as keyword arguments, after the
+    process group is initialised and the random seeds are set, on the CPU; autotune moves the model
+    to the device.
+
+    Attributes:
+        model: the bare module, neither wrapped for data parallelism nor moved to a device.
+        dataset: map-style; its length bounds nothing, it is read again and again.
+        loss: called as loss(model, batch) with the wrapped model and a collated batch on the
+            device; returns the mean loss of the batch, a scalar tensor.
+        optimizer: called with the model's parameters.
+        tokens_per_sample: tokens in one sample; 0 where the word has no meaning.
+        collate: as for torch.utils.data.DataLoader; None takes the default.
+    """
+
+    model: nn.Module
+    dataset: Dataset[Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    tokens_per_sample: int = 0
+    collate: Callable[[list[Any]], Any] | None = None
+
+
+def build(factory: str, args: dict[str, Any]) -> Workload:
+    """The workload that `module:function` builds.
+
+    Raises:
+        TypeError: the factory is not callable, refuses the arguments, or returns something else.
+        ImportError, AttributeError: there is no such module or function.
+    """
+    module_name, _, function_name = factory.partition(":")
+    function = getattr(importlib.import_module(module_name), function_name)
+    workload = function(**args)
+    if not isinstance(workload, Workload):
+        raise TypeError(
+            f"{factory} returned {type(workload).__name__}; it must return an autotune.Workload"
+        )
+    return workload

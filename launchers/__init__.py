@@ -1,0 +1,26 @@
+"""Where ranks run. `launchers.open_launcher` picks one; Ray is imported only for the Ray launcher."""
+
+from launchers.base import Launcher, Resources, Slot, TrialWatch
+
+__all__ = ["Launcher", "Resources", "Slot", "TrialWatch", "open_launcher"]
+
+
+def open_launcher(kind: str, resources: Resources, log_dir: str, address: str | None) -> Launcher:
+    """An opened launcher; close it to give everything back.
+
+    Args:
+        kind: 'local' or 'ray'.
+        resources: of one trial.
+        log_dir: folder for the agents' own messages, on each node.
+        address: of a running Ray cluster; None starts a Ray on this machine. Ray only.
+
+    Raises:
+        LauncherError: the resources are not there.
+    """
+    if kind == "ray":
+        from launchers.ray_cluster import RayLauncher
+
+        return RayLauncher(resources, log_dir, address)
+    from launchers.local import LocalLauncher
+
+    return LocalLauncher(resources, log_dir)

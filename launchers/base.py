@@ -1,0 +1,88 @@
+"""The contract of every launcher: open slots, run trial after trial on them, leave nothing behind."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from autotune.trial.protocol import BlockReport, TrialReport, TrialRequest
+
+TrialWatch = Callable[[BlockReport], bool]
+"""Called with each block as it arrives; True ends the trial: enough has been seen."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one trial takes.
+
+    Attributes:
+        workers: ranks.
+        gpus_per_worker: CUDA devices per rank; None: one each if the machine has enough, else none.
+        cpus_per_worker: threads per rank.
+        slots: trials at a time; None: as many as fit.
+    """
+
+    workers: int
+    gpus_per_worker: float | None
+    cpus_per_worker: int
+    slots: int | None
+
+
+class Link(ABC):
+    """A line to one agent. `read` blocks; both ends survive the death of the other."""
+
+    host: str
+    """Address at which ranks elsewhere reach the agent's store."""
+
+    @abstractmethod
+    def send(self, line: bytes) -> bool:
+        """Pass a command on; False if the agent is gone."""
+
+    @abstractmethod
+    def read(self) -> bytes:
+        """The agent's next report; empty once it is gone and nothing of it is left."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the agent and everything that it started."""
+
+
+class Slot(ABC):
+    """Devices held for one trial after another."""
+
+    name: str
+    environment: dict[str, Any]
+    """Fingerprint of the first node, see autotune.trial.environment."""
+    device: str
+    """'cpu' or 'cuda'."""
+    devices_per_rank: float
+
+    @abstractmethod
+    def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
+        """Run a trial to its end. When it returns no process of the trial is left.
+
+        Called by one thread at a time. A dead agent is replaced before the next trial.
+
+        Raises:
+            LauncherError: no agent can be started.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the running trial, if any, from another thread: `run` then returns."""
+
+
+class Launcher(ABC):
+    """Holds slots until it is closed."""
+
+    slots: Sequence[Slot]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back all resources; no process, actor or placement group is left."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,87 @@
+"""How the ranks of a trial spread over the nodes of a cluster, and how many trials fit. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.errors import LauncherError
+from launchers.base import Resources
+
+
+@dataclass(frozen=True)
+class NodeCapacity:
+    """What a node has."""
+
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every slot has the same shape, so that its trials are comparable.
+
+    Attributes:
+        nodes: per slot.
+        ranks_per_node: the same on each.
+        gpus_per_worker: CUDA devices per rank.
+        bundle: Ray resources per node of a slot.
+        slots: trials at a time.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_worker: float
+    bundle: dict[str, float]
+    slots: int
+
+
+def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
+    """The layout with the fewest nodes per trial.
+
+    The number of slots, where it is not given: on CUDA devices as many as fit; on the CPU one per
+    node, because trials on the same cores and memory disturb each other's figures.
+
+    Raises:
+        LauncherError: the cluster is too small.
+    """
+    gpus = _gpus_per_worker(resources, capacities)
+    for nodes in range(1, len(capacities) + 1):
+        if resources.workers % nodes:
+            continue
+        ranks = resources.workers // nodes
+        bundle = {"CPU": float(ranks * resources.cpus_per_worker)}
+        if gpus:
+            bundle["GPU"] = ranks * gpus
+        fitting = [_times(bundle, capacity) for capacity in capacities]
+        usable = [times for times in fitting if times]
+        if len(usable) < nodes:
+            continue
+        most = _slots(usable, nodes)
+        by_default = most if gpus else len(usable) // nodes
+        slots = resources.slots or by_default
+        if slots <= most:
+            return Layout(nodes, ranks, gpus, bundle, slots)
+    raise LauncherError(
+        f"{resources.slots or 1} trial(s) of {resources.workers} workers with "
+        f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit the cluster: "
+        + ", ".join(f"{node.cpus} CPUs + {node.gpus} GPUs" for node in capacities)
+        + "; lower resources.workers, cpus_per_worker, gpus_per_worker or slots"
+    )
+
+
+def _gpus_per_worker(resources: Resources, capacities: Sequence[NodeCapacity]) -> float:
+    if resources.gpus_per_worker is not None:
+        return resources.gpus_per_worker
+    return 1.0 if sum(node.gpus for node in capacities) >= resources.workers else 0.0
+
+
+def _times(bundle: dict[str, float], capacity: NodeCapacity) -> int:
+    has = {"CPU": capacity.cpus, "GPU": capacity.gpus}
+    return min(int(has[kind] // amount) for kind, amount in bundle.items())
+
+
+def _slots(fitting: Sequence[int], nodes: int) -> int:
+    """How many slots of so many different nodes can be taken, if node i holds fitting[i] bundles."""
+    slots = 0
+    while sum(min(times, slots + 1) for times in fitting) >= nodes * (slots + 1):
+        slots += 1
+    return slots

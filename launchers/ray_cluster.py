@@ -1,0 +1,151 @@
+"""Trials on a Ray cluster: a slot is a placement group, with one agent-owning actor per node."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from autotune.errors import LauncherError
+from autotune.trial.agent_process import AgentProcess
+from launchers.base import Launcher, Link, Resources
+from launchers.layout import Layout, NodeCapacity, plan
+from launchers.slot import AgentSlot, Node
+
+_LOOPBACK = "127.0.0.1"
+_PLACEMENT_SECONDS = 60.0
+_CALL_SECONDS = 30.0
+_READ_AND_SEND_AND_CLOSE = 3
+"""Threads of an actor: a blocked `read` must not keep a `send` or `close` waiting."""
+
+
+class RayLink(Link):
+    """A line to an agent through the actor that owns it."""
+
+    def __init__(self, group: PlacementGroup, bundle: int, log_dir: str, layout: Layout) -> None:
+        self.host = _LOOPBACK if layout.nodes == 1 else _bundle_address(group, bundle)
+        # AgentProcess imports no Ray and none of our top-level packages: a worker finds it by name
+        # whatever else the user's working directory holds.
+        actor_class = ray.remote(AgentProcess).options(
+            max_concurrency=_READ_AND_SEND_AND_CLOSE,
+            num_cpus=layout.bundle["CPU"],
+            num_gpus=layout.bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=bundle
+            ),
+        )
+        self._actor: Any = actor_class.remote(self.host, str(Path(log_dir) / "agent.log"))
+        self._closed = False
+
+    def send(self, line: bytes) -> bool:
+        try:
+            return bool(ray.get(self._actor.send.remote(line), timeout=_CALL_SECONDS))
+        except ray.exceptions.RayError:
+            return False
+
+    def read(self) -> bytes:
+        try:
+            return bytes(ray.get(self._actor.read.remote()))
+        except ray.exceptions.RayError:
+            return b""
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self._actor.close.remote(), timeout=_CALL_SECONDS)
+        ray.kill(self._actor)
+
+
+class RayLauncher(Launcher):
+    """Slots on a Ray cluster; on a Ray of its own on this machine when no address is given."""
+
+    slots: Sequence[AgentSlot]
+
+    def __init__(self, resources: Resources, log_dir: str, address: str | None) -> None:
+        self._groups: list[PlacementGroup] = []
+        self.slots = []
+        _connect(address)
+        try:
+            layout = plan(resources, _capacities())
+            self.slots = [
+                self._open_slot(number, layout, log_dir) for number in range(layout.slots)
+            ]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.close()
+        for group in self._groups:
+            remove_placement_group(group)
+        ray.shutdown()
+
+    def _open_slot(self, number: int, layout: Layout, log_dir: str) -> AgentSlot:
+        strategy = "STRICT_SPREAD" if layout.nodes > 1 else "STRICT_PACK"
+        group = placement_group([layout.bundle] * layout.nodes, strategy=strategy)
+        self._groups.append(group)
+        if not group.wait(_PLACEMENT_SECONDS):
+            raise LauncherError(
+                f"the Ray cluster has not granted {layout.nodes} x {layout.bundle} within "
+                f"{_PLACEMENT_SECONDS:g} s; see `ray status` for who holds its resources"
+            )
+        nodes = [
+            Node(
+                connect=lambda bundle=bundle: RayLink(group, bundle, log_dir, layout),  # type: ignore[misc]
+                ranks=layout.ranks_per_node,
+            )
+            for bundle in range(layout.nodes)
+        ]
+        return AgentSlot(f"ray-{number}", nodes, gpus_per_worker=layout.gpus_per_worker)
+
+
+def _connect(address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        if address is None:
+            # Its own processes listen on loopback only.
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=_LOOPBACK,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise LauncherError(
+            f"no Ray cluster at {address or 'this machine'}: {reason}; check `ray status`, and "
+            "RAY_AUTH_MODE and the token where the cluster wants them"
+        ) from None
+
+
+def _capacities() -> list[NodeCapacity]:
+    return [
+        NodeCapacity(
+            cpus=int(node["Resources"].get("CPU", 0)), gpus=int(node["Resources"].get("GPU", 0))
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _bundle_address(group: PlacementGroup, bundle: int) -> str:
+    node_id = placement_group_table(group)["bundles_to_node_id"][bundle]
+    return next(
+        str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == node_id
+    )

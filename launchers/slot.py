@@ -1,0 +1,238 @@
+"""A slot over the agents of one or more nodes; the same for every launcher."""
+
+import dataclasses
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from autotune.errors import LauncherError
+from autotune.trial import failure
+from autotune.trial.protocol import (
+    BlockReport,
+    EndTrial,
+    Hello,
+    Message,
+    NodeReport,
+    Outcome,
+    Placement,
+    RankEnd,
+    StartTrial,
+    TrialReport,
+    TrialRequest,
+    from_line,
+)
+from launchers.base import Link, Slot, TrialWatch
+
+START_SECONDS = 180.0
+"""How long agents may take to import torch and look at their node."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node of a slot: how to start its agent, and how many ranks it takes."""
+
+    connect: Callable[[], Link]
+    ranks: int
+
+
+class AgentSlot(Slot):
+    """Runs trials through one agent per node."""
+
+    def __init__(
+        self, name: str, nodes: Sequence[Node], *, gpus_per_worker: float | None
+    ) -> None:
+        """Start the agents.
+
+        Raises:
+            LauncherError: one of them does not come up, or has too few CUDA devices.
+        """
+        self.name = name
+        self._nodes = nodes
+        self._agents: _Agents | None = None
+        self._trial: str | None = None
+        self._lock = threading.Lock()
+        self._agents = _Agents(nodes)
+        self.environment = self._agents.environment
+        visible = len(self.environment["devices"])
+        per_rank = _devices_per_rank(gpus_per_worker, visible, max(node.ranks for node in nodes))
+        self.devices_per_rank = per_rank
+        self.device = "cuda" if per_rank else "cpu"
+
+    def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
+        started = time.monotonic()
+        agents = self._living_agents()
+        with self._lock:
+            self._trial = request.trial
+        agents.start(request)
+        run = _Run(request.trial, agents, watch)
+        try:
+            run.wait()
+        finally:
+            with self._lock:
+                self._trial = None
+        if run.lost_agent:
+            self.close()
+        cause = failure.cause(run.ends)
+        return TrialReport(
+            trial=request.trial,
+            outcome=cause.outcome if cause else None,
+            cause=f"rank {cause.rank}: {cause.cause}" if cause and cause.rank >= 0 else run.loss,
+            blocks=tuple(run.blocks),
+            wall_seconds=time.monotonic() - started,
+            log_tail=cause.log_tail if cause else "",
+            lost_agent=run.lost_agent,
+        )
+
+    def end(self) -> None:
+        with self._lock:
+            if self._trial and self._agents:
+                self._agents.send(EndTrial(self._trial))
+
+    def close(self) -> None:
+        """End the agents."""
+        if self._agents:
+            self._agents.close()
+            self._agents = None
+
+    def _living_agents(self) -> "_Agents":
+        if self._agents is None:
+            self._agents = _Agents(self._nodes)
+        return self._agents
+
+
+class _Agents:
+    """The agents of a slot, all ready; their messages arrive in one queue."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
+        self.links: list[Link] = []
+        try:
+            for node in nodes:
+                self.links.append(node.connect())
+            for index, link in enumerate(self.links):
+                threading.Thread(target=self._listen, args=(index, link), daemon=True).start()
+            hellos = self._hellos()
+        except BaseException:
+            self.close()
+            raise
+        self.environment: dict[str, Any] = hellos[0].environment
+        self._store_port = hellos[0].store_port
+        self._interfaces = [hello.interface for hello in hellos]
+
+    def start(self, request: TrialRequest) -> None:
+        """Start a trial's ranks on all nodes."""
+        first_ranks = itertools.accumulate((node.ranks for node in self._nodes), initial=0)
+        for index, (link, node, first) in enumerate(
+            zip(self.links, self._nodes, first_ranks, strict=False)
+        ):
+            placement = Placement(
+                node=index,
+                first_rank=first,
+                local_world_size=node.ranks,
+                store_host=self.links[0].host,
+                store_port=self._store_port,
+                interface=self._interfaces[index],
+            )
+            link.send(StartTrial(request, placement).to_line())
+
+    def send(self, message: Message) -> None:
+        """The same command to all."""
+        for link in self.links:
+            link.send(message.to_line())
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message | None]:
+        """(node, message); the message is None when that agent is gone.
+
+        Raises:
+            queue.Empty: nothing came in time.
+        """
+        return self._inbox.get(timeout=timeout)
+
+    def close(self) -> None:
+        """End all agents."""
+        for link in self.links:
+            link.close()
+
+    def _listen(self, index: int, link: Link) -> None:
+        while line := link.read():
+            self._inbox.put((index, from_line(line)))
+        self._inbox.put((index, None))
+
+    def _hellos(self) -> list[Hello]:
+        found: dict[int, Hello] = {}
+        give_up = time.monotonic() + START_SECONDS
+        while len(found) < len(self.links):
+            try:
+                index, message = self.receive(timeout=max(0.0, give_up - time.monotonic()))
+            except queue.Empty:
+                raise LauncherError(f"an agent was not ready after {START_SECONDS:g} s") from None
+            if not isinstance(message, Hello):
+                raise LauncherError(
+                    f"the agent of node {index} died while it started; its messages are in "
+                    "agent.log in the study's log folder (`autotune logs`)"
+                )
+            found[index] = message
+        return [found[index] for index in sorted(found)]
+
+
+class _Run:
+    """One trial as its messages come in."""
+
+    def __init__(self, trial: str, agents: _Agents, watch: TrialWatch) -> None:
+        self._trial = trial
+        self._agents = agents
+        self._watch = watch
+        self._open = set(range(len(agents.links)))
+        self._ending = False
+        self.blocks: list[BlockReport] = []
+        self.ends: list[RankEnd] = []
+        self.lost_agent = False
+        self.loss = ""
+
+    def wait(self) -> None:
+        """Until every node has cleared the trial away."""
+        while self._open:
+            node, message = self._agents.receive()
+            if message is None:
+                self._lose(node)
+            elif isinstance(message, BlockReport) and message.trial == self._trial:
+                self._take(message)
+            elif isinstance(message, NodeReport) and message.trial == self._trial:
+                self._open.discard(node)
+                self.ends.extend(message.ends)
+                if any(end.outcome for end in message.ends):
+                    self._end()
+
+    def _take(self, block: BlockReport) -> None:
+        if self._ending:
+            return
+        self.blocks.append(block)
+        if self._watch(block):
+            self._end()
+
+    def _lose(self, node: int) -> None:
+        self._open.discard(node)
+        self.lost_agent = True
+        self.loss = f"the agent of node {node} died"
+        self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss))
+        self._end()
+
+    def _end(self) -> None:
+        if not self._ending:
+            self._ending = True
+            self._agents.send(EndTrial(self._trial))
+
+
+def _devices_per_rank(asked: float | None, visible: int, ranks_per_node: int) -> float:
+    if asked is None:
+        return 1.0 if visible >= ranks_per_node else 0.0
+    if asked * ranks_per_node > visible:
+        raise LauncherError(
+            f"{ranks_per_node} workers with {asked:g} GPUs each need {asked * ranks_per_node:g} "
+            f"devices on a node, which has {visible}; lower resources.workers or gpus_per_worker"
+        )
+    return asked

@@ -1,0 +1,17 @@
+"""The knob catalogue: what can be tuned, within which bounds, and why. Imports nothing of ours."""
+
+from search_spaces.catalogue import CATALOGUE, defaults
+from search_spaces.constraints import Facts, infeasible
+from search_spaces.knob import Knob, KnobValue
+from search_spaces.presets import preset, preset_names
+
+__all__ = [
+    "CATALOGUE",
+    "Facts",
+    "Knob",
+    "KnobValue",
+    "defaults",
+    "infeasible",
+    "preset",
+    "preset_names",
+]

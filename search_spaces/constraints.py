@@ -1,0 +1,95 @@
+"""Which configurations can run, and the reason why one cannot. Pure functions."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from search_spaces.catalogue import CATALOGUE, CUDA, TF32
+from search_spaces.knob import Knob, KnobValue
+
+_TF32_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a constraint may ask about the machine and the study.
+
+    Attributes:
+        device: 'cpu' or 'cuda'.
+        world_size: ranks of a trial.
+        capability: lowest CUDA compute capability among the devices; None on the CPU.
+        global_batch: samples per optimizer step that the study holds fixed; None: free.
+    """
+
+    device: str
+    world_size: int
+    capability: tuple[int, int] | None = None
+    global_batch: int | None = None
+
+
+def infeasible(knobs: Mapping[str, KnobValue], facts: Facts) -> list[str]:
+    """Reasons why this configuration cannot run or may not compete; empty: it can.
+
+    Args:
+        knobs: a value for every knob of the catalogue.
+        facts: about the machine and the study.
+    """
+    return [*unmet_needs(knobs, facts), *_global_batch(knobs, facts)]
+
+
+def unmet_needs(knobs: Mapping[str, KnobValue], facts: Facts) -> Iterator[str]:
+    """Reasons that lie in one knob alone: what its value needs is not there."""
+    for name, value in knobs.items():
+        knob = CATALOGUE[name]
+        if _demands(knob, value) and not _available(knob.needs, facts):
+            written = str(value).lower() if isinstance(value, bool) else value
+            yield f"{name}={written} needs {knob.needs}; this study runs on {_place(facts)}"
+
+
+def global_batch(knobs: Mapping[str, KnobValue], world_size: int) -> int:
+    """Samples over all ranks per optimizer step."""
+    return int(knobs["micro_batch"]) * int(knobs["accumulation_steps"]) * world_size
+
+
+def refused_global_batch(wanted: int, world_size: int) -> str | None:
+    """Why this global batch cannot be trained on so many ranks, with advice; None if it can."""
+    if wanted < world_size:
+        return (
+            f"a global batch of {wanted} leaves {world_size - wanted} of {world_size} ranks without "
+            f"a sample; use at least {world_size} (and far more for throughput), or fewer workers"
+        )
+    if wanted % world_size:
+        below = wanted - wanted % world_size
+        return (
+            f"a global batch of {wanted} cannot be split evenly over {world_size} ranks; "
+            f"use {below} or {below + world_size}"
+        )
+    return None
+
+
+def _global_batch(knobs: Mapping[str, KnobValue], facts: Facts) -> Iterator[str]:
+    actual = global_batch(knobs, facts.world_size)
+    if facts.global_batch is not None and actual != facts.global_batch:
+        yield (
+            f"micro_batch {knobs['micro_batch']} x accumulation_steps "
+            f"{knobs['accumulation_steps']} x {facts.world_size} ranks is a global batch of "
+            f"{actual}, not the fixed {facts.global_batch}"
+        )
+
+
+def _demands(knob: Knob, value: KnobValue) -> bool:
+    if not knob.needs:
+        return False
+    return value in knob.needs_for if knob.needs_for else value != knob.default
+
+
+def _available(need: str, facts: Facts) -> bool:
+    return {
+        CUDA: facts.device == "cuda",
+        TF32: facts.capability is not None and facts.capability >= _TF32_CAPABILITY,
+    }[need]
+
+
+def _place(facts: Facts) -> str:
+    if facts.capability is None:
+        return "the CPU"
+    return f"CUDA devices of compute capability {facts.capability[0]}.{facts.capability[1]}"

@@ -1,0 +1,82 @@
+"""What the catalogue says of one knob."""
+
+from dataclasses import dataclass
+
+KnobValue = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A domain of named values."""
+
+    values: tuple[KnobValue, ...]
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with the value, or None."""
+        # True == 1 in Python: a boolean is not a number here, nor the other way round.
+        if any(value == known and type(value) is type(known) for known in self.values):
+            return None
+        return f"must be one of {', '.join(_written(known) for known in self.values)}"
+
+    def describe(self) -> str:
+        """The domain in words."""
+        return ", ".join(_written(value) for value in self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A domain of numbers from `low` to `high`, both included."""
+
+    low: float
+    high: float
+    integer: bool = True
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with the value, or None."""
+        kinds = (int,) if self.integer else (int, float)
+        if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
+            return None
+        return f"must be {self.describe()}"
+
+    def _holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def describe(self) -> str:
+        """The domain in words."""
+        noun = "a whole number" if self.integer else "a number"
+        return f"{noun} from {self.low:g} to {self.high:,g}".replace(",", "")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One search parameter, as data.
+
+    Attributes:
+        name: as in study.yaml, SQL and best.yaml.
+        domain: the values that make sense at all.
+        default: what PyTorch, or a plain training script, does.
+        summary: what it changes.
+        needs: what a value other than the default (or those in `needs_for`) requires.
+        needs_for: the values that require it; empty: every value but the default.
+        ordered: whether neighbouring values behave alike.
+        memory: whether it changes how much memory a rank takes.
+        numerics: whether it can change the numbers that training computes.
+        applied: the constructor argument, context or setting that it acts through.
+        source: where the knowledge comes from.
+    """
+
+    name: str
+    domain: Choice | Range
+    default: KnobValue
+    summary: str
+    applied: str
+    source: str
+    needs: str = ""
+    needs_for: tuple[KnobValue, ...] = ()
+    ordered: bool = False
+    memory: bool = False
+    numerics: bool = False
+
+
+def _written(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,27 @@
+"""What is kept: Optuna's tables for the trials, `autotune_*` tables for everything else."""
+
+from storage.database import Database
+from storage.records import (
+    AttemptResult,
+    Lease,
+    LeaseState,
+    StoredAttempt,
+    StoredBlock,
+    StoredStudy,
+    StudyState,
+)
+from storage.repository import Repository
+from storage.trials import TrialLedger
+
+__all__ = [
+    "AttemptResult",
+    "Database",
+    "Lease",
+    "LeaseState",
+    "Repository",
+    "StoredAttempt",
+    "StoredBlock",
+    "StoredStudy",
+    "StudyState",
+    "TrialLedger",
+]

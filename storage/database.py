@@ -1,0 +1,228 @@
+"""One database: its URL, its engine, its schema, its clock."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from optuna.storages import RDBStorage
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from autotune.errors import BadInput, StorageError
+
+VERSION_TABLE = "autotune_alembic_version"
+"""Optuna's own migrations use Alembic's default name."""
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_SCHEMA_LOCK = 0x6175746F  # any number that no other program takes; 'auto'
+_BUSY_SECONDS = 60
+_CONNECT_SECONDS = 10
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+}
+_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p"}
+_SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
+
+_NOW = {
+    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "extract(epoch from clock_timestamp())::double precision",
+}
+
+
+class Database:
+    """An open database with both schemas, ours and Optuna's, at the newest version."""
+
+    def __init__(self, url: str) -> None:
+        """Open it; create or upgrade the tables.
+
+        Args:
+            url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
+
+        Raises:
+            BadInput: the URL cannot be used.
+            StorageError: the database cannot be reached, or is newer than this program.
+        """
+        self.url = parse(url)
+        self.engine = _engine(self.url)
+        try:
+            self._prepare()
+        except DBAPIError as error:
+            raise StorageError(
+                f"storage {self}: {_first_line(error)}; check that the server runs, that the "
+                "database exists and that it may be written"
+            ) from None
+
+    def __str__(self) -> str:
+        """The URL without its secrets."""
+        hidden = self.url.update_query_dict(
+            {
+                key: "***"
+                for key in self.url.query
+                if any(word in key.lower() for word in _SECRET_WORDS)
+            }
+        )
+        return hidden.render_as_string(hide_password=True)
+
+    def now(self) -> str:
+        """SQL for the database's own clock, seconds since the epoch."""
+        return _NOW[self.engine.dialect.name]
+
+    def optuna(self) -> RDBStorage:
+        """The trials, through Optuna."""
+        return RDBStorage(
+            self.url.render_as_string(hide_password=False),
+            engine_kwargs=_engine_arguments(self.url),
+            skip_compatibility_check=True,
+            skip_table_creation=True,
+        )
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that writes: SQLite takes its write lock at the start, not half-way."""
+        with (
+            self.engine.connect().execution_options(autotune_writes=True) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    def _prepare(self) -> None:
+        if self._current():
+            return
+        with self._schema_lock():
+            if self._current():
+                return
+            RDBStorage(
+                self.url.render_as_string(hide_password=False),
+                engine_kwargs=_engine_arguments(self.url),
+            )
+            config = Config()
+            config.set_main_option("script_location", str(_MIGRATIONS))
+            with self.writing() as connection:
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+
+    def _current(self) -> bool:
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        script = ScriptDirectory.from_config(config)
+        with self.engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+            found = context.get_current_revision()
+        known = {revision.revision for revision in script.walk_revisions()}
+        if found is not None and found not in known:
+            raise StorageError(
+                f"storage {self} was written by a newer autotune (schema {found}); upgrade autotune"
+            )
+        return found == script.get_current_head()
+
+    @contextlib.contextmanager
+    def _schema_lock(self) -> Iterator[None]:
+        """Keep others from creating the tables at the same time."""
+        if self.engine.dialect.name == "postgresql":
+            with self.engine.connect() as connection:
+                connection.execute(text("select pg_advisory_lock(:key)"), {"key": _SCHEMA_LOCK})
+                yield
+                connection.execute(text("select pg_advisory_unlock(:key)"), {"key": _SCHEMA_LOCK})
+            return
+        path = f"{self.url.database}.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def parse(url: str) -> URL:
+    """The URL, checked, with the driver that we use.
+
+    Raises:
+        BadInput: it is no URL, or of a database that we do not use.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise BadInput(
+            "the storage must be a URL such as sqlite:///autotune.db or "
+            "postgresql://user@host/database"
+        ) from None
+    backend = parsed.drivername.partition("+")[0]
+    if backend not in _DRIVERS:
+        raise BadInput(
+            f"storage of kind {backend!r} is not supported; use sqlite:///FILE or postgresql://..."
+        )
+    if "+" not in parsed.drivername:
+        parsed = parsed.set(drivername=_DRIVERS[backend])
+    if backend == "sqlite":
+        return _checked_file(parsed)
+    return parsed
+
+
+def _checked_file(url: URL) -> URL:
+    if not url.database or url.database == ":memory:":
+        raise BadInput("a study outlives its process: use sqlite:///FILE, not a database in memory")
+    path = Path(url.database).expanduser().absolute()
+    if not path.parent.is_dir():
+        raise BadInput(f"storage {path}: the folder {path.parent} does not exist; create it first")
+    kind = file_system(path.parent)
+    if kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse."):
+        raise BadInput(
+            f"storage {path} is on a network file system ({kind}), where SQLite loses data; "
+            "use a local folder or postgresql://..."
+        )
+    return url.set(database=str(path))
+
+
+def file_system(path: Path) -> str:
+    """Kind of the file system that holds the path, as in /proc/mounts; '' if unknown."""
+    resolved = str(path.resolve())
+    best, kind = "", ""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, mounted_kind, *_ = line.split()
+        inside = resolved == mount or resolved.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, mounted_kind
+    return kind
+
+
+def _engine_arguments(url: URL) -> dict[str, Any]:
+    if url.get_backend_name() == "sqlite":
+        return {"connect_args": {"timeout": _BUSY_SECONDS}}
+    return {"connect_args": {"connect_timeout": _CONNECT_SECONDS}, "pool_pre_ping": True}
+
+
+def _engine(url: URL) -> Engine:
+    try:
+        engine = create_engine(url, **_engine_arguments(url))
+    except NoSuchModuleError as error:
+        raise BadInput(f"storage: {error}") from None
+    if url.get_backend_name() == "sqlite":
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+def _on_sqlite_connect(connection: Any, _: ConnectionPoolEntry) -> None:
+    connection.isolation_level = None  # transactions begin where SQLAlchemy says, see below
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("autotune_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).strip().splitlines()[0]

@@ -1,0 +1,15 @@
+"""Alembic's entry: migrations run on the connection that the Database hands over."""
+
+from alembic import context
+
+from storage.database import VERSION_TABLE
+from storage.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    version_table=VERSION_TABLE,
+    render_as_batch=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

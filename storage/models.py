@@ -1,0 +1,118 @@
+"""The `autotune_*` tables."""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """All tables are ours alone: the prefix keeps them apart from Optuna's."""
+
+
+class LeaseRow(Base):
+    """At most one daemon runs the studies of a cluster; every write proves that it is the one."""
+
+    __tablename__ = "autotune_lease"
+
+    cluster: Mapped[str] = mapped_column(String(255), primary_key=True)
+    epoch: Mapped[int] = mapped_column(Integer)  # grows by one with each holder, never shrinks
+    host: Mapped[str] = mapped_column(String(255))
+    pid: Mapped[int] = mapped_column(Integer)
+    expires: Mapped[float] = mapped_column(Float)  # database time
+
+
+class StudyRow(Base):
+    """The queue, and what became of each study. Its trials are in Optuna's study of that name."""
+
+    __tablename__ = "autotune_study"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(255), unique=True)
+    cluster: Mapped[str] = mapped_column(String(255), index=True)
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)  # without the storage URL
+    workdir: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    stop_requested: Mapped[bool] = mapped_column(default=False)
+    error: Mapped[str | None] = mapped_column(Text)
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    elapsed: Mapped[float] = mapped_column(Float, default=0.0)  # seconds that a daemon ran it
+    created: Mapped[float] = mapped_column(Float)
+
+
+class EnvironmentRow(Base):
+    """Where figures were measured, stored once per fingerprint."""
+
+    __tablename__ = "autotune_environment"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
+    body: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class AttemptRow(Base):
+    """One execution. Written once as RUNNING and once with its result, both under the lease."""
+
+    __tablename__ = "autotune_attempt"
+    __table_args__ = (UniqueConstraint("study_id", "trial", "purpose", "round", "attempt"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
+    environment_id: Mapped[int | None] = mapped_column(ForeignKey("autotune_environment.id"))
+    trial: Mapped[int] = mapped_column(Integer)  # Optuna's trial number
+    purpose: Mapped[str] = mapped_column(String(16))  # search, confirm
+    round: Mapped[int] = mapped_column(Integer)  # of the confirmation; 0 in the search
+    attempt: Mapped[int] = mapped_column(Integer)  # from 1
+    epoch: Mapped[int] = mapped_column(Integer)  # of the lease it was started under
+    knobs: Mapped[dict[str, Any]] = mapped_column(JSON)
+    state: Mapped[str] = mapped_column(String(16))
+    cause: Mapped[str] = mapped_column(Text, default="")
+    log_tail: Mapped[str] = mapped_column(Text, default="")
+    throughput: Mapped[float | None] = mapped_column(Float)
+    half_width: Mapped[float | None] = mapped_column(Float)
+    steady: Mapped[bool] = mapped_column(default=True)
+    peak_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    wall_seconds: Mapped[float] = mapped_column(Float, default=0.0)
+    started: Mapped[float] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float)
+
+
+class BlockRow(Base):
+    """Timed blocks, so that every figure can be computed again."""
+
+    __tablename__ = "autotune_block"
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("autotune_attempt.id"), primary_key=True)
+    index: Mapped[int] = mapped_column(Integer, primary_key=True)
+    steps: Mapped[int] = mapped_column(Integer)
+    samples: Mapped[int] = mapped_column(BigInteger)
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    seconds: Mapped[float] = mapped_column(Float)
+    rank_seconds: Mapped[list[float]] = mapped_column(JSON)
+    wait_seconds: Mapped[float] = mapped_column(Float)
+    loss: Mapped[float] = mapped_column(Float)
+    peak_bytes: Mapped[int] = mapped_column(BigInteger)
+    kept: Mapped[bool] = mapped_column()
+
+
+class MessageRow(Base):
+    """What the daemon had to say about a study, in order."""
+
+    __tablename__ = "autotune_message"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
+    at: Mapped[float] = mapped_column(Float)
+    text: Mapped[str] = mapped_column(Text)
+
+
+class RecommendationRow(Base):
+    """What a study recommended, as exported. A study that goes on adds another row."""
+
+    __tablename__ = "autotune_recommendation"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
+    trial: Mapped[int] = mapped_column(Integer)
+    body: Mapped[dict[str, Any]] = mapped_column(JSON)
+    created: Mapped[float] = mapped_column(Float)

@@ -1,0 +1,114 @@
+"""What the repository gives and takes: plain frozen records, never live database objects."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class StudyState(StrEnum):
+    """Where a study stands."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"
+    DONE = "DONE"
+    FAILED = "FAILED"
+
+    @property
+    def ended(self) -> bool:
+        """Whether no daemon will touch it unless somebody asks."""
+        return self not in (StudyState.QUEUED, StudyState.RUNNING)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run the studies of one cluster. A higher epoch takes it from a lower one."""
+
+    cluster: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """Who holds, or last held, a cluster's lease."""
+
+    cluster: str
+    epoch: int
+    host: str
+    pid: int
+    seconds_left: float
+    """Negative once it has run out, by the database's clock."""
+
+
+@dataclass(frozen=True)
+class StoredStudy:
+    """A study as submitted, and where it stands. Times are seconds since the epoch."""
+
+    id: int
+    name: str
+    cluster: str
+    spec: dict[str, Any]
+    workdir: str
+    state: StudyState
+    stop_requested: bool
+    error: str | None
+    verdict: dict[str, Any] | None
+    elapsed: float
+    created: float
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """What came of one attempt.
+
+    Attributes:
+        state: COMPLETE, PRUNED, OOM, HANG, CRASH, ERROR, or LOST (the agent died; may be repeated).
+        throughput: of the study's objective, per second; None if nothing usable was measured.
+        half_width: relative half-width of its 95 % interval; None as above.
+    """
+
+    state: str
+    cause: str = ""
+    log_tail: str = ""
+    throughput: float | None = None
+    half_width: float | None = None
+    steady: bool = True
+    peak_bytes: int = 0
+    wall_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """One timed block of an attempt, as measured."""
+
+    index: int
+    steps: int
+    samples: int
+    tokens: int
+    seconds: float
+    rank_seconds: list[float]
+    wait_seconds: float
+    loss: float
+    peak_bytes: int
+    kept: bool
+    """False: warm-up, not part of the estimate."""
+
+
+@dataclass(frozen=True)
+class StoredAttempt:
+    """One execution of a trial: for the search, or in a round of the confirmation."""
+
+    id: int
+    trial: int
+    purpose: str
+    round: int
+    attempt: int
+    knobs: dict[str, Any]
+    started: float
+    ended: float | None
+    result: AttemptResult
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not been recorded yet."""
+        return self.result.state == "RUNNING"

@@ -1,0 +1,437 @@
+"""The one place that issues SQL on the `autotune_*` tables.
+
+Whatever a daemon writes goes through `_fenced`: in the same transaction it proves that its lease is
+still the newest of its cluster, so that a daemon which was stopped and came back cannot write late.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, select, text, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from storage.database import Database
+from storage.models import (
+    AttemptRow,
+    BlockRow,
+    EnvironmentRow,
+    LeaseRow,
+    MessageRow,
+    RecommendationRow,
+    StudyRow,
+)
+from storage.records import (
+    AttemptResult,
+    Lease,
+    LeaseState,
+    StoredAttempt,
+    StoredBlock,
+    StoredStudy,
+    StudyState,
+)
+
+_RUNNING = "RUNNING"
+_ABANDONED = "ABANDONED"
+
+
+class Repository:
+    """Studies, leases, attempts and recommendations in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    # Studies
+
+    def submit(self, name: str, cluster: str, spec: dict[str, Any], workdir: str) -> StoredStudy:
+        """Put a new study into the queue.
+
+        Raises:
+            BadInput: there is one of that name already.
+        """
+        try:
+            with self._writing() as session:
+                session.add(
+                    StudyRow(
+                        name=name,
+                        cluster=cluster,
+                        spec=spec,
+                        workdir=workdir,
+                        state=StudyState.QUEUED,
+                        created=self._now(session),
+                    )
+                )
+        except IntegrityError:
+            raise BadInput(f"there is a study named {name!r} already") from None
+        return self.study(name)
+
+    def study(self, name: str) -> StoredStudy:
+        """The study of that name.
+
+        Raises:
+            StudyNotFound: there is none.
+        """
+        with self._reading() as session:
+            row = session.scalar(select(StudyRow).where(StudyRow.name == name))
+            if row is None:
+                names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
+                there = f"there are: {', '.join(names)}" if names else "it holds none yet"
+                raise StudyNotFound(f"no study {name!r} in {self.database}; {there}")
+            return _study(row)
+
+    def studies(self) -> list[StoredStudy]:
+        """All studies, oldest first."""
+        with self._reading() as session:
+            return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
+
+    def enqueue(self, name: str, spec: dict[str, Any] | None = None) -> None:
+        """Have a study that has ended run on; a new spec takes the place of the old one."""
+        values: dict[str, Any] = {"stop_requested": False}
+        if spec is not None:
+            values["spec"] = spec
+        with self._writing() as session:
+            session.execute(update(StudyRow).where(StudyRow.name == name).values(values))
+            session.execute(
+                update(StudyRow)
+                .where(StudyRow.name == name, StudyRow.state != StudyState.RUNNING)
+                .values(state=StudyState.QUEUED, error=None)
+            )
+
+    def request_stop(self, name: str) -> None:
+        """Ask the daemon to stop a study; one that no daemon has begun stops at once."""
+        with self._writing() as session:
+            study = select(StudyRow.id).where(StudyRow.name == name).scalar_subquery()
+            session.execute(
+                update(StudyRow).where(StudyRow.id == study).values(stop_requested=True)
+            )
+            session.execute(
+                update(StudyRow)
+                .where(StudyRow.id == study, StudyRow.state == StudyState.QUEUED)
+                .values(state=StudyState.STOPPED)
+            )
+
+    # The lease of a cluster
+
+    def acquire(self, cluster: str, host: str, pid: int, seconds: float) -> Lease | None:
+        """Take the lease of a cluster if nobody holds it; None if somebody does."""
+        with self._writing() as session:
+            now = self._now(session)
+            row = session.get(LeaseRow, cluster, with_for_update=True)
+            if row is not None and row.expires > now:
+                return None
+            if row is None:
+                row = LeaseRow(cluster=cluster, epoch=0)
+            row.epoch, row.host, row.pid, row.expires = row.epoch + 1, host, pid, now + seconds
+            session.add(row)
+            try:
+                session.flush()
+            except IntegrityError:
+                return None  # another daemon was first to open this cluster
+            return Lease(cluster, row.epoch)
+
+    def renew(self, lease: Lease, seconds: float) -> None:
+        """Hold the lease for so many seconds from now.
+
+        Raises:
+            LeaseLost: another daemon has it.
+        """
+        with self._fenced(lease) as session:
+            expires = self._now(session) + seconds
+            session.execute(
+                update(LeaseRow).where(LeaseRow.cluster == lease.cluster).values(expires=expires)
+            )
+
+    def release(self, lease: Lease) -> None:
+        """Let another daemon have the lease at once."""
+        with contextlib.suppress(LeaseLost):
+            self.renew(lease, 0.0)
+
+    def reclaim(self, state: LeaseState) -> None:
+        """End the lease of a holder that is known to be dead; no effect if it has changed hands."""
+        with self._writing() as session:
+            session.execute(
+                update(LeaseRow)
+                .where(LeaseRow.cluster == state.cluster, LeaseRow.epoch == state.epoch)
+                .values(expires=0.0)
+            )
+
+    def lease_state(self, cluster: str) -> LeaseState | None:
+        """Who holds or last held the lease of a cluster; None if nobody ever did."""
+        with self._reading() as session:
+            row = session.get(LeaseRow, cluster)
+            if row is None:
+                return None
+            left = row.expires - self._now(session)
+            return LeaseState(row.cluster, row.epoch, row.host, row.pid, left)
+
+    # What a daemon does with a study
+
+    def claim(self, lease: Lease) -> StoredStudy | None:
+        """The next study to run: one that a dead daemon left behind, else the oldest in the queue.
+
+        Its attempts that were never recorded become ABANDONED; they are to be repeated.
+        """
+        with self._fenced(lease) as session:
+            row = session.scalar(
+                select(StudyRow)
+                .where(
+                    StudyRow.cluster == lease.cluster,
+                    StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED]),
+                )
+                .order_by(StudyRow.state.desc(), StudyRow.id)
+                .limit(1)
+            )
+            if row is None:
+                return None
+            row.state = StudyState.RUNNING
+            session.execute(
+                update(AttemptRow)
+                .where(AttemptRow.study_id == row.id, AttemptRow.state == _RUNNING)
+                .values(state=_ABANDONED, ended=self._now(session))
+            )
+            return _study(row)
+
+    def begin_attempt(
+        self, lease: Lease, study_id: int, trial: int, knobs: dict[str, Any], *, round_: int = 0
+    ) -> StoredAttempt:
+        """Record that a trial is about to be launched, once more if it was before.
+
+        Args:
+            round_: of the confirmation; 0 for the search.
+        """
+        purpose = "confirm" if round_ else "search"
+        with self._fenced(lease) as session:
+            earlier = session.scalar(
+                select(func.count())
+                .select_from(AttemptRow)
+                .where(
+                    AttemptRow.study_id == study_id,
+                    AttemptRow.trial == trial,
+                    AttemptRow.purpose == purpose,
+                    AttemptRow.round == round_,
+                )
+            )
+            row = AttemptRow(
+                study_id=study_id,
+                trial=trial,
+                purpose=purpose,
+                round=round_,
+                attempt=(earlier or 0) + 1,
+                epoch=lease.epoch,
+                knobs=knobs,
+                state=_RUNNING,
+                started=self._now(session),
+            )
+            session.add(row)
+            session.flush()
+            return _attempt(row)
+
+    def finish_attempt(
+        self,
+        lease: Lease,
+        attempt_id: int,
+        result: AttemptResult,
+        blocks: Sequence[StoredBlock],
+        environment_id: int | None = None,
+    ) -> None:
+        """Record what came of an attempt, with its blocks, in one transaction.
+
+        Raises:
+            LeaseLost: the lease is gone, or the attempt was given up or recorded by another daemon.
+        """
+        with self._fenced(lease) as session:
+            recorded = session.connection().execute(
+                update(AttemptRow)
+                .where(AttemptRow.id == attempt_id, AttemptRow.state == _RUNNING)
+                .values(**vars(result), environment_id=environment_id, ended=self._now(session))
+            )
+            if recorded.rowcount != 1:
+                raise LeaseLost(f"attempt {attempt_id} is no longer this daemon's to record")
+            session.add_all(BlockRow(attempt_id=attempt_id, **vars(block)) for block in blocks)
+
+    def finish_study(
+        self,
+        lease: Lease,
+        study_id: int,
+        state: StudyState,
+        *,
+        verdict: dict[str, Any] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record how a study ended; a verdict that is not given is left as it was."""
+        values: dict[str, Any] = {"state": state, "error": error, "stop_requested": False}
+        if verdict is not None:
+            values["verdict"] = verdict
+        with self._fenced(lease) as session:
+            session.execute(update(StudyRow).where(StudyRow.id == study_id).values(values))
+
+    def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:
+        """Add running time to a study; returns whether somebody has asked to stop it."""
+        with self._fenced(lease) as session:
+            session.execute(
+                update(StudyRow)
+                .where(StudyRow.id == study_id)
+                .values(elapsed=StudyRow.elapsed + seconds)
+            )
+            stop = select(StudyRow.stop_requested).where(StudyRow.id == study_id)
+            return bool(session.scalar(stop))
+
+    def say(self, lease: Lease, study_id: int, message: str) -> None:
+        """Leave a message for whoever watches the study."""
+        with self._fenced(lease) as session:
+            session.add(MessageRow(study_id=study_id, at=self._now(session), text=message))
+
+    def record_environment(self, lease: Lease, body: dict[str, Any]) -> int:
+        """The id of this environment, stored once."""
+        canonical = json.dumps(body, sort_keys=True)
+        fingerprint = hashlib.sha256(canonical.encode()).hexdigest()
+        with self._fenced(lease) as session:
+            known = session.scalar(
+                select(EnvironmentRow.id).where(EnvironmentRow.fingerprint == fingerprint)
+            )
+            if known is not None:
+                return known
+            row = EnvironmentRow(fingerprint=fingerprint, body=body)
+            session.add(row)
+            session.flush()
+            return row.id
+
+    def recommend(self, lease: Lease, study_id: int, trial: int, body: dict[str, Any]) -> None:
+        """Keep what a study recommends, as it is exported."""
+        with self._fenced(lease) as session:
+            session.add(
+                RecommendationRow(
+                    study_id=study_id, trial=trial, body=body, created=self._now(session)
+                )
+            )
+
+    # What people and reports read
+
+    def attempts(self, study_id: int) -> list[StoredAttempt]:
+        """All attempts of a study, in the order in which they were started."""
+        with self._reading() as session:
+            rows = session.scalars(
+                select(AttemptRow).where(AttemptRow.study_id == study_id).order_by(AttemptRow.id)
+            )
+            return [_attempt(row) for row in rows]
+
+    def blocks(self, attempt_id: int) -> list[StoredBlock]:
+        """The timed blocks of an attempt, in order."""
+        with self._reading() as session:
+            rows = session.scalars(
+                select(BlockRow).where(BlockRow.attempt_id == attempt_id).order_by(BlockRow.index)
+            )
+            return [_block(row) for row in rows]
+
+    def messages(self, study_id: int, after: int = 0) -> list[tuple[int, str]]:
+        """(id, text) of the messages of a study that are newer than `after`."""
+        with self._reading() as session:
+            rows = session.execute(
+                select(MessageRow.id, MessageRow.text)
+                .where(MessageRow.study_id == study_id, MessageRow.id > after)
+                .order_by(MessageRow.id)
+            )
+            return [(row.id, row.text) for row in rows]
+
+    def recommendation(self, study_id: int) -> dict[str, Any] | None:
+        """The newest recommendation of a study; None if it has none yet."""
+        with self._reading() as session:
+            return session.scalar(
+                select(RecommendationRow.body)
+                .where(RecommendationRow.study_id == study_id)
+                .order_by(RecommendationRow.id.desc())
+                .limit(1)
+            )
+
+    # Transactions
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with Session(self.database.engine) as session:
+            yield session
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Session]:
+        with self.database.writing() as connection, _session(connection) as session:
+            yield session
+            session.flush()
+
+    @contextlib.contextmanager
+    def _fenced(self, lease: Lease) -> Iterator[Session]:
+        with self._writing() as session:
+            # A write, not a read: it locks the row until this transaction ends.
+            proof = session.connection().execute(
+                update(LeaseRow)
+                .where(LeaseRow.cluster == lease.cluster, LeaseRow.epoch == lease.epoch)
+                .values(epoch=lease.epoch)
+            )
+            if proof.rowcount != 1:
+                raise LeaseLost(
+                    f"another daemon has taken over {lease.cluster}; this one writes no more"
+                )
+            yield session
+
+    def _now(self, session: Session) -> float:
+        return float(session.scalar(text(f"select {self.database.now()}")))
+
+
+def _session(connection: Connection) -> Session:
+    return Session(connection, expire_on_commit=False)
+
+
+def _study(row: StudyRow) -> StoredStudy:
+    return StoredStudy(
+        id=row.id,
+        name=row.name,
+        cluster=row.cluster,
+        spec=row.spec,
+        workdir=row.workdir,
+        state=StudyState(row.state),
+        stop_requested=row.stop_requested,
+        error=row.error,
+        verdict=row.verdict,
+        elapsed=row.elapsed,
+        created=row.created,
+    )
+
+
+def _attempt(row: AttemptRow) -> StoredAttempt:
+    return StoredAttempt(
+        id=row.id,
+        trial=row.trial,
+        purpose=row.purpose,
+        round=row.round,
+        attempt=row.attempt,
+        knobs=row.knobs,
+        started=row.started,
+        ended=row.ended,
+        result=AttemptResult(
+            state=row.state,
+            cause=row.cause or "",
+            log_tail=row.log_tail or "",
+            throughput=row.throughput,
+            half_width=row.half_width,
+            steady=bool(row.steady) if row.steady is not None else True,
+            peak_bytes=row.peak_bytes or 0,
+            wall_seconds=row.wall_seconds or 0.0,
+        ),
+    )
+
+
+def _block(row: BlockRow) -> StoredBlock:
+    return StoredBlock(
+        index=row.index,
+        steps=row.steps,
+        samples=row.samples,
+        tokens=row.tokens,
+        seconds=row.seconds,
+        rank_seconds=row.rank_seconds,
+        wait_seconds=row.wait_seconds,
+        loss=row.loss,
+        peak_bytes=row.peak_bytes,
+        kept=row.kept,
+    )

@@ -1,0 +1,107 @@
+"""The trials of one study, kept in Optuna's tables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+import optuna_dashboard
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from storage.database import Database
+from storage.records import AttemptResult
+
+OUT_OF_MEMORY = "out_of_memory"
+"""Name of the Optuna constraint that an out-of-memory trial violates: samplers learn from it."""
+
+
+class TrialLedger:
+    """Asks for trials, tells their results, writes their notes. Telling twice changes nothing."""
+
+    def __init__(
+        self, database: Database, name: str, sampler: optuna.samplers.BaseSampler | None = None
+    ) -> None:
+        """Open the study of that name; create it if there is none."""
+        self._study = optuna.create_study(
+            storage=database.optuna(),
+            study_name=name,
+            direction="maximize",
+            sampler=sampler,
+            load_if_exists=True,
+        )
+
+    @property
+    def optuna_id(self) -> int:
+        """Optuna's number of the study, as in the dashboard's address."""
+        return self._study._study_id
+
+    def trials(self) -> list[FrozenTrial]:
+        """All trials, in order."""
+        return self._study.get_trials(deepcopy=False)
+
+    def enqueue(self, params: Mapping[str, Any], reason: str) -> None:
+        """Have this configuration tried before the sampler is asked; no repeats."""
+        self._study.enqueue_trial(
+            dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=True
+        )
+
+    def ask(self, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
+        """The next trial, now RUNNING."""
+        trial = self._study.ask(dict(distributions))
+        return self._frozen(trial.number)
+
+    def complete_params(
+        self, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]
+    ) -> FrozenTrial:
+        """Finish the asking of a trial whose daemon died while it asked."""
+        asked = Trial(self._study, trial._trial_id)
+        for name, distribution in distributions.items():
+            asked._suggest(name, distribution)
+        return self._frozen(trial.number)
+
+    def tell(self, number: int, result: AttemptResult, note: str) -> None:
+        """Record a trial's result with its note, exactly once.
+
+        COMPLETE and PRUNED carry their throughput; OOM is PRUNED without one, and violates the
+        constraint; HANG, CRASH and ERROR are FAIL.
+        """
+        frozen = self._frozen(number)
+        if frozen.state.is_finished():
+            return
+        trial = Trial(self._study, frozen._trial_id)
+        try:
+            trial.set_user_attr("end", result.state)
+            if result.cause:
+                trial.set_user_attr("cause", result.cause)
+            if result.peak_bytes:
+                trial.set_user_attr("peak_bytes", result.peak_bytes)
+            if result.half_width is not None:
+                trial.set_user_attr("half_width", result.half_width)
+            trial.set_constraint(OUT_OF_MEMORY, 1.0 if result.state == "OOM" else -1.0)
+            optuna_dashboard.save_note(trial, note)
+            self._tell(trial, result)
+        except UpdateFinishedTrialError:
+            return  # told by another daemon in the meantime, from the same record
+
+    def note(self, body: str) -> None:
+        """The study's own note in the dashboard."""
+        optuna_dashboard.save_note(self._study, body)
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """A user attribute of the study, shown in the dashboard."""
+        self._study.set_user_attr(key, value)
+
+    def _tell(self, trial: Trial, result: AttemptResult) -> None:
+        if result.state == "COMPLETE":
+            self._study.tell(trial, result.throughput, skip_if_finished=True)
+            return
+        if result.state == "PRUNED" and result.throughput is not None:
+            trial.report(result.throughput, step=0)
+        pruned = result.state in ("PRUNED", "OOM")
+        self._study.tell(
+            trial, state=TrialState.PRUNED if pruned else TrialState.FAIL, skip_if_finished=True
+        )
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self.trials()[number]

@@ -41,9 +41,7 @@ class Node:
 class AgentSlot(Slot):
     """Runs trials through one agent per node."""
 
-    def __init__(
-        self, name: str, nodes: Sequence[Node], *, gpus_per_worker: float | None
-    ) -> None:
+    def __init__(self, name: str, nodes: Sequence[Node], *, gpus_per_worker: float | None) -> None:
         """Start the agents.
 
         Raises:

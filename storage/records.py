@@ -95,6 +95,15 @@ class StoredBlock:
 
 
 @dataclass(frozen=True)
+class StoredMessage:
+    """What the daemon had to say, and when."""
+
+    number: int
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
 class StoredAttempt:
     """One execution of a trial: for the search, or in a round of the confirmation."""
 

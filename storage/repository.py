@@ -31,6 +31,7 @@ from storage.records import (
     LeaseState,
     StoredAttempt,
     StoredBlock,
+    StoredMessage,
     StoredStudy,
     StudyState,
 )
@@ -327,15 +328,15 @@ class Repository:
             )
             return [_block(row) for row in rows]
 
-    def messages(self, study_id: int, after: int = 0) -> list[tuple[int, str]]:
-        """(id, text) of the messages of a study that are newer than `after`."""
+    def messages(self, study_id: int, after: int = 0) -> list[StoredMessage]:
+        """The messages of a study that are newer than number `after`."""
         with self._reading() as session:
-            rows = session.execute(
-                select(MessageRow.id, MessageRow.text)
+            rows = session.scalars(
+                select(MessageRow)
                 .where(MessageRow.study_id == study_id, MessageRow.id > after)
                 .order_by(MessageRow.id)
             )
-            return [(row.id, row.text) for row in rows]
+            return [StoredMessage(row.id, row.at, row.text) for row in rows]
 
     def recommendation(self, study_id: int) -> dict[str, Any] | None:
         """The newest recommendation of a study; None if it has none yet."""

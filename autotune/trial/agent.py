@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import socket
 import sys
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -117,7 +117,8 @@ class Agent:
 
 def open_store(host: str) -> Any:
     """A TCPStore on a free port of this address alone, for all trials of the agent."""
-    from torch.distributed import TCPStore
+    # Not at the top: the fork server starts first, so that both import torch at the same time.
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)

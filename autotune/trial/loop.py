@@ -76,7 +76,7 @@ class TrainingLoop:
                 with apply.autocast(self.knobs, self.device):
                     loss = self.workload.loss(self.model, next(self.batches))
                 self.progressed()
-                self.scaler.scale(loss / accumulation).backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(loss / accumulation).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

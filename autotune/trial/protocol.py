@@ -120,9 +120,7 @@ class StartTrial(Message):
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:
         """As for every message, with request and placement restored."""
-        return cls(
-            TrialRequest.from_dict(body["request"]), Placement.from_dict(body["placement"])
-        )
+        return cls(TrialRequest.from_dict(body["request"]), Placement.from_dict(body["placement"]))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.trial import failure, workload
 from autotune.trial.loop import RankContext, TrainingLoop, run_blocks
@@ -121,7 +122,7 @@ def _environment(
 
 
 def _join_group(request: TrialRequest, placement: Placement, context: RankContext) -> None:
-    store = dist.TCPStore(
+    store = TCPStore(
         placement.store_host,
         placement.store_port,
         is_master=False,
@@ -131,7 +132,7 @@ def _join_group(request: TrialRequest, placement: Placement, context: RankContex
     whole_devices = context.device.type == "cuda" and request.devices_per_rank >= 1
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if whole_devices else "gloo",
-        store=dist.PrefixStore(request.trial, store),
+        store=PrefixStore(request.trial, store),
         rank=context.rank,
         world_size=context.world_size,
         timeout=_COLLECTIVE_TIMEOUT,

@@ -1,0 +1,42 @@
+# `make quickstart` and `make test` set everything up by themselves.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: quickstart test test-full check bench gpu-check wheel clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check]'
+	touch $(READY)
+
+quickstart: $(READY)  ## the main job: tune a small GPT on this machine
+	$(BIN)/autotune start examples/quickstart.yaml
+
+test: $(READY)  ## all tests but the endurance ones
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-full: $(READY)  ## the full counts: hundreds of kills, minutes of polling
+	$(BIN)/python -m pytest -m "not gpu" --timeout 3600
+
+gpu-check: $(READY)  ## what needs an NVIDIA device
+	$(BIN)/python -m pytest -m gpu
+
+check: $(READY)  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## the figures of the README
+	$(BIN)/python benchmarks/overhead.py --json
+	$(BIN)/python benchmarks/agreement.py --json
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) dist build .autotune autotune.db autotune.db-* best.yaml

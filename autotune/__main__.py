@@ -1,0 +1,35 @@
+"""The `autotune` command."""
+
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+_ROOT = str(Path(__file__).resolve().parent.parent)
+_OWN_PACKAGES = {"search_spaces", "launchers", "storage"}
+
+
+class _OwnPackages:
+    """Finds our top-level packages beside `autotune`, whatever PYTHONPATH or the working directory
+    hold under the same names. Only this process is concerned: ranks import the user's."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _OWN_PACKAGES:
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, [_ROOT], target)
+
+
+def main() -> None:
+    """Run the command line."""
+    sys.meta_path.insert(0, _OwnPackages)
+    from autotune.cli import run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

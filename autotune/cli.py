@@ -1,0 +1,368 @@
+"""The commands. Each one reads its arguments, calls one thing, prints what came of it."""
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune import __version__
+from autotune.errors import AutotuneError, BadInput
+
+DEFAULT_STORAGE = "sqlite:///autotune.db"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Finds, with measured proof, the training configuration with the highest throughput.",
+)
+
+StudyArgument = Annotated[str, typer.Argument(help="Name of a study, or its study.yaml.")]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Storage URL; else that of study.yaml, $AUTOTUNE_STORAGE, sqlite:///autotune.db."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def run() -> None:
+    """Run the command line; errors of ours are shown without a traceback."""
+    try:
+        app()
+    except AutotuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("study.yaml"),
+) -> None:
+    """Write a commented study.yaml to start from."""
+    template = (resources.files("autotune") / "study_template.yaml").read_text("utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template)
+    except FileExistsError:
+        raise BadInput(f"{path} exists already; it is left as it was") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+    print(f"{path} written; edit it, then: autotune start {path}")
+
+
+@app.command()
+def start(
+    study: Annotated[Path, typer.Argument(help="The study.yaml.")],
+    storage: StorageOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a study, or go on with it. Ctrl-C only stops following; the study runs on."""
+    from autotune.spec import load
+    from autotune.submission import submit
+
+    spec = load(study)
+    url = storage or spec.storage
+    repository = _open(url)
+    submitted = submit(repository, spec, Path.cwd())
+    _attend(repository, submitted.name, url, detach, foreground, as_json)
+
+
+@app.command()
+def resume(
+    study: StudyArgument,
+    storage: StorageOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a study that was stopped or has failed, with its stored settings."""
+    url, name = _locate(study, storage)
+    repository = _open(url, existing=True)
+    if repository.study(name).state.value != "DONE":
+        repository.enqueue(name)
+    _attend(repository, name, url, detach, foreground, as_json)
+
+
+@app.command()
+def stop(study: StudyArgument, storage: StorageOption = None) -> None:
+    """Stop a study; its running trial is given up, everything recorded stays."""
+    url, name = _locate(study, storage)
+    repository = _open(url, existing=True)
+    if repository.study(name).state.ended:
+        print(f"{name} is not running ({repository.study(name).state}).")
+        return
+    repository.request_stop(name)
+    print(f"{name} stops within seconds; autotune resume {name} goes on.")
+
+
+@app.command()
+def watch(study: StudyArgument, storage: StorageOption = None) -> None:
+    """Follow a study that a daemon runs."""
+    from autotune.follow import conclusion, exit_code, follow
+
+    url, name = _locate(study, storage)
+    repository = _open(url, existing=True)
+    ended = _interruptible(repository, name, lambda: follow(repository, repository.study(name)))
+    print(conclusion(ended, _export_path(ended)))
+    raise typer.Exit(exit_code(ended))
+
+
+@app.command()
+def status(
+    study: StudyArgument, storage: StorageOption = None, as_json: JsonOption = False
+) -> None:
+    """Where a study stands."""
+    from autotune.report.overview import describe, status_of
+
+    url, name = _locate(study, storage)
+    found = status_of(_open(url, existing=True), name)
+    print(json.dumps(found, indent=2) if as_json else describe(found))
+
+
+@app.command("list")
+def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:
+    """All studies in the storage."""
+    from autotune.report.overview import status_of, table
+
+    repository = _open(_url(storage), existing=True)
+    rows = [status_of(repository, study.name) for study in repository.studies()]
+    print(json.dumps(rows, indent=2) if as_json else table(rows))
+
+
+@app.command()
+def logs(
+    study: StudyArgument,
+    trial: Annotated[int | None, typer.Option(help="What the ranks of this trial printed.")] = None,
+    storage: StorageOption = None,
+) -> None:
+    """What a study's daemon had to say, or what a trial printed."""
+    from autotune.report.logs import study_log, trial_log
+
+    url, name = _locate(study, storage)
+    repository = _open(url, existing=True)
+    found = study_log(repository, name) if trial is None else trial_log(repository, name, trial)
+    for line in found:
+        print(line)
+
+
+@app.command()
+def export(
+    study: StudyArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File; else as in the study.")
+    ] = None,
+    storage: StorageOption = None,
+) -> None:
+    """Write the recommended configuration as best.yaml."""
+    from autotune.export.best import write
+
+    url, name = _locate(study, storage)
+    repository = _open(url, existing=True)
+    found = repository.study(name)
+    content = repository.recommendation(found.id)
+    if content is None:
+        raise BadInput(f"{name} recommends nothing yet ({found.state}); let it run to its verdict")
+    target = output or _export_path(found)
+    try:
+        write(target, content)
+    except OSError as error:
+        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
+    print(target)
+
+
+@app.command()
+def dashboard(
+    study: StudyArgument,
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8080,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    storage: StorageOption = None,
+) -> None:
+    """Open the study in optuna-dashboard, on loopback only."""
+    from autotune.report.dashboard import serve
+
+    url, name = _locate(study, storage)
+    repository = _open(url, existing=True)
+    repository.study(name)
+
+    def ready(address: str) -> None:
+        print(f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)")
+        sys.stdout.flush()
+        if browser:
+            webbrowser.open(address)
+
+    serve(repository.database, name, port, ready)
+
+
+@app.command()
+def doctor(
+    study: Annotated[Path | None, typer.Argument(help="A study.yaml to check for.")] = None,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: what a study needs, and what would make its figures wrong."""
+    from autotune.doctor import examine
+    from autotune.spec import load
+
+    spec = load(study) if study else None
+    checks = []
+    for check in examine(spec, storage or (spec.storage if spec else _url(None))):
+        checks.append(check)
+        if not as_json:
+            print(f"{check.level:5} {check.name}: {check.text}")
+    if as_json:
+        print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
+    raise typer.Exit(int(any(check.level == "fail" for check in checks)))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of study.yaml."""
+    from autotune.spec import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def daemon(
+    cluster: Annotated[
+        str | None, typer.Option(help="Whose queue: host:NAME or ray:ADDRESS; this machine's.")
+    ] = None,
+    idle_exit: Annotated[
+        float | None, typer.Option(help="Leave after so many seconds without a study.")
+    ] = None,
+    storage: StorageOption = None,
+    storage_on_stdin: Annotated[
+        bool, typer.Option("--storage-on-stdin", help="Read the storage URL as a line of input.")
+    ] = False,
+) -> None:
+    """Run the studies in the queue of a cluster. `start` starts one by itself."""
+    from autotune.daemon import Daemon, this_cluster
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    url = sys.stdin.readline().strip() if storage_on_stdin else _url(storage)
+    running = Daemon(_open(url), cluster or this_cluster())
+    _shut_down_on_signals(running)
+    running.serve(idle_seconds=idle_exit)
+
+
+def _attend(
+    repository: Any, name: str, url: str, detach: bool, foreground: bool, as_json: bool
+) -> None:
+    """See that a submitted study runs, and follow it."""
+    from autotune.follow import conclusion, exit_code, follow
+    from autotune.report.overview import status_of
+    from autotune.submission import Keeper
+
+    study = repository.study(name)
+    keep_alive = _run_here(repository, study) if foreground else Keeper(repository, study, url)
+    if not study.state.ended:
+        keep_alive()
+    if detach:
+        print(f"{name} is {repository.study(name).state}; autotune watch {name} follows it.")
+        return
+    if as_json:
+        sys.stdout, kept = sys.stderr, sys.stdout
+    ended = _interruptible(repository, name, lambda: follow(repository, study, keep_alive))
+    print(conclusion(ended, _export_path(ended)))
+    if as_json:
+        sys.stdout = kept
+        print(json.dumps(status_of(repository, name), indent=2))
+    raise typer.Exit(exit_code(ended))
+
+
+def _run_here(repository: Any, study: Any) -> Callable[[], None]:
+    """Run the study in a thread of this process; returns a check that the thread lives."""
+    from autotune.daemon import Daemon
+
+    running = Daemon(repository, study.cluster)
+    _shut_down_on_signals(running)
+    thread = threading.Thread(
+        target=running.serve, kwargs={"idle_seconds": 0.0}, name="daemon", daemon=True
+    )
+
+    def check() -> None:
+        if thread.ident is None:
+            thread.start()
+        elif not thread.is_alive() and not repository.study(study.name).state.ended:
+            raise AutotuneError("the study's thread died; its traceback is above")
+
+    return check
+
+
+def _interruptible(repository: Any, name: str, action: Any) -> Any:
+    try:
+        return action()
+    except KeyboardInterrupt:
+        print(f"\nDetached; {name} runs on. autotune watch {name}, autotune stop {name}")
+        raise typer.Exit(0) from None
+
+
+def _shut_down_on_signals(running: Any) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: running.shut_down())
+
+
+def _open(url: str, *, existing: bool = False) -> Any:
+    """The repository behind a URL; with `existing`, a SQLite file that is not there is an error."""
+    from storage import Database, Repository
+    from storage.database import parse
+
+    parsed = parse(url)
+    if (
+        existing
+        and parsed.get_backend_name() == "sqlite"
+        and not Path(parsed.database or "").exists()
+    ):
+        raise BadInput(
+            f"there is no {parsed.database}; go to the folder where the study was started, or "
+            "give its study.yaml or --storage"
+        )
+    return Repository(Database(url))
+
+
+def _url(given: str | None) -> str:
+    return given or os.environ.get("AUTOTUNE_STORAGE") or DEFAULT_STORAGE
+
+
+def _locate(study: str, storage: str | None) -> tuple[str, str]:
+    """(storage URL, study name) for a name or a study.yaml."""
+    if study.endswith((".yaml", ".yml")):
+        from autotune.spec import load
+
+        spec = load(Path(study))
+        return storage or spec.storage, spec.name
+    return _url(storage), study
+
+
+def _export_path(study: Any) -> Path:
+    return Path(study.workdir, study.spec["export"])

@@ -1,0 +1,266 @@
+"""The daemon of one cluster: holds its lease, runs its studies one after another, survives itself.
+
+All state is in SQL, so it needs no care to die: whoever takes the lease next goes on.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import DBAPIError
+
+from autotune.attempts import Job
+from autotune.errors import AutotuneError, LeaseLost
+from autotune.export import best
+from autotune.notes import study_note
+from autotune.report.logs import folder_of
+from autotune.spec import StudySpec
+from autotune.tuner import Signals, Stopped, Tuner
+from autotune.verdict import Verdict
+from launchers import Launcher, Resources, open_launcher
+from storage import Lease, Repository, StoredStudy, StudyState
+
+LEASE_SECONDS = 10.0
+_RENEW_SECONDS = 2.0
+_IDLE_POLL_SECONDS = 0.5
+_OUTAGE_POLL_SECONDS = 2.0
+_UNREACHABLE = (DBAPIError, StorageInternalError)
+
+log = logging.getLogger(__name__)
+
+
+def cluster_of(spec: StudySpec) -> str:
+    """The queue that a study belongs to: one per Ray cluster, one per machine."""
+    if spec.ray_address and spec.ray_address != "auto":
+        return f"ray:{spec.ray_address}"
+    return this_cluster()
+
+
+def this_host() -> str:
+    """This machine, told apart from containers that share its name."""
+    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
+
+
+def this_cluster() -> str:
+    """The queue of this machine."""
+    return f"host:{socket.gethostname()}"
+
+
+class Daemon:
+    """Runs the studies of one cluster while it holds the lease."""
+
+    def __init__(self, repository: Repository, cluster: str) -> None:
+        self._repository = repository
+        self._cluster = cluster
+        self._shutdown = threading.Event()
+        self._signals: Signals | None = None
+
+    def serve(self, *, idle_seconds: float | None = None) -> None:
+        """Run studies until told to shut down, or until there were none for so long."""
+        last_busy = time.monotonic()
+        while not self._shutdown.is_set():
+            try:
+                if self._serve_once():
+                    last_busy = time.monotonic()
+            except LeaseLost as lost:
+                log.warning("%s", lost)
+            except _UNREACHABLE as error:
+                log.warning("storage unreachable, waiting: %s", _reason(error))
+                last_busy = time.monotonic()
+                self._shutdown.wait(_OUTAGE_POLL_SECONDS)
+            if idle_seconds is not None and time.monotonic() - last_busy > idle_seconds:
+                return
+            self._shutdown.wait(_IDLE_POLL_SECONDS)
+
+    def shut_down(self) -> None:
+        """Stop after clearing away the running trial; may be called from a signal handler."""
+        self._shutdown.set()
+        if self._signals:
+            self._signals.stop.set()
+
+    def _serve_once(self) -> bool:
+        """Take the lease and run everything in the queue; False if there was nothing to do."""
+        lease = self._repository.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
+        if lease is None:
+            return False
+        busy = False
+        try:
+            while not self._shutdown.is_set() and (study := self._repository.claim(lease)):
+                busy = True
+                self._run(study, lease)
+        finally:
+            with contextlib.suppress(*_UNREACHABLE):
+                self._repository.release(lease)
+        return busy
+
+    def _run(self, study: StoredStudy, lease: Lease) -> None:
+        signals = self._signals = Signals()
+        if study.stop_requested or self._shutdown.is_set():
+            signals.stop.set()
+        log.info("study %s: running", study.name)
+        with self._heartbeat(study, lease, signals):
+            try:
+                verdict = _Session(study, lease, self._repository, signals).run()
+            except Stopped:
+                self._finish(lease, study, StudyState.STOPPED)
+            except LeaseLost:
+                raise
+            except AutotuneError as error:
+                self._finish(lease, study, StudyState.FAILED, error=str(error))
+            except _UNREACHABLE:
+                raise
+            except Exception as error:
+                log.exception("study %s: failed", study.name)
+                self._finish(lease, study, StudyState.FAILED, error=f"internal error: {error!r}")
+            else:
+                self._finish(lease, study, StudyState.DONE, verdict=verdict.as_dict())
+        self._signals = None
+
+    def _finish(
+        self,
+        lease: Lease,
+        study: StoredStudy,
+        state: StudyState,
+        *,
+        verdict: dict[str, Any] | None = None,
+        error: str | None = None,
+    ) -> None:
+        log.info("study %s: %s%s", study.name, state, f": {error}" if error else "")
+        self._repository.finish_study(lease, study.id, state, verdict=verdict, error=error)
+
+    @contextlib.contextmanager
+    def _heartbeat(self, study: StoredStudy, lease: Lease, signals: Signals) -> Iterator[None]:
+        done = threading.Event()
+        beat = _Heartbeat(self._repository, study, lease, signals)
+        thread = threading.Thread(target=beat.run, args=(done,), name="heartbeat")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+class _Heartbeat:
+    """Renews the lease, counts running time, hears requests to stop."""
+
+    def __init__(
+        self, repository: Repository, study: StoredStudy, lease: Lease, signals: Signals
+    ) -> None:
+        self._repository = repository
+        self._study = study
+        self._lease = lease
+        self._signals = signals
+        self._counted = time.monotonic()
+
+    def run(self, done: threading.Event) -> None:
+        """Beat until done."""
+        finished = False
+        while not finished and not self._signals.lease_lost.is_set():
+            finished = done.wait(_RENEW_SECONDS)
+            try:
+                self._beat()
+            except LeaseLost:
+                self._signals.lease_lost.set()
+            except _UNREACHABLE as error:
+                log.warning("heartbeat: storage unreachable: %s", _reason(error))
+
+    def _beat(self) -> None:
+        self._repository.renew(self._lease, LEASE_SECONDS)
+        now = time.monotonic()
+        stop = self._repository.add_elapsed(self._lease, self._study.id, now - self._counted)
+        self._counted = now
+        if stop:
+            self._signals.stop.set()
+
+
+class _Session:
+    """One study from claim to verdict: launcher, environment, tuner, export."""
+
+    def __init__(
+        self, study: StoredStudy, lease: Lease, repository: Repository, signals: Signals
+    ) -> None:
+        self._study = study
+        self._lease = lease
+        self._repository = repository
+        self._signals = signals
+        self._spec = StudySpec.model_validate(study.spec)
+
+    def run(self) -> Verdict:
+        """The study's verdict, exported and noted."""
+        spec, folder = self._spec, folder_of(self._study)
+        folder.mkdir(parents=True, exist_ok=True)
+        resources = Resources(
+            workers=spec.resources.workers,
+            gpus_per_worker=spec.resources.gpus_per_worker,
+            cpus_per_worker=spec.resources.cpus_per_worker,
+            slots=spec.resources.slots,
+        )
+        with open_launcher(spec.launcher, resources, str(folder), spec.ray_address) as launcher:
+            return self._tune(launcher, folder)
+
+    def _tune(self, launcher: Launcher, folder: Path) -> Verdict:
+        self._signals.check()
+        environment = launcher.slots[0].environment
+        self._say_where(launcher)
+        job = Job(
+            self._study,
+            self._spec,
+            self._lease,
+            self._repository,
+            folder,
+            self._repository.record_environment(self._lease, environment),
+        )
+        tuner = Tuner(job, launcher, self._signals)
+        verdict = tuner.run()
+        tuner.ledger.note(study_note(verdict.as_dict()))
+        if verdict.trial is not None:
+            self._export(verdict, tuner.unit, environment)
+        return verdict
+
+    def _say_where(self, launcher: Launcher) -> None:
+        first = launcher.slots[0]
+        devices = first.environment["devices"]
+        what = devices[0]["name"] if first.device == "cuda" else first.environment["cpu"]
+        count = len(launcher.slots)
+        self._repository.say(
+            self._lease,
+            self._study.id,
+            f"{self._spec.resources.workers} ranks on {what}, "
+            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher}).",
+        )
+
+    def _export(self, verdict: Verdict, unit: str, environment: dict[str, Any]) -> None:
+        content = best.document(
+            verdict=verdict.as_dict(),
+            unit=unit,
+            world_size=self._spec.resources.workers,
+            study=self._study.name,
+            environment=environment,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        assert verdict.trial is not None
+        self._repository.recommend(self._lease, self._study.id, verdict.trial, content)
+        target = Path(self._study.workdir) / self._spec.export
+        try:
+            best.write(target, content)
+        except OSError as error:
+            self._repository.say(
+                self._lease,
+                self._study.id,
+                f"{target} cannot be written ({error.strerror}); "
+                f"`autotune export {self._study.name}` writes it elsewhere.",
+            )
+
+
+def _reason(error: Exception) -> str:
+    original = error.orig if isinstance(error, DBAPIError) else error.__cause__
+    return str(original or error).strip().partition("\n")[0]

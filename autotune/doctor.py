@@ -1,0 +1,119 @@
+"""Checks of this machine: what a study needs, and what would make its figures wrong."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import AutotuneError
+from autotune.spec import StudySpec
+from launchers import Resources, open_launcher
+from storage import Database
+
+_PACKAGES = ("torch", "optuna", "optuna-dashboard", "ray", "sqlalchemy", "pandas")
+_LEAST_SHARED_MEMORY = 1 << 30
+_BUSY = 0.5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `level` is ok, warn or fail."""
+
+    name: str
+    level: str
+    text: str
+
+
+def examine(spec: StudySpec | None, storage: str) -> Iterator[Check]:
+    """All checks, cheap ones first.
+
+    Args:
+        spec: of a study that is to run; None checks the machine alone.
+        storage: URL to try.
+    """
+    for check in (_system, _packages, _shared_memory, _load):
+        yield check()
+    yield _storage(storage)
+    yield from _ray_security(spec)
+    yield _agent(spec)
+
+
+def _system() -> Check:
+    ok = platform.system() == "Linux" and Path("/proc/self/stat").exists()
+    text = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    advice = "" if ok else "; trials need Linux with /proc"
+    return Check("system", "ok" if ok else "fail", text + advice)
+
+
+def _packages() -> Check:
+    found = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
+    return Check("packages", "ok", ", ".join(found))
+
+
+def _shared_memory() -> Check:
+    free = shutil.disk_usage("/dev/shm").free
+    ok = free >= _LEAST_SHARED_MEMORY
+    text = f"/dev/shm has {free / 2**30:.1f} GiB free"
+    if not ok:
+        text += "; NCCL and loader workers want 1 GiB: start the container with --shm-size"
+    return Check("shared memory", "ok" if ok else "warn", text)
+
+
+def _load() -> Check:
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    text = f"{cores} cores, load {load:.1f}"
+    if load > _BUSY * cores:
+        return Check("load", "warn", text + "; other work disturbs what trials measure")
+    return Check("load", "ok", text)
+
+
+def _storage(url: str) -> Check:
+    return _tried("storage", lambda: f"{Database(url)} can be read and written")
+
+
+def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
+    if spec is None or spec.ray_address is None or spec.ray_address.startswith("127."):
+        return
+    if os.environ.get("RAY_AUTH_MODE") == "token":
+        yield Check("Ray security", "ok", "RAY_AUTH_MODE=token")
+    else:
+        text = (
+            f"{spec.ray_address} is beyond loopback without RAY_AUTH_MODE=token: whoever reaches "
+            "its ports runs code there; see `ray get-auth-token --generate`"
+        )
+        yield Check("Ray security", "warn", text)
+
+
+def _agent(spec: StudySpec | None) -> Check:
+    wanted = spec.resources if spec else None
+    resources = Resources(
+        workers=wanted.workers if wanted else 1,
+        gpus_per_worker=wanted.gpus_per_worker if wanted else None,
+        cpus_per_worker=wanted.cpus_per_worker if wanted else 1,
+        slots=wanted.slots if wanted else None,
+    )
+    kind = spec.launcher if spec else "local"
+
+    def start() -> str:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            open_launcher(kind, resources, folder, spec.ray_address if spec else None) as launcher,
+        ):
+            slot = launcher.slots[0]
+            devices = slot.environment["devices"]
+            names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
+            return f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
+
+    return _tried(f"{kind} launcher", start)
+
+
+def _tried(name: str, action: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", action())
+    except AutotuneError as error:
+        return Check(name, "fail", str(error))

@@ -1,0 +1,1 @@
+"""What other tools and training jobs load."""

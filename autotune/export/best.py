@@ -1,0 +1,128 @@
+"""best.yaml: the recommended configuration, with where it comes from.
+
+Loaded in training jobs, so it imports the standard library and PyYAML only.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FORMAT = 1
+"""Version of the file's layout; grows when a reader of the old one would misread the new one."""
+
+
+@dataclass(frozen=True)
+class BestConfig(Mapping[str, Any]):
+    """A recommended configuration; a mapping from knob to value.
+
+    Attributes:
+        knobs: a value for every knob of the catalogue.
+        world_size: ranks that it was measured with.
+        throughput: value, low, high and unit of the recommended configuration.
+        speedup: over the baseline with low and high; None if there was none to compare with.
+        provenance: study, trial, environment, verdict and time.
+    """
+
+    knobs: dict[str, Any]
+    world_size: int
+    throughput: dict[str, Any]
+    speedup: dict[str, float] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.knobs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.knobs)
+
+    def __len__(self) -> int:
+        return len(self.knobs)
+
+
+def document(
+    *,
+    verdict: Mapping[str, Any],
+    unit: str,
+    world_size: int,
+    study: str,
+    environment: Mapping[str, Any],
+    created: str,
+) -> dict[str, Any]:
+    """The content of best.yaml for a verdict that recommends something."""
+    assert verdict["throughput"] is not None
+    return {
+        "format": FORMAT,
+        "knobs": dict(verdict["knobs"]),
+        "world_size": world_size,
+        "throughput": {**_rounded(verdict["throughput"]), "unit": unit},
+        "speedup": _rounded(verdict["speedup"]) if verdict["speedup"] else None,
+        "provenance": {
+            "study": study,
+            "trial": verdict["trial"],
+            "verdict": verdict["sentence"],
+            "rounds": verdict["rounds"],
+            "created": created,
+            "environment": dict(environment),
+        },
+    }
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write best.yaml: whoever reads the path sees the old file or the new one, never a part."""
+    text = "# Found by autotune. Load it with autotune.load(...).\n" + yaml.safe_dump(
+        dict(content), sort_keys=False, allow_unicode=True
+    )
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> BestConfig:
+    """The configuration in a best.yaml.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no best.yaml, or of a newer format than this autotune knows.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a best.yaml: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("knobs"), dict):
+        raise ValueError(
+            f"{path}: not a best.yaml: it has no `knobs`; `autotune export` writes one"
+        )
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: format {content.get('format')!r}, but this autotune reads {FORMAT}; "
+            "export it again, or upgrade autotune"
+        )
+    return BestConfig(
+        knobs=content["knobs"],
+        world_size=content["world_size"],
+        throughput=content["throughput"],
+        speedup=content["speedup"],
+        provenance=content["provenance"],
+    )
+
+
+def _rounded(interval: Mapping[str, float]) -> dict[str, float]:
+    """Six significant digits: more than any measurement means."""
+    return {name: float(f"{value:.6g}") for name, value in interval.items()}

@@ -1,0 +1,57 @@
+"""Following a study on the terminal until it ends."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from autotune.report.progress import ProgressLines
+from storage import Repository, StoredStudy, StudyState
+
+_POLL_SECONDS = 0.3
+_LOOK_AFTER_SECONDS = 3.0
+
+
+def follow(
+    repository: Repository, study: StoredStudy, keep_alive: Callable[[], None] | None = None
+) -> StoredStudy:
+    """Print what happens in the study until it ends; returns it as it then stands.
+
+    Args:
+        keep_alive: called now and then; sees that somebody runs the study. None: only watch.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    lines = ProgressLines(repository, study)
+    last_look = time.monotonic()
+    with console.status(study.name) as headline:  # shows on a terminal only
+        while True:
+            study = repository.study(study.name)
+            for line in lines.new():
+                console.print(line, markup=False)
+            if study.state.ended:
+                return study
+            if console.is_terminal:
+                headline.update(lines.headline())
+            if keep_alive and time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
+                last_look = time.monotonic()
+                keep_alive()
+            time.sleep(_POLL_SECONDS)
+
+
+def conclusion(study: StoredStudy, exported: Path) -> str:
+    """What is printed when a study has ended."""
+    if study.state == StudyState.DONE and study.verdict:
+        text = f"\n{study.verdict['sentence']}"
+        if study.verdict["trial"] is not None:
+            text += f"\n{exported}: load it with autotune.load()."
+        return text
+    if study.state == StudyState.STOPPED:
+        return f"\nStopped. `autotune resume {study.name}` goes on where it stood."
+    return f"\nFailed: {study.error}"
+
+
+def exit_code(study: StoredStudy) -> int:
+    """0 when the study ended with something to recommend."""
+    done = study.state == StudyState.DONE and study.verdict is not None
+    return 0 if done and study.verdict and study.verdict["trial"] is not None else 1

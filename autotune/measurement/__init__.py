@@ -1,0 +1,1 @@
+"""From timed blocks to a figure with an interval, and when a running trial has told enough."""

@@ -1,0 +1,52 @@
+"""Notes for optuna-dashboard, in Markdown."""
+
+from typing import Any
+
+from autotune.measurement.estimate import Ratio
+from autotune.verdict import quantity, rate_text, written
+from storage import AttemptResult, StoredAttempt
+
+_MIB = 2**20
+
+
+def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
+    """What one trial has shown: throughput with interval, memory, cause of failure."""
+    lines = [f"### {result.state}"]
+    if result.throughput is not None and result.half_width is not None:
+        rate = Ratio(
+            result.throughput,
+            result.throughput * (1 - result.half_width),
+            result.throughput * (1 + result.half_width),
+        )
+        lines.append(f"- throughput: {rate_text(rate, unit)}")
+    if result.peak_bytes:
+        lines.append(f"- peak memory of a rank: {quantity(result.peak_bytes / _MIB)} MiB")
+    if result.cause:
+        lines.append(f"- cause: {result.cause}")
+    if result.throughput is not None and not result.steady:
+        lines.append("- unsteady: still drifting or scattering when its warm-up ran out")
+    lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
+    lines.append("")
+    lines += [f"    {name}: {written(value)}" for name, value in attempt.knobs.items()]
+    return "\n".join(lines)
+
+
+def study_note(verdict: dict[str, Any]) -> str:
+    """The verdict with the recommended configuration and all finalists."""
+    lines = ["## Verdict", "", verdict["sentence"], ""]
+    if verdict["knobs"]:
+        lines += ["### Recommended", ""]
+        lines += [f"    {name}: {written(value)}" for name, value in verdict["knobs"].items()]
+        lines += ["", "### Finalists, measured again in turn", ""]
+        lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
+        lines += [_finalist_row(finalist) for finalist in verdict["finalists"]]
+    return "\n".join(lines)
+
+
+def _finalist_row(finalist: dict[str, Any]) -> str:
+    ratio = finalist["ratio_to_recommended"]
+    shown = f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" if ratio else "-"
+    remark = "baseline" if finalist["baseline"] else ""
+    if finalist["dropped_after_round"]:
+        remark += f" dropped after round {finalist['dropped_after_round']}"
+    return f"| {finalist['trial']} | {shown} | {remark.strip()} |"

@@ -1,0 +1,78 @@
+"""Status of studies, for people and for scripts."""
+
+from typing import Any
+
+from autotune.report.progress import standing
+from autotune.spec import StudySpec
+from autotune.verdict import quantity
+from storage import Repository
+
+
+def status_of(repository: Repository, name: str) -> dict[str, Any]:
+    """Where a study stands, JSON-ready."""
+    study = repository.study(name)
+    spec = StudySpec.model_validate(study.spec)
+    now = standing(spec, repository.attempts(study.id))
+    lease = repository.lease_state(study.cluster)
+    served = lease is not None and lease.seconds_left > 0
+    return {
+        "study": study.name,
+        "state": study.state.value,
+        "storage": str(repository.database),
+        "cluster": study.cluster,
+        "daemon": {"host": lease.host, "pid": lease.pid} if lease and served else None,
+        "trials": now.trials,
+        "trials_by_state": now.by_state,
+        "budget": spec.budget.model_dump(),
+        "elapsed_seconds": round(study.elapsed, 1),
+        "metric": spec.objective.metric,
+        "baseline": now.baseline,
+        "best": now.best,
+        "best_trial": now.best_trial,
+        "speedup_in_search": now.speedup,
+        "verdict": study.verdict,
+        "error": study.error,
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    """The same for a person."""
+    unit = "tokens/s" if found["metric"] == "tokens_per_second" else "samples/s"
+    counted = ", ".join(f"{count} {state}" for state, count in found["trials_by_state"].items())
+    lines = [
+        f"{found['study']}: {found['state']}",
+        f"  trials    {found['trials']}" + (f" ({counted})" if counted else ""),
+        f"  elapsed   {found['elapsed_seconds']:.0f} s",
+        f"  storage   {found['storage']}",
+    ]
+    if found["daemon"]:
+        lines.append(f"  daemon    pid {found['daemon']['pid']} on {found['daemon']['host']}")
+    elif found["state"] in ("RUNNING", "QUEUED"):
+        lines.append(f"  daemon    none; autotune resume {found['study']} starts one")
+    if found["best"]:
+        best = f"  best      {quantity(found['best'])} {unit}, trial {found['best_trial']}"
+        if found["speedup_in_search"]:
+            best += f", {found['speedup_in_search']:.2f}x baseline (seen once, not confirmed)"
+        lines.append(best)
+    if found["verdict"]:
+        lines.append(f"  verdict   {found['verdict']['sentence']}")
+    if found["error"]:
+        lines.append(f"  error     {found['error']}")
+    return "\n".join(lines)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Studies, a line each."""
+    if not rows:
+        return "no studies yet"
+    lines = [f"{'study':30} {'state':8} {'trials':>6} {'best':>12} {'speed-up':>9}"]
+    for row in rows:
+        best = quantity(row["best"]) if row["best"] else "-"
+        speedup = f"{row['speedup_in_search']:.2f}x" if row["speedup_in_search"] else "-"
+        confirmed = (row["verdict"] or {}).get("speedup")
+        if confirmed:
+            speedup = f"{confirmed['value']:.2f}x"
+        lines.append(
+            f"{row['study']:30} {row['state']:8} {row['trials']:>6} {best:>12} {speedup:>9}"
+        )
+    return "\n".join(lines)

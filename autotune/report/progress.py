@@ -1,0 +1,124 @@
+"""A study's progress as lines of text, from what is recorded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotune.spec import StudySpec
+from autotune.verdict import difference, quantity
+from storage import Repository, StoredAttempt, StoredStudy
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a study stands, in figures.
+
+    Attributes:
+        trials: recorded trials of the search.
+        running: attempts under way.
+        best: highest throughput of a complete trial; None while there is none.
+        baseline: throughput of the baseline; None while unknown.
+        confirming: round of the confirmation under way; 0 in the search.
+    """
+
+    trials: int
+    by_state: dict[str, int]
+    running: int
+    best: float | None
+    best_trial: int | None
+    baseline: float | None
+    confirming: int
+
+    @property
+    def speedup(self) -> float | None:
+        """Best over baseline, as seen in the search."""
+        return self.best / self.baseline if self.best and self.baseline else None
+
+
+def standing(spec: StudySpec, attempts: list[StoredAttempt]) -> Standing:
+    """Where a study with these attempts stands."""
+    searched = {a.trial: a for a in attempts if a.purpose == "search" and a.ended is not None}
+    searched = {t: a for t, a in searched.items() if a.result.state not in ("ABANDONED", "LOST")}
+    by_state: dict[str, int] = {}
+    for attempt in searched.values():
+        by_state[attempt.result.state] = by_state.get(attempt.result.state, 0) + 1
+    complete = [a for a in searched.values() if a.result.state == "COMPLETE"]
+    best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)
+    today = spec.full_baseline()
+    baseline = next((a.result.throughput for a in complete if a.knobs == today), None)
+    return Standing(
+        trials=len(searched),
+        by_state=by_state,
+        running=sum(attempt.running for attempt in attempts),
+        best=best.result.throughput if best else None,
+        best_trial=best.trial if best else None,
+        baseline=baseline,
+        confirming=max((a.round for a in attempts), default=0),
+    )
+
+
+class ProgressLines:
+    """What is new since the last look."""
+
+    def __init__(self, repository: Repository, study: StoredStudy) -> None:
+        self._repository = repository
+        self._study = study
+        self._spec = StudySpec.model_validate(study.spec)
+        self._unit = (
+            "tokens/s" if self._spec.objective.metric == "tokens_per_second" else "samples/s"
+        )
+        self._shown: set[int] = set()
+        self._last_message = 0
+        self._best: float = 0.0
+
+    def new(self) -> Iterator[str]:
+        """Lines for messages and recorded attempts that were not shown yet."""
+        messages = self._repository.messages(self._study.id, self._last_message)
+        attempts = self._repository.attempts(self._study.id)
+        ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
+        baseline = standing(self._spec, attempts).baseline
+        lines = [(message.at, message.text) for message in messages]
+        lines += [(a.ended or 0.0, self._line(a, baseline)) for a in ended]
+        self._shown.update(attempt.id for attempt in ended)
+        self._last_message = max([self._last_message, *(m.number for m in messages)])
+        for _, text in sorted(lines):
+            yield text
+
+    def headline(self) -> str:
+        """Where the study stands, in one line."""
+        now = standing(self._spec, self._repository.attempts(self._study.id))
+        budget = f"/{self._spec.budget.trials}" if self._spec.budget.trials else ""
+        phase = f"confirming, round {now.confirming}" if now.confirming else "searching"
+        text = f"{self._study.name}: {phase}, {now.trials}{budget} trials"
+        if now.best:
+            text += f", best {quantity(now.best)} {self._unit}"
+        if now.speedup:
+            text += f", {now.speedup:.2f}x baseline"
+        return text
+
+    def _line(self, attempt: StoredAttempt, baseline: float | None) -> str:
+        result = attempt.result
+        label = f"trial {attempt.trial:>3}"
+        if attempt.round:
+            label = f"round {attempt.round}, trial {attempt.trial:>3}"
+        if result.throughput is None:
+            return f"{label}  {result.state}  {result.cause}"
+        rate = f"{quantity(result.throughput):>8} {self._unit}"
+        spread = f"±{100 * (result.half_width or 0):.1f} %"
+        times = f"{result.throughput / baseline:5.2f}x" if baseline else " " * 6
+        changed = difference(attempt.knobs, self._spec.full_baseline())
+        mark = self._mark(attempt)
+        return f"{label}  {rate} {spread:>8}  {times}  {mark:8}  {changed}"
+
+    def _mark(self, attempt: StoredAttempt) -> str:
+        result = attempt.result
+        if attempt.knobs == self._spec.full_baseline():
+            mark = "baseline"
+        elif result.state == "PRUNED":
+            mark = "stopped"
+        elif not attempt.round and (result.throughput or 0) > self._best:
+            mark = "best"
+        else:
+            mark = ""
+        if result.state == "COMPLETE" and not attempt.round:
+            self._best = max(self._best, result.throughput or 0)
+        return mark

@@ -1,0 +1,138 @@
+"""Optuna samplers that never propose what cannot run, what was tried, or what must run out of memory."""
+
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial
+
+from autotune.search.space import Configuration, Space, key
+from search_spaces import CATALOGUE, KnobValue
+
+_TRIES = 50
+_LOOK_AHEAD = 100_000
+_GRID_FIRST = 0
+_STARTUP_TRIALS = 8
+
+
+class Exhausted(Exception):
+    """Every feasible configuration has been tried."""
+
+
+class FeasibleSampler(BaseSampler):
+    """Asks another sampler until it proposes something worth launching; else takes a random one.
+
+    Whole configurations are decided at once (`sample_relative`), so nothing infeasible ever
+    becomes a trial.
+    """
+
+    def __init__(self, inner: BaseSampler, space: Space, seed: int, tries: int = _TRIES) -> None:
+        self._inner = inner
+        self._space = space
+        self._random = random.Random(seed)
+        self._tries = tries
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All knobs that vary."""
+        return self._space.distributions()
+
+    def sample_relative(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        """A feasible configuration that has not been tried.
+
+        Raises:
+            Exhausted: there is none left.
+        """
+        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+        worth = worth_launching(self._space, others)
+        for _ in range(self._tries):
+            params = self._ask_inner(study, trial, search_space)
+            if worth(params):
+                return params
+        candidates = itertools.islice(self._space.feasible(self._random), _LOOK_AHEAD)
+        chosen = next((params for params in candidates if worth(params)), None)
+        if chosen is None:
+            raise Exhausted
+        return dict(chosen)
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Of the inner sampler; reached only for parameters outside the space."""
+        return self._inner.sample_independent(study, trial, param_name, param_distribution)
+
+    def _ask_inner(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        known = self._inner.infer_relative_search_space(study, trial)
+        params = self._inner.sample_relative(study, trial, known)
+        for name, distribution in search_space.items():
+            if name not in params:
+                params[name] = self._inner.sample_independent(study, trial, name, distribution)
+        return params
+
+
+def worth_launching(
+    space: Space, trials: list[FrozenTrial]
+) -> Callable[[Mapping[str, KnobValue]], bool]:
+    """Whether a configuration is feasible, new, and not bound to run out of memory."""
+    tried: set[Configuration] = {key(t.params) for t in trials if t.params}
+    too_large = [space.complete(t.params) for t in trials if t.user_attrs.get("end") == "OOM"]
+
+    def worth(params: Mapping[str, KnobValue]) -> bool:
+        if key(params) in tried or space.problems(params):
+            return False
+        full = space.complete(params)
+        return not any(needs_more_memory(full, known) for known in too_large)
+
+    return worth
+
+
+def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
+    """Whether a configuration takes at least the memory of the other: a micro-batch no smaller, and
+    all else that memory depends on the same."""
+    for name, knob in CATALOGUE.items():
+        if knob.memory and name != "micro_batch" and knobs[name] != other[name]:
+            return False
+    return int(knobs["micro_batch"]) >= int(other["micro_batch"])
+
+
+def sampler(name: str, space: Space, seed: int) -> FeasibleSampler:
+    """The sampler of that name, in this space.
+
+    Args:
+        name: tpe, gp, random or grid (every feasible configuration in random order).
+        seed: give another one when a study goes on, or its first draws come again.
+    """
+    if name == "grid":
+        return FeasibleSampler(RandomSampler(seed), space, seed, tries=_GRID_FIRST)
+    return FeasibleSampler(_INNER[name](seed), space, seed)
+
+
+def _tpe(seed: int) -> BaseSampler:
+    return TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
+
+
+def _gp(seed: int) -> BaseSampler:
+    return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
+
+
+_INNER: dict[str, Callable[[int], BaseSampler]] = {
+    "tpe": _tpe,
+    "gp": _gp,
+    "random": RandomSampler,
+}

@@ -1,0 +1,99 @@
+"""The search space of one study on one machine: only what can run there is in it."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+
+from search_spaces import CATALOGUE, Facts, KnobValue, infeasible
+from search_spaces.constraints import unmet_needs
+
+Configuration = tuple[tuple[str, KnobValue], ...]
+_ENUMERABLE = 200_000
+
+
+class Space:
+    """Values per knob, with the constraints of the machine and the study.
+
+    Attributes:
+        left_out: reasons why values that were asked for are not tried here.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, list[KnobValue]],
+        baseline: Mapping[str, KnobValue],
+        facts: Facts,
+    ) -> None:
+        """Take in what may vary.
+
+        Args:
+            values: to try per knob; a knob that is not named keeps the baseline's value.
+            baseline: a value for every knob. It belongs to the space: its values join the others.
+            facts: about the machine and the study.
+        """
+        self._baseline = dict(baseline)
+        self._facts = facts
+        self.left_out: list[str] = []
+        self._values = {name: self._usable(name, given) for name, given in values.items()}
+
+    def _usable(self, name: str, given: list[KnobValue]) -> list[KnobValue]:
+        wanted = list(given)
+        if self._baseline[name] not in wanted:
+            wanted.append(self._baseline[name])
+        if CATALOGUE[name].ordered:
+            wanted.sort(key=float)
+        usable = []
+        for value in wanted:
+            reasons = list(unmet_needs({name: value}, self._facts))
+            self.left_out.extend(reasons)
+            if not reasons:
+                usable.append(value)
+        return usable
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What Optuna samples from: every knob with more than one value."""
+        return {
+            name: CategoricalDistribution(values)
+            for name, values in self._values.items()
+            if len(values) > 1
+        }
+
+    def complete(self, params: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+        """A value for every knob: the sampled ones, those with one value, else the baseline's."""
+        single = {name: values[0] for name, values in self._values.items() if len(values) == 1}
+        return {**self._baseline, **single, **params}
+
+    def problems(self, params: Mapping[str, KnobValue]) -> list[str]:
+        """Reasons why a configuration cannot run or may not compete."""
+        return infeasible(self.complete(params), self._facts)
+
+    @property
+    def size(self) -> int:
+        """Combinations, infeasible ones included."""
+        return math.prod(len(values) for values in self._values.values())
+
+    def feasible(self, generator: random.Random) -> Iterator[dict[str, KnobValue]]:
+        """Feasible sampled parameters in random order: all of them, each once, where the space can be
+        enumerated; otherwise independent draws without end."""
+        names = list(self.distributions())
+        if self.size <= _ENUMERABLE:
+            everything = list(itertools.product(*(self._values[name] for name in names)))
+            generator.shuffle(everything)
+            candidates = iter(everything)
+        else:
+            candidates = (
+                tuple(generator.choice(self._values[name]) for name in names)
+                for _ in itertools.count()
+            )
+        for values in candidates:
+            params = dict(zip(names, values, strict=True))
+            if not self.problems(params):
+                yield params
+
+
+def key(params: Mapping[str, KnobValue]) -> Configuration:
+    """A configuration as a hashable value."""
+    return tuple(sorted(params.items()))

@@ -1,0 +1,132 @@
+"""Getting a study to run: into the queue, and a daemon behind the queue."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.daemon import cluster_of, this_cluster, this_host
+from autotune.errors import AutotuneError, BadInput, StudyNotFound
+from autotune.spec import StudySpec
+from storage import Repository, StoredStudy, StudyState
+
+_CHANGEABLE = {"budget", "export"}
+"""What may change when a study goes on: it has no bearing on figures already measured."""
+_IDLE_SECONDS = 3.0
+_MOST_STARTS = 4
+
+
+def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
+    """A new study into the queue; one of that name goes on where it stood.
+
+    Raises:
+        BadInput: one of that name was started with other settings.
+    """
+    stored = spec.model_dump(mode="json", exclude={"storage"})
+    try:
+        known = repository.study(spec.name)
+    except StudyNotFound:
+        return repository.submit(spec.name, cluster_of(spec), stored, str(workdir))
+    changed = sorted(_differences(known.spec, stored))
+    forbidden = [name for name in changed if name.split(".")[0] not in _CHANGEABLE]
+    if forbidden:
+        raise BadInput(
+            f"the study {spec.name!r} was started with other settings ({', '.join(forbidden)}), "
+            "so its figures cannot be continued with these; give it another name, or go on with "
+            f"the stored ones: autotune resume {spec.name}"
+        )
+    if known.state == StudyState.DONE and not changed:
+        return known
+    repository.enqueue(spec.name, stored)
+    return repository.study(spec.name)
+
+
+def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) -> bool:
+    """Start a daemon for the cluster unless one holds its lease; True if one was started.
+
+    A holder on this machine whose process is gone is not waited for.
+    """
+    state = repository.lease_state(cluster)
+    if state is not None and state.seconds_left > 0:
+        if state.host != this_host() or _is_daemon(state.pid):
+            return False
+        repository.reclaim(state)
+    if cluster.startswith("host:") and cluster != this_cluster():
+        raise BadInput(
+            f"this study runs on {cluster.removeprefix('host:')}; start it there, or start a "
+            "daemon there: autotune daemon"
+        )
+    _spawn(cluster, url, folder)
+    return True
+
+
+class Keeper:
+    """Sees that a daemon runs a study: starts one when there is none, but not for ever."""
+
+    def __init__(self, repository: Repository, study: StoredStudy, url: str) -> None:
+        self._repository = repository
+        self._study = study
+        self._url = url
+        self._started = 0
+
+    def __call__(self) -> None:
+        """Look, and start a daemon if need be.
+
+        Raises:
+            AutotuneError: the daemons keep dying.
+        """
+        folder = Path(self._study.workdir)
+        self._started += ensure_daemon(self._repository, self._study.cluster, self._url, folder)
+        if self._started > _MOST_STARTS:
+            raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
+
+
+def daemon_log(folder: Path) -> Path:
+    """Where a daemon that `start` spawned writes its messages."""
+    return folder / ".autotune" / "daemon.log"
+
+
+def _spawn(cluster: str, url: str, folder: Path) -> None:
+    log = daemon_log(folder)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-m", "autotune", "daemon"]
+    command += ["--cluster", cluster, "--idle-exit", str(_IDLE_SECONDS), "--storage-on-stdin"]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            start_new_session=True,
+        )
+    # Over the pipe, because a password in the arguments would show in the process list.
+    assert process.stdin is not None
+    try:
+        process.stdin.write(url.encode() + b"\n")
+        process.stdin.close()
+    except BrokenPipeError:
+        raise AutotuneError(f"the daemon did not start; see {log}") from None
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return b"autotune" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name in {*old, *new}:
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found |= _differences(before, after, f"{prefix}{name}.")
+        elif before != after:
+            found.add(f"{prefix}{name}")
+    return found

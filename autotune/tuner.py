@@ -1,0 +1,293 @@
+"""One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.attempts import LOST, Bench, Finished, Job
+from autotune.errors import BadInput, LeaseLost
+from autotune.notes import trial_note
+from autotune.search.sampling import Exhausted, sampler
+from autotune.search.space import Space
+from autotune.spec import StudySpec
+from autotune.verdict import Candidate, Confirmation, Verdict, conclude, no_result
+from launchers import Launcher
+from search_spaces import Facts
+from storage import StoredAttempt, TrialLedger
+
+_POLL_SECONDS = 0.2
+_CONFIRMATION_SHARE = 0.25
+"""Of the wall time: kept back from the search."""
+_BROKEN_AFTER = 5
+"""When the first trials, and so many, all end in ERROR, it is the workload and not the knobs."""
+
+
+class Stopped(Exception):
+    """Somebody asked the study to stop."""
+
+
+@dataclass
+class Signals:
+    """What reaches a running study from outside its thread."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    lease_lost: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Raise what has happened.
+
+        Raises:
+            LeaseLost: another daemon has the study.
+            Stopped: it is to stop.
+        """
+        if self.lease_lost.is_set():
+            raise LeaseLost("another daemon has taken over; this one writes no more")
+        if self.stop.is_set():
+            raise Stopped
+
+
+class Tuner:
+    """Runs a study from wherever its records stand to its verdict."""
+
+    def __init__(self, job: Job, launcher: Launcher, signals: Signals) -> None:
+        self._job = job
+        self._spec: StudySpec = job.spec
+        self._launcher = launcher
+        self._signals = signals
+        self._started = time.monotonic()
+        self._space = Space(
+            job.spec.values(), job.spec.full_baseline(), facts_of(job.spec, launcher)
+        )
+        self._ledger = self._open_ledger()
+
+    def run(self) -> Verdict:
+        """Search, confirm, conclude.
+
+        Raises:
+            BadInput: the baseline cannot run here, with the reason.
+            Stopped, LeaseLost: see Signals.
+        """
+        self._check_baseline()
+        bench = Bench(self._job, self._launcher.slots)
+        try:
+            reason = self._search(bench)
+            self._say(f"The search ends: {reason}.")
+            confirmation = self._confirm(bench)
+        finally:
+            bench.abandon()
+        if confirmation is None:
+            return no_result(self._attempts())
+        return conclude(confirmation, self.unit, self._spec.resources.workers)
+
+    @property
+    def ledger(self) -> TrialLedger:
+        """The study's trials in Optuna."""
+        return self._ledger
+
+    @property
+    def unit(self) -> str:
+        """Of the objective."""
+        return "tokens/s" if self._spec.objective.metric == "tokens_per_second" else "samples/s"
+
+    def _open_ledger(self) -> TrialLedger:
+        before = len(self._attempts())
+        chosen = sampler(self._spec.sampler, self._space, self._spec.seed + before)
+        ledger = TrialLedger(self._job.repository.database, self._job.study.name, chosen)
+        if not ledger.trials():
+            for reason in self._space.left_out:
+                self._say(f"Left out: {reason}.")
+            distributions = self._space.distributions()
+            baseline = self._spec.full_baseline()
+            ledger.enqueue({name: baseline[name] for name in distributions}, "baseline")
+            ledger.set_attribute("metric", self._spec.objective.metric)
+        return ledger
+
+    def _check_baseline(self) -> None:
+        problems = self._space.problems({})
+        if problems:
+            raise BadInput(
+                "the baseline cannot run here: " + "; ".join(problems) + "; change `baseline`"
+            )
+
+    # The search
+
+    def _search(self, bench: Bench) -> str:
+        """Run trials until the budget is spent; returns why it ended."""
+        unlaunched = self._recover()
+        reason = ""
+        while True:
+            self._signals.check()
+            while bench.has_free_slot and not reason:
+                reason = self._why_enough(bench)
+                if not reason:
+                    reason = self._launch_next(bench, unlaunched)
+            if bench.idle:
+                return reason
+            for finished in bench.finished(_POLL_SECONDS):
+                self._tell(finished, unlaunched)
+
+    def _launch_next(self, bench: Bench, unlaunched: list[FrozenTrial]) -> str:
+        if unlaunched:
+            trial = unlaunched.pop(0)
+        else:
+            try:
+                trial = self._ledger.ask(self._space.distributions())
+            except Exhausted:
+                return "every feasible configuration has been tried"
+        bench.start(
+            trial.number, self._space.complete(trial.params), incumbent_low=self._incumbent_low()
+        )
+        return ""
+
+    def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
+        number = finished.attempt.trial
+        if finished.result.state == LOST:
+            self._say(f"Trial {number}: {finished.result.cause}; it is launched again.")
+            unlaunched.append(self._ledger.trials()[number])
+            return
+        note = trial_note(finished.attempt, finished.result, self.unit)
+        self._ledger.tell(number, finished.result, note)
+
+    def _recover(self) -> list[FrozenTrial]:
+        """Tell what was recorded but not told; returns trials that were asked for but not run."""
+        recorded = {
+            a.trial: a
+            for a in self._attempts()
+            if a.purpose == "search" and a.result.state not in ("ABANDONED", LOST)
+        }
+        unlaunched = []
+        for trial in self._ledger.trials():
+            if trial.state != TrialState.RUNNING:
+                continue
+            attempt = recorded.get(trial.number)
+            if attempt is None:
+                complete = self._ledger.complete_params(trial, self._space.distributions())
+                unlaunched.append(complete)
+            else:
+                note = trial_note(attempt, attempt.result, self.unit)
+                self._ledger.tell(trial.number, attempt.result, note)
+        return unlaunched
+
+    def _why_enough(self, bench: Bench) -> str:
+        budget = self._spec.budget
+        trials = [t for t in self._ledger.trials() if t.state != TrialState.WAITING]
+        if budget.trials is not None and self._launched(trials) >= budget.trials:
+            return f"the budget of {budget.trials} trials is spent"
+        if budget.wall_time is not None:
+            share = (1 - _CONFIRMATION_SHARE) * budget.wall_time
+            if self._elapsed() >= share:
+                return f"{share:.0f} s of the wall time are spent; the rest is for confirmation"
+        if budget.device_hours is not None and self._device_hours() >= budget.device_hours:
+            return f"the budget of {budget.device_hours:g} device hours is spent"
+        finished = [t for t in trials if t.state.is_finished()]
+        if len(finished) >= _BROKEN_AFTER and all(
+            t.user_attrs.get("end") == "ERROR" for t in finished
+        ):
+            return "every trial ends in an error"
+        return ""
+
+    def _launched(self, trials: list[FrozenTrial]) -> int:
+        launched = {a.trial for a in self._attempts() if a.purpose == "search"}
+        return sum(trial.number in launched for trial in trials)
+
+    def _elapsed(self) -> float:
+        return self._job.study.elapsed + time.monotonic() - self._started
+
+    def _device_hours(self) -> float:
+        spent = sum(a.result.wall_seconds for a in self._attempts() if a.purpose == "search")
+        return spent * self._spec.resources.workers / 3600
+
+    def _incumbent_low(self) -> float:
+        lows = [
+            a.result.throughput * (1 - a.result.half_width)
+            for a in self._attempts()
+            if a.result.state == "COMPLETE"
+            and a.purpose == "search"
+            and a.result.throughput is not None
+            and a.result.half_width is not None
+        ]
+        return max(lows, default=0.0)
+
+    # The confirmation
+
+    def _confirm(self, bench: Bench) -> Confirmation | None:
+        """Finalists and baseline again, in randomised rounds; None if there is nobody to confirm."""
+        candidates, baseline = self._finalists()
+        if not candidates:
+            return None
+        confirmation = Confirmation(candidates, baseline, self._spec.measurement.rounds)
+        while not confirmation.decided():
+            number = len(confirmation.rounds) + 1
+            results = dict(self._round(bench, number, confirmation))
+            confirmation.close_round(results)
+        return confirmation if any(confirmation.rounds.values()) else None
+
+    def _finalists(self) -> tuple[list[Candidate], int | None]:
+        complete = {
+            a.trial: a
+            for a in self._attempts()
+            if a.purpose == "search" and a.result.state == "COMPLETE"
+        }
+        ranked = sorted(complete.values(), key=lambda a: -(a.result.throughput or 0.0))
+        today = self._spec.full_baseline()
+        baseline = next((a for a in ranked if a.knobs == today), None)
+        others = [a for a in ranked if a is not baseline][: self._spec.measurement.finalists]
+        members = [baseline, *others] if baseline else others
+        candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
+        return candidates, baseline.trial if baseline else None
+
+    def _round(
+        self, bench: Bench, number: int, confirmation: Confirmation
+    ) -> Iterator[tuple[int, float | None]]:
+        """(trial, throughput) of every member, one after another in an order drawn for the round."""
+        recorded = {
+            a.trial: a.result.throughput
+            for a in self._attempts()
+            if a.round == number and a.result.state not in ("ABANDONED", LOST, "RUNNING")
+        }
+        order = confirmation.members()
+        random.Random(f"{self._spec.seed}/{number}").shuffle(order)
+        for trial in order:
+            if trial in recorded:
+                yield trial, recorded[trial]
+            else:
+                yield trial, self._measure_again(bench, trial, number, confirmation)
+
+    def _measure_again(
+        self, bench: Bench, trial: int, number: int, confirmation: Confirmation
+    ) -> float | None:
+        while True:
+            bench.start(trial, confirmation.candidates[trial].knobs, round_=number)
+            finished = self._wait_for_one(bench)
+            if finished.result.state != LOST:
+                return finished.result.throughput
+
+    def _wait_for_one(self, bench: Bench) -> Finished:
+        while True:
+            self._signals.check()
+            for finished in bench.finished(_POLL_SECONDS):
+                return finished
+
+    def _attempts(self) -> list[StoredAttempt]:
+        return self._job.repository.attempts(self._job.study.id)
+
+    def _say(self, message: str) -> None:
+        self._job.repository.say(self._job.lease, self._job.study.id, message)
+
+
+def facts_of(spec: StudySpec, launcher: Launcher) -> Facts:
+    """What constraints may ask, by the devices of the first slot."""
+    slot = launcher.slots[0]
+    devices: list[dict[str, Any]] = slot.environment["devices"]
+    lowest = min((tuple(device["capability"]) for device in devices), default=None)
+    return Facts(
+        device=slot.device,
+        world_size=spec.resources.workers,
+        capability=lowest if slot.device == "cuda" else None,
+        global_batch=spec.objective.global_batch,
+    )

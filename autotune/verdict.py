@@ -1,0 +1,265 @@
+"""What a study concludes: from rounds in which finalists and baseline were measured again, in turn,
+to one sentence. Pure functions over recorded attempts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.measurement.estimate import Ratio, paired_ratio
+from search_spaces import CATALOGUE
+from search_spaces.constraints import global_batch
+from storage import StoredAttempt
+
+FEWEST_ROUNDS = 3
+_ALIKE = 0.02
+"""Finalists within 2 % of each other are not told apart any further."""
+
+Rounds = dict[int, dict[int, float]]
+"""Round -> trial -> throughput."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trial that takes part in the confirmation."""
+
+    trial: int
+    knobs: dict[str, Any]
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a study.
+
+    Attributes:
+        kind: better, nothing_better, no_baseline (the baseline cannot run) or no_result.
+        sentence: what the user reads.
+        trial: of the recommended configuration; None for no_result.
+        knobs: the recommended configuration.
+        throughput: its rate with interval, per second.
+        speedup: over the baseline, with interval; None where that did not run.
+        finalists: each candidate with its ratio to the recommended one, and the round after which
+            it was dropped, if it was.
+        rounds: complete rounds measured.
+    """
+
+    kind: str
+    sentence: str
+    trial: int | None = None
+    knobs: dict[str, Any] | None = None
+    throughput: Ratio | None = None
+    speedup: Ratio | None = None
+    baseline: Ratio | None = None
+    finalists: tuple[dict[str, Any], ...] = ()
+    rounds: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+class Confirmation:
+    """Who is still in, given what the rounds have shown so far."""
+
+    def __init__(
+        self, candidates: Sequence[Candidate], baseline: int | None, most_rounds: int
+    ) -> None:
+        self.candidates = {candidate.trial: candidate for candidate in candidates}
+        self.baseline = baseline
+        self.dropped: dict[int, int] = {}
+        self.rounds: Rounds = {}
+        self._most_rounds = most_rounds
+
+    def members(self) -> list[int]:
+        """Trials that the next round measures."""
+        return [trial for trial in self.candidates if trial not in self.dropped]
+
+    def close_round(self, results: Mapping[int, float | None]) -> None:
+        """Take in a complete round; None: that trial failed, which drops it."""
+        number = len(self.rounds) + 1
+        self.rounds[number] = {t: rate for t, rate in results.items() if rate is not None}
+        for trial, rate in results.items():
+            if rate is None:
+                self.dropped[trial] = number
+        if number >= FEWEST_ROUNDS:
+            leader = self.leader()
+            for trial in self.members():
+                if trial not in (leader, self.baseline) and self.ratio(trial, leader).high < 1:
+                    self.dropped[trial] = number
+
+    def decided(self) -> bool:
+        """Whether another round would change nothing that matters, or is not allowed."""
+        if not self.members() or len(self.rounds) >= self._most_rounds:
+            return True
+        if len(self.rounds) < FEWEST_ROUNDS:
+            return False
+        leader = self.leader()
+        rivals = [trial for trial in self.members() if trial not in (leader, self.baseline)]
+        if not all(_close_to_one(self.ratio(trial, leader)) for trial in rivals):
+            return False
+        if self.baseline in (None, leader) or self.baseline in self.dropped:
+            return True
+        return self.ratio(leader, self.baseline).low > 1
+
+    def leader(self) -> int:
+        """The fastest of those still in, by the rounds that all of them ran."""
+        return max(self.members(), key=lambda trial: math.fsum(map(math.log, self.rates(trial))))
+
+    def rates(self, trial: int) -> list[float]:
+        """A trial's throughput, round by round."""
+        return [rates[trial] for rates in self.rounds.values() if trial in rates]
+
+    def ratio(self, trial: int, other: int) -> Ratio:
+        """How many times faster a trial is than another, over the rounds that both ran."""
+        both = [r for r in self.rounds.values() if trial in r and other in r]
+        return paired_ratio([r[trial] for r in both], [r[other] for r in both])
+
+    def choice(self) -> int:
+        """The one to recommend: of those that cannot be told from the leader the one with the least
+        memory, then the nearest to the baseline."""
+        leader = self.leader()
+        equals = [
+            trial
+            for trial in self.members()
+            if trial in (leader, self.baseline) or _close_to_one(self.ratio(trial, leader))
+        ]
+        if self.baseline in equals and self._beats_baseline(leader):
+            equals.remove(self.baseline)
+        elif self.baseline in equals:
+            return self.baseline
+        return min(equals, key=lambda t: (self._memory(t), self._distance(t), t != leader))
+
+    def _beats_baseline(self, trial: int) -> bool:
+        return trial != self.baseline and (
+            self.baseline is None or self.ratio(trial, self.baseline).low > 1
+        )
+
+    def _memory(self, trial: int) -> float:
+        # Peaks of the same configuration differ by a few percent from run to run.
+        peak = self.candidates[trial].peak_bytes
+        return round(math.log(max(peak, 1)) / math.log(1 + _ALIKE) / 2)
+
+    def _distance(self, trial: int) -> int:
+        if self.baseline is None:
+            return 0
+        today = self.candidates[self.baseline].knobs
+        return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
+
+
+def _close_to_one(ratio: Ratio) -> bool:
+    return ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE
+
+
+def conclude(confirmation: Confirmation, unit: str, world_size: int) -> Verdict:
+    """The verdict of a confirmation; at least one candidate finished a round."""
+    chosen = confirmation.choice()
+    knobs = confirmation.candidates[chosen].knobs
+    throughput = mean_rate(confirmation.rates(chosen))
+    baseline = confirmation.baseline
+    finalists = tuple(_finalist(confirmation, trial, chosen) for trial in confirmation.candidates)
+    common: dict[str, Any] = {
+        "trial": chosen,
+        "knobs": knobs,
+        "throughput": throughput,
+        "finalists": finalists,
+        "rounds": len(confirmation.rounds),
+    }
+    if baseline is None or not confirmation.rates(baseline):
+        sentence = (
+            f"Your configuration does not run here; the best that does reaches "
+            f"{rate_text(throughput, unit)} with {difference(knobs, {})}."
+        )
+        return Verdict("no_baseline", sentence, **common)
+    before = mean_rate(confirmation.rates(baseline))
+    if chosen == baseline:
+        sentence = (
+            f"Nothing that was tried beats your configuration: it reaches "
+            f"{rate_text(throughput, unit)}, measured {len(confirmation.rounds)} times in turn with "
+            f"{_count(len(confirmation.candidates) - 1, 'finalist')}."
+        )
+        return Verdict(
+            "nothing_better", sentence, baseline=before, speedup=Ratio(1, 1, 1), **common
+        )
+    speedup = confirmation.ratio(chosen, baseline)
+    today = confirmation.candidates[baseline].knobs
+    sentence = (
+        f"{speedup.value:.2f}x your configuration (95 % interval {speedup.low:.2f} to "
+        f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
+        f"measured again {len(confirmation.rounds)} times in turn with yours."
+        + _caveats(knobs, today, world_size)
+    )
+    return Verdict("better", sentence, baseline=before, speedup=speedup, **common)
+
+
+def no_result(attempts: Sequence[StoredAttempt]) -> Verdict:
+    """The verdict when no trial completed."""
+    ends: dict[str, int] = {}
+    for attempt in attempts:
+        ends[attempt.result.state] = ends.get(attempt.result.state, 0) + 1
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(ends.items())) or "none ran"
+    causes = [attempt.result.cause for attempt in attempts if attempt.result.cause]
+    example = f" The first cause: {causes[0]}." if causes else ""
+    advice = (
+        " Every trial ran out of memory: try smaller micro_batch values."
+        if set(ends) == {"OOM"}
+        else " `autotune logs` shows what a trial printed."
+    )
+    sentence = f"No configuration could be measured ({counted}).{example}{advice}"
+    return Verdict("no_result", sentence)
+
+
+def mean_rate(rates: Sequence[float]) -> Ratio:
+    """Geometric mean over rounds with its 95 % interval."""
+    return paired_ratio(rates, [1.0] * len(rates))
+
+
+def rate_text(rate: Ratio, unit: str) -> str:
+    """'1,234 samples/s (95 % interval 1,200 to 1,268)'."""
+    return (
+        f"{quantity(rate.value)} {unit} (95 % interval {quantity(rate.low)} to "
+        f"{quantity(rate.high)})"
+    )
+
+
+def quantity(value: float) -> str:
+    """A rate with as many digits as mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """'micro_batch=32, precision=bf16': what is not the same as in the other configuration."""
+    changed = {name: value for name, value in knobs.items() if other.get(name) != value}
+    return ", ".join(f"{name}={written(value)}" for name, value in changed.items()) or "no change"
+
+
+def written(value: Any) -> str:
+    """A knob's value as YAML writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _caveats(knobs: Mapping[str, Any], today: Mapping[str, Any], world_size: int) -> str:
+    text = ""
+    before, after = global_batch(today, world_size), global_batch(knobs, world_size)
+    if before != after:
+        text += f" The global batch changes from {before} to {after}: adjust the learning rate."
+    numerics = [n for n, knob in CATALOGUE.items() if knob.numerics and knobs[n] != today[n]]
+    if numerics:
+        text += f" {', '.join(numerics)} can change the loss: compare a longer run."
+    return text
+
+
+def _finalist(confirmation: Confirmation, trial: int, chosen: int) -> dict[str, Any]:
+    rates = confirmation.rates(trial)
+    return {
+        "trial": trial,
+        "knobs": confirmation.candidates[trial].knobs,
+        "baseline": trial == confirmation.baseline,
+        "rates": rates,
+        "ratio_to_recommended": asdict(confirmation.ratio(trial, chosen)) if rates else None,
+        "dropped_after_round": confirmation.dropped.get(trial),
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

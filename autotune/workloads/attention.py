@@ -1,0 +1,77 @@
+"""Multi-head attention whose Q, K and V projections can run on CUDA streams of their own."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention over `heads` heads.
+
+    Attributes:
+        qkv_streams: issue the three projections on three CUDA streams.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"d_model {width} is not a multiple of heads {heads}")
+        self.heads = heads
+        self.qkv_streams = False
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(
+        self,
+        queries: torch.Tensor,
+        memory: torch.Tensor,
+        *,
+        causal: bool = False,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend from queries (batch, n, width) to memory (batch, m, width).
+
+        Args:
+            causal: position i sees positions up to i only.
+            mask: boolean, broadcastable to (batch, heads, n, m); True may be seen.
+        """
+        query, key, value = self._project(queries, memory)
+        mixed = functional.scaled_dot_product_attention(
+            self._split(query),
+            self._split(key),
+            self._split(value),
+            attn_mask=mask,
+            is_causal=causal,
+        )
+        batch, _, length, _ = mixed.shape
+        projected: torch.Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return projected
+
+    def _project(
+        self, queries: torch.Tensor, memory: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not self.qkv_streams:
+            return self.query(queries), self.key(memory), self.value(memory)
+        current = torch.cuda.current_stream(queries.device)
+        projected = []
+        for layer, source in ((self.query, queries), (self.key, memory), (self.value, memory)):
+            side = torch.cuda.Stream(queries.device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                result = layer(source)
+            current.wait_stream(side)
+            source.record_stream(side)
+            result.record_stream(current)
+            projected.append(result)
+        return projected[0], projected[1], projected[2]
+
+    def _split(self, tensor: torch.Tensor) -> torch.Tensor:
+        batch, length, width = tensor.shape
+        return tensor.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+
+
+def feed_forward(width: int, hidden: int, activation: nn.Module) -> nn.Sequential:
+    """The position-wise network of a transformer layer."""
+    return nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, width))

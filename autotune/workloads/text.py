@@ -1,0 +1,54 @@
+"""Real text that every machine has: the source files of Python's standard library."""
+
+import sysconfig
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+_EXCLUDED = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
+
+
+@lru_cache(maxsize=4)
+def source_text(size: int) -> bytes:
+    """The first `size` bytes of the standard library's sources, in order of their names."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    taken = bytearray()
+    for path in sorted(folder.rglob("*.py")):
+        if _EXCLUDED.isdisjoint(path.relative_to(folder).parts):
+            taken += path.read_bytes()
+        if len(taken) >= size:
+            break
+    return bytes(taken[:size])
+
+
+def byte_tokens(size: int) -> torch.Tensor:
+    """One token per byte: int64, shape (size,), values 0..255."""
+    return torch.frombuffer(bytearray(source_text(size)), dtype=torch.uint8).long()
+
+
+def word_tokens(size: int, vocabulary: int) -> torch.Tensor:
+    """One token per white-space separated word of `size` bytes, hashed into the vocabulary.
+
+    Tokens 0 and 1 are left to padding and the start of a sequence.
+    """
+    words = source_text(size).split()
+    return torch.tensor([2 + zlib.crc32(word) % (vocabulary - 2) for word in words])
+
+
+class Windows(Dataset[torch.Tensor]):
+    """Windows of a token stream: item i is the `length` tokens from i * stride on."""
+
+    def __init__(self, tokens: torch.Tensor, length: int, stride: int) -> None:
+        self._tokens = tokens
+        self._length = length
+        self._stride = stride
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - self._length) // self._stride + 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start = index * self._stride
+        return self._tokens[start : start + self._length]

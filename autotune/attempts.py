@@ -37,6 +37,7 @@ class Job:
     repository: Repository
     log_dir: Path
     environment_id: int
+    world_size: int
 
     def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
         """The trial, ready to launch on this slot."""
@@ -47,7 +48,7 @@ class Job:
             factory=spec.workload.factory,
             args=spec.workload.args,
             knobs=attempt.knobs,
-            world_size=spec.resources.workers,
+            world_size=self.world_size,
             seed=spec.seed,
             device=slot.device,
             devices_per_rank=slot.devices_per_rank,

@@ -181,14 +181,22 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File; else as in the study.")
     ] = None,
+    trials: Annotated[
+        Path | None, typer.Option(help="Write all attempts as CSV to this file instead.")
+    ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write the recommended configuration as best.yaml."""
+    """Write the recommended configuration as best.yaml, or all attempts as CSV."""
     from autotune.export.best import write
+    from autotune.report.frame import attempts_frame
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     found = repository.study(name)
+    if trials:
+        attempts_frame(repository, name).to_csv(trials, index=False)
+        print(trials)
+        return
     content = repository.recommendation(found.id)
     if content is None:
         raise BadInput(f"{name} recommends nothing yet ({found.state}); let it run to its verdict")

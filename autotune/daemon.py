@@ -199,7 +199,7 @@ class _Session:
         spec, folder = self._spec, folder_of(self._study)
         folder.mkdir(parents=True, exist_ok=True)
         resources = Resources(
-            workers=spec.resources.workers,
+            workers=spec.resources.known_workers,
             gpus_per_worker=spec.resources.gpus_per_worker,
             cpus_per_worker=spec.resources.cpus_per_worker,
             slots=spec.resources.slots,
@@ -218,12 +218,13 @@ class _Session:
             self._repository,
             folder,
             self._repository.record_environment(self._lease, environment),
+            launcher.workers,
         )
         tuner = Tuner(job, launcher, self._signals)
         verdict = tuner.run()
         tuner.ledger.note(study_note(verdict.as_dict()))
         if verdict.trial is not None:
-            self._export(verdict, tuner.unit, environment)
+            self._export(verdict, tuner.unit, launcher)
         return verdict
 
     def _say_where(self, launcher: Launcher) -> None:
@@ -234,17 +235,17 @@ class _Session:
         self._repository.say(
             self._lease,
             self._study.id,
-            f"{self._spec.resources.workers} ranks on {what}, "
+            f"{launcher.workers} ranks on {what}, "
             f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher}).",
         )
 
-    def _export(self, verdict: Verdict, unit: str, environment: dict[str, Any]) -> None:
+    def _export(self, verdict: Verdict, unit: str, launcher: Launcher) -> None:
         content = best.document(
             verdict=verdict.as_dict(),
             unit=unit,
-            world_size=self._spec.resources.workers,
+            world_size=launcher.workers,
             study=self._study.name,
-            environment=environment,
+            environment=launcher.slots[0].environment,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         assert verdict.trial is not None

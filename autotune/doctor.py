@@ -92,7 +92,7 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
 def _agent(spec: StudySpec | None) -> Check:
     wanted = spec.resources if spec else None
     resources = Resources(
-        workers=wanted.workers if wanted else 1,
+        workers=wanted.known_workers if wanted else 1,
         gpus_per_worker=wanted.gpus_per_worker if wanted else None,
         cpus_per_worker=wanted.cpus_per_worker if wanted else 1,
         slots=wanted.slots if wanted else None,

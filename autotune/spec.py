@@ -74,7 +74,10 @@ class WorkloadSpec(_Section):
 class ResourcesSpec(_Section):
     """What one trial takes, and how many run at a time."""
 
-    workers: int = Field(default=2, ge=1, le=65536, description="Ranks of a trial.")
+    workers: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
+        default="auto",
+        description="Ranks of a trial; auto: one per visible GPU, or two on the CPU.",
+    )
     gpus_per_worker: float | None = Field(
         default=None,
         ge=0,
@@ -92,6 +95,11 @@ class ResourcesSpec(_Section):
         le=10000,
         description="Trials at a time. Default: on GPUs as many as fit, on CPUs one per node.",
     )
+
+    @property
+    def known_workers(self) -> int | None:
+        """Ranks of a trial; None if the machine decides."""
+        return None if self.workers == "auto" else self.workers
 
 
 class ObjectiveSpec(_Section):
@@ -234,11 +242,11 @@ class StudySpec(_Section):
                 problem = f"{wrong}, got {value!r}"
             if problem:
                 found.append((("baseline", name), problem))
-        fixed = self.objective.global_batch
-        if fixed is None or found:
+        fixed, workers = self.objective.global_batch, self.resources.known_workers
+        if fixed is None or workers is None or found:
             return found
-        actual = global_batch(self.full_baseline(), self.resources.workers)
-        if actual != fixed and not refused_global_batch(fixed, self.resources.workers):
+        actual = global_batch(self.full_baseline(), workers)
+        if actual != fixed and not refused_global_batch(fixed, workers):
             found.append(
                 (
                     ("baseline",),
@@ -250,8 +258,8 @@ class StudySpec(_Section):
 
     def _other_problems(self) -> list[tuple[tuple[str | int, ...], str]]:
         found: list[tuple[tuple[str | int, ...], str]] = []
-        fixed = self.objective.global_batch
-        if fixed and (problem := refused_global_batch(fixed, self.resources.workers)):
+        fixed, workers = self.objective.global_batch, self.resources.known_workers
+        if fixed and workers and (problem := refused_global_batch(fixed, workers)):
             found.append((("objective", "global_batch"), problem))
         if self.ray_address is not None and self.launcher != "ray":
             found.append((("ray_address",), "has no effect without `launcher: ray`; add it"))

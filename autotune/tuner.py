@@ -18,6 +18,7 @@ from autotune.spec import StudySpec
 from autotune.verdict import Candidate, Confirmation, Verdict, conclude, no_result
 from launchers import Launcher
 from search_spaces import Facts
+from search_spaces.constraints import refused_global_batch
 from storage import StoredAttempt, TrialLedger
 
 _POLL_SECONDS = 0.2
@@ -82,7 +83,7 @@ class Tuner:
             bench.abandon()
         if confirmation is None:
             return no_result(self._attempts())
-        return conclude(confirmation, self.unit, self._spec.resources.workers)
+        return conclude(confirmation, self.unit, self._job.world_size)
 
     @property
     def ledger(self) -> TrialLedger:
@@ -108,6 +109,9 @@ class Tuner:
         return ledger
 
     def _check_baseline(self) -> None:
+        fixed = self._spec.objective.global_batch
+        if fixed and (refused := refused_global_batch(fixed, self._job.world_size)):
+            raise BadInput(f"objective.global_batch: {refused}")
         problems = self._space.problems({})
         if problems:
             raise BadInput(
@@ -200,7 +204,7 @@ class Tuner:
 
     def _device_hours(self) -> float:
         spent = sum(a.result.wall_seconds for a in self._attempts() if a.purpose == "search")
-        return spent * self._spec.resources.workers / 3600
+        return spent * self._job.world_size / 3600
 
     def _incumbent_low(self) -> float:
         lows = [
@@ -287,7 +291,7 @@ def facts_of(spec: StudySpec, launcher: Launcher) -> Facts:
     lowest = min((tuple(device["capability"]) for device in devices), default=None)
     return Facts(
         device=slot.device,
-        world_size=spec.resources.workers,
+        world_size=launcher.workers,
         capability=lowest if slot.device == "cuda" else None,
         global_batch=spec.objective.global_batch,
     )

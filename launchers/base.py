@@ -16,16 +16,19 @@ class Resources:
     """What one trial takes.
 
     Attributes:
-        workers: ranks.
+        workers: ranks; None: one per visible CUDA device, or two on the CPU.
         gpus_per_worker: CUDA devices per rank; None: one each if the machine has enough, else none.
         cpus_per_worker: threads per rank.
         slots: trials at a time; None: as many as fit.
     """
 
-    workers: int
+    workers: int | None
     gpus_per_worker: float | None
     cpus_per_worker: int
     slots: int | None
+
+
+DEFAULT_CPU_WORKERS = 2
 
 
 class Link(ABC):
@@ -76,6 +79,8 @@ class Launcher(ABC):
     """Holds slots until it is closed."""
 
     slots: Sequence[Slot]
+    workers: int
+    """Ranks of a trial."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""How the ranks of a trial spread over the nodes of a cluster, and how many trials fit. Pure."""
+"""How the ranks of a trial spread over nodes, and how many trials fit. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import LauncherError
-from launchers.base import Resources
+from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,12 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
     Raises:
         LauncherError: the cluster is too small.
     """
-    gpus = _gpus_per_worker(resources, capacities)
+    workers = _workers(resources, capacities)
+    gpus = _gpus_per_worker(resources, workers, capacities)
     for nodes in range(1, len(capacities) + 1):
-        if resources.workers % nodes:
+        if workers % nodes:
             continue
-        ranks = resources.workers // nodes
+        ranks = workers // nodes
         bundle = {"CPU": float(ranks * resources.cpus_per_worker)}
         if gpus:
             bundle["GPU"] = ranks * gpus
@@ -61,17 +62,27 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
         if slots <= most:
             return Layout(nodes, ranks, gpus, bundle, slots)
     raise LauncherError(
-        f"{resources.slots or 1} trial(s) of {resources.workers} workers with "
-        f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit the cluster: "
+        f"{resources.slots or 1} trial(s) of {workers} workers with "
+        f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit: "
         + ", ".join(f"{node.cpus} CPUs + {node.gpus} GPUs" for node in capacities)
         + "; lower resources.workers, cpus_per_worker, gpus_per_worker or slots"
     )
 
 
-def _gpus_per_worker(resources: Resources, capacities: Sequence[NodeCapacity]) -> float:
+def _workers(resources: Resources, capacities: Sequence[NodeCapacity]) -> int:
+    if resources.workers is not None:
+        return resources.workers
+    gpus = 0 if resources.gpus_per_worker == 0 else sum(node.gpus for node in capacities)
+    cpus = sum(node.cpus for node in capacities)
+    return gpus or max(1, min(DEFAULT_CPU_WORKERS, cpus // resources.cpus_per_worker))
+
+
+def _gpus_per_worker(
+    resources: Resources, workers: int, capacities: Sequence[NodeCapacity]
+) -> float:
     if resources.gpus_per_worker is not None:
         return resources.gpus_per_worker
-    return 1.0 if sum(node.gpus for node in capacities) >= resources.workers else 0.0
+    return 1.0 if sum(node.gpus for node in capacities) >= workers else 0.0
 
 
 def _times(bundle: dict[str, float], capacity: NodeCapacity) -> int:

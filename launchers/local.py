@@ -1,17 +1,16 @@
 """Trials on this machine, without any cluster software."""
 
-import itertools
+import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.errors import LauncherError
 from autotune.trial.agent_process import AgentProcess
+from launchers import devices
 from launchers.base import Launcher, Link, Resources
+from launchers.layout import Layout, NodeCapacity, plan
 from launchers.slot import AgentSlot, Node
 
 _LOOPBACK = "127.0.0.1"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalLink(Link):
@@ -33,57 +32,34 @@ class LocalLink(Link):
 
 
 class LocalLauncher(Launcher):
-    """Slots on this machine. With CUDA devices each slot has its own; on the CPU there is one slot
-    unless more are asked for, because trials side by side would disturb each other's figures."""
+    """Slots on this machine, each with CUDA devices of its own where there are any."""
 
-    slots: Sequence[AgentSlot]
+    slots: list[AgentSlot]
 
     def __init__(self, resources: Resources, log_dir: str) -> None:
-        needed = resources.workers * resources.cpus_per_worker
-        cores = len(os.sched_getaffinity(0))
-        if needed * (resources.slots or 1) > cores:
-            raise LauncherError(
-                f"{resources.slots or 1} x {resources.workers} workers x "
-                f"{resources.cpus_per_worker} CPUs need {needed * (resources.slots or 1)} cores; "
-                f"this machine has {cores}; lower resources.workers, cpus_per_worker or slots"
-            )
-        first = self._open_slot(resources, log_dir, 0, {})
-        devices = len(first.environment["devices"])
-        per_slot = int(resources.workers * first.devices_per_rank)
-        count = resources.slots or (max(1, devices // per_slot) if per_slot else 1)
-        if count == 1:
-            self.slots = [first]
-            return
-        first.close()
-        shares = _device_shares(devices, per_slot, count)
-        self.slots = [
-            self._open_slot(resources, log_dir, number, env)
-            for number, env in enumerate(itertools.islice(shares, count))
-        ]
+        layout = plan(resources, [_this_machine()])
+        self.workers = layout.ranks_per_node
+        self.slots = []
+        try:
+            for number in range(layout.slots):
+                self.slots.append(_open_slot(layout, log_dir, number))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         for slot in self.slots:
             slot.close()
 
-    @staticmethod
-    def _open_slot(
-        resources: Resources, log_dir: str, number: int, env: dict[str, str]
-    ) -> AgentSlot:
-        node = Node(connect=lambda: LocalLink(log_dir, env), ranks=resources.workers)
-        return AgentSlot(f"local-{number}", [node], gpus_per_worker=resources.gpus_per_worker)
+
+def _this_machine() -> NodeCapacity:
+    return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(devices.visible()))
 
 
-def _device_shares(devices: int, per_slot: int, slots: int) -> list[dict[str, str]]:
-    if per_slot * slots > devices:
-        raise LauncherError(
-            f"{slots} slots of {per_slot} GPUs need {per_slot * slots}; {devices} are visible; "
-            "lower resources.slots"
-        )
-    if not per_slot:
-        return [{} for _ in range(slots)]
-    visible = os.environ.get(_VISIBLE, "").split(",") if os.environ.get(_VISIBLE) else None
-    names = visible or [str(index) for index in range(devices)]
-    return [
-        {_VISIBLE: ",".join(names[slot * per_slot : (slot + 1) * per_slot])}
-        for slot in range(slots)
-    ]
+def _open_slot(layout: Layout, log_dir: str, number: int) -> AgentSlot:
+    env = {}
+    if per_slot := math.ceil(layout.bundle.get("GPU", 0)):
+        share = devices.visible()[number * per_slot : (number + 1) * per_slot]
+        env = {devices.VISIBLE: ",".join(share)}
+    node = Node(connect=lambda: LocalLink(log_dir, env), ranks=layout.ranks_per_node)
+    return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

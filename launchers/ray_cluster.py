@@ -79,6 +79,7 @@ class RayLauncher(Launcher):
         _connect(address)
         try:
             layout = plan(resources, _capacities())
+            self.workers = layout.nodes * layout.ranks_per_node
             self.slots = [
                 self._open_slot(number, layout, log_dir) for number in range(layout.slots)
             ]

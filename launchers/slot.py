@@ -41,7 +41,7 @@ class Node:
 class AgentSlot(Slot):
     """Runs trials through one agent per node."""
 
-    def __init__(self, name: str, nodes: Sequence[Node], *, gpus_per_worker: float | None) -> None:
+    def __init__(self, name: str, nodes: Sequence[Node], *, gpus_per_worker: float) -> None:
         """Start the agents.
 
         Raises:
@@ -54,10 +54,9 @@ class AgentSlot(Slot):
         self._lock = threading.Lock()
         self._agents = _Agents(nodes)
         self.environment = self._agents.environment
-        visible = len(self.environment["devices"])
-        per_rank = _devices_per_rank(gpus_per_worker, visible, max(node.ranks for node in nodes))
-        self.devices_per_rank = per_rank
-        self.device = "cuda" if per_rank else "cpu"
+        self.devices_per_rank = gpus_per_worker
+        self.device = "cuda" if gpus_per_worker else "cpu"
+        self._check_devices()
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
@@ -94,6 +93,17 @@ class AgentSlot(Slot):
         if self._agents:
             self._agents.close()
             self._agents = None
+
+    def _check_devices(self) -> None:
+        seen = len(self.environment["devices"])
+        needed = self.devices_per_rank * self._nodes[0].ranks
+        if needed > seen:
+            self.close()
+            raise LauncherError(
+                f"{self.name}: {needed:g} CUDA devices are needed and PyTorch sees {seen}; check "
+                "`python -c 'import torch; print(torch.cuda.device_count())'` and the driver, or "
+                "set resources.gpus_per_worker: 0"
+            )
 
     def _living_agents(self) -> "_Agents":
         if self._agents is None:
@@ -223,14 +233,3 @@ class _Run:
         if not self._ending:
             self._ending = True
             self._agents.send(EndTrial(self._trial))
-
-
-def _devices_per_rank(asked: float | None, visible: int, ranks_per_node: int) -> float:
-    if asked is None:
-        return 1.0 if visible >= ranks_per_node else 0.0
-    if asked * ranks_per_node > visible:
-        raise LauncherError(
-            f"{ranks_per_node} workers with {asked:g} GPUs each need {asked * ranks_per_node:g} "
-            f"devices on a node, which has {visible}; lower resources.workers or gpus_per_worker"
-        )
-    return asked

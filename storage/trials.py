@@ -23,6 +23,7 @@ class TrialLedger:
         self, database: Database, name: str, sampler: optuna.samplers.BaseSampler | None = None
     ) -> None:
         """Open the study of that name; create it if there is none."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(
             storage=database.optuna(),
             study_name=name,

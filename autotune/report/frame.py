@@ -1,0 +1,31 @@
+"""A study's attempts as a table, for notebooks and spreadsheets."""
+
+import pandas as pd
+
+from storage import Repository
+
+
+def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
+    """One row per attempt, in the order in which they were started.
+
+    Columns: trial, purpose (search or confirm), round, attempt, state, cause, throughput and its
+    relative half_width (95 %), steady, peak_bytes, wall_seconds, then one per knob.
+    """
+    rows = [
+        {
+            "trial": attempt.trial,
+            "purpose": attempt.purpose,
+            "round": attempt.round,
+            "attempt": attempt.attempt,
+            "state": attempt.result.state,
+            "cause": attempt.result.cause,
+            "throughput": attempt.result.throughput,
+            "half_width": attempt.result.half_width,
+            "steady": attempt.result.steady,
+            "peak_bytes": attempt.result.peak_bytes,
+            "wall_seconds": attempt.result.wall_seconds,
+            **attempt.knobs,
+        }
+        for attempt in repository.attempts(repository.study(name).id)
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,94 @@
+"""Does a plain training job reach what autotune recommends?
+
+    python benchmarks/agreement.py [--json] [--config best.yaml] [--rounds N]
+
+Runs `examples/train.py` under torchrun with the found configuration, and the same configuration as an
+autotune trial, in turn. Prints the job's throughput over the figure in best.yaml, over the trial of the
+same round, and how far two trials of the same round differ (A/A).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import autotune
+from autotune.measurement.estimate import paired_ratio
+from autotune.measurement.watch import Limits, Watch
+from autotune.trial.protocol import BlockPlan, TrialRequest
+from launchers import Resources, Slot, open_launcher
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "train.py"
+SIZE = {"layers": 2, "d_model": 128, "heads": 4, "length": 64}
+SECONDS = 6.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--config", default="best.yaml")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    config = autotune.load(arguments.config)
+    job, trial, again = [], [], []
+    resources = Resources(config.world_size, None, 1, 1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_launcher("local", resources, folder, None) as launcher,
+    ):
+        for round_ in range(arguments.rounds):
+            trial.append(measure(launcher.slots[0], config, f"{folder}/{round_}a"))
+            job.append(run_job(arguments.config, config.world_size))
+            again.append(measure(launcher.slots[0], config, f"{folder}/{round_}b"))
+    recommended = [config.throughput["value"]] * len(job)
+    report = {
+        "job_over_recommended": asdict(paired_ratio(job, recommended)),
+        "job_over_trial": asdict(paired_ratio(job, trial)),
+        "noise_trial_over_trial": asdict(paired_ratio(again, trial)),
+        "samples_per_second": {"job": job, "trial": trial, "recommended": recommended[0]},
+    }
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+        return
+    for name in ("job_over_recommended", "job_over_trial", "noise_trial_over_trial"):
+        figure = report[name]
+        print(f"{name:24} {figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})")
+
+
+def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
+    """Samples per second of the configuration as a trial."""
+    watch = Watch(Limits(warmup=1.0, longest=SECONDS, precision=0.0001))
+    request = TrialRequest(
+        trial=log_dir,
+        factory="autotune.workloads.gpt:build",
+        args=SIZE,
+        knobs=config.knobs,
+        world_size=config.world_size,
+        seed=0,
+        device=slot.device,
+        devices_per_rank=slot.devices_per_rank,
+        blocks=BlockPlan(seconds=0.5, min_steps=2),
+        log_dir=log_dir,
+    )
+    report = slot.run(request, watch)
+    if report.outcome:
+        raise SystemExit(f"the trial failed: {report.outcome} {report.cause}")
+    return watch.estimate().rate
+
+
+def run_job(config: str, world_size: int) -> float:
+    """Samples per second of the plain script."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(world_size), str(EXAMPLE)]
+    command += ["--config", config, "--seconds", str(SECONDS), "--json"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    return float(json.loads(found.stdout.splitlines()[-1])["samples_per_second"])
+
+
+if __name__ == "__main__":
+    main()

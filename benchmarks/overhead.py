@@ -1,0 +1,125 @@
+"""What a trial costs besides its training: autotune on both launchers, and torchrun per trial.
+
+    python benchmarks/overhead.py [--json] [--rounds N] [--trials N]
+
+Orchestration of a trial is the time from its start to the start of the next one, less the time inside
+its training steps. The first trial of a study is left out: it also pays for opening the launcher.
+Each round runs, in turn, a study on each launcher and torchrun once per trial, all with the same
+training (the quickstart's model, the same blocks). The local study runs twice per round: how far those
+two differ is the noise of the comparison (A/A).
+"""
+
+import argparse
+import itertools
+import json
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BLOCKS = 6
+WORKERS = 2
+SIZE = {"layers": 2, "d_model": 128, "heads": 4, "length": 64}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=6, help="per study; the first is left out")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    seconds: dict[str, list[float]] = {"local": [], "local again": [], "ray": [], "torchrun": []}
+    for _ in range(arguments.rounds):
+        seconds["local"] += study_overheads("local", arguments.trials)
+        seconds["ray"] += study_overheads("ray", arguments.trials)
+        seconds["torchrun"] += [torchrun_overhead() for _ in range(2)]
+        seconds["local again"] += study_overheads("local", arguments.trials)
+    report = summary(seconds)
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+        return
+    for name, figures in report["seconds_per_trial"].items():
+        print(f"{name:12} median {figures['median']:.3f} s   ({figures['trials']} trials)")
+    print(f"torchrun / local {report['torchrun_over_local']:.1f}")
+    print(f"torchrun / ray   {report['torchrun_over_ray']:.1f}")
+    print(f"A/A: local again / local {report['noise_local_again_over_local']:.2f}")
+
+
+def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians, ratios and the A/A noise."""
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "seconds_per_trial": {
+            name: {
+                "median": round(median[name], 4),
+                "mean": round(statistics.mean(values), 4),
+                "max": round(max(values), 4),
+                "trials": len(values),
+            }
+            for name, values in seconds.items()
+        },
+        "torchrun_over_local": round(median["torchrun"] / median["local"], 2),
+        "torchrun_over_ray": round(median["torchrun"] / median["ray"], 2),
+        "noise_local_again_over_local": round(median["local again"] / median["local"], 3),
+    }
+
+
+def study_overheads(launcher: str, trials: int) -> list[float]:
+    """Seconds besides training, of every trial but the first and the last, of one real study."""
+    study = {
+        "name": "overhead",
+        "workload": {"name": "gpt", "args": SIZE},
+        "launcher": launcher,
+        "resources": {"workers": WORKERS, "gpus_per_worker": 0},
+        "search_space": {"log_interval": list(range(1, trials + 2))},
+        "baseline": {"log_interval": 1},
+        "sampler": "random",
+        "budget": {"trials": trials + 1},
+        # One warm-up block, then the fewest: BLOCKS blocks in all.
+        "measurement": {
+            "block_seconds": 0.1,
+            "min_steps": 2,
+            "warmup": 0.001,
+            "longest": 0.3,
+            "search_precision": 0.0001,
+            "finalists": 1,
+            "rounds": 2,
+        },
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "study.yaml").write_text(yaml.safe_dump(study))
+        command = [sys.executable, "-m", "autotune", "start", "study.yaml", "--foreground"]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        return _overheads(Path(folder, "autotune.db"))
+
+
+def _overheads(database: Path) -> list[float]:
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute(
+            "select a.started, sum(b.seconds) from autotune_attempt a "
+            "join autotune_block b on b.attempt_id = a.id "
+            "where a.purpose = 'search' group by a.id order by a.id"
+        ).fetchall()
+    pairs = itertools.pairwise(rows[1:])
+    return [following[0] - this[0] - this[1] for this, following in pairs]
+
+
+def torchrun_overhead() -> float:
+    """Seconds besides training, of one start of torchrun with the same training."""
+    script = Path(__file__).with_name("torchrun_trial.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(WORKERS), str(script), json.dumps(SIZE), str(BLOCKS)]
+    started = time.perf_counter()
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    wall = time.perf_counter() - started
+    return wall - float(found.stdout.split()[-1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""One trial as a script under torchrun, for overhead.py: the same loop, the same blocks.
+
+Prints the seconds spent inside training steps.
+"""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from autotune.trial import workload
+from autotune.trial.loop import RankContext, TrainingLoop, run_blocks
+from autotune.trial.protocol import BlockPlan, TrialRequest
+from search_spaces import defaults
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    request = TrialRequest(
+        trial="torchrun",
+        factory="autotune.workloads.gpt:build",
+        args=json.loads(sys.argv[1]),
+        knobs=defaults(),
+        world_size=world_size,
+        seed=0,
+        device="cpu",
+        blocks=BlockPlan(seconds=0.1, min_steps=2, max_blocks=int(sys.argv[2])),
+    )
+    context = RankContext(rank, rank, world_size, torch.device("cpu"))
+    seconds = []
+    built = workload.build(request.factory, request.args)
+    loop = TrainingLoop(built, request, context, lambda: None)
+    run_blocks(loop, request, context, lambda block: seconds.append(block.seconds))
+    dist.barrier()
+    if rank == 0:
+        print(sum(seconds), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""CUDA devices of this machine, counted without importing torch or touching the driver."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE_NODE = re.compile(r"nvidia[0-9]+")
+
+
+def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/dev")) -> list[str]:
+    """Names of the CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    present = sorted(
+        (entry.name.removeprefix("nvidia") for entry in folder.iterdir() if _is_device(entry)),
+        key=int,
+    )
+    asked = environment.get(VISIBLE)
+    if asked is None:
+        return present
+    named = [name.strip() for name in asked.split(",") if name.strip()]
+    return named if present else []
+
+
+def _is_device(entry: Path) -> bool:
+    return _DEVICE_NODE.fullmatch(entry.name) is not None

@@ -27,6 +27,9 @@ MOST_LAUNCHES = 3
 """How often a trial is launched again when its agent dies under it."""
 
 
+_END_AGAIN_SECONDS = 0.2
+
+
 @dataclass(frozen=True)
 class Job:
     """What every attempt of a study has in common."""
@@ -139,9 +142,12 @@ class Bench:
 
     def abandon(self) -> None:
         """End what runs without recording it; wait until it is gone."""
-        for number, _, _ in self._running.values():
-            self._slots[number].end()
-        concurrent.futures.wait(self._running)
+        running = set(self._running)
+        while running:
+            # Again and again: a trial that is just being launched cannot be ended yet.
+            for future in running:
+                self._slots[self._running[future][0]].end()
+            _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
         self._pool.shutdown()
 
 
@@ -156,10 +162,10 @@ def judge(report: TrialReport, watch: Watch) -> AttemptResult:
         return AttemptResult(LOST, report.cause, **common)
     if report.outcome is not None:
         return AttemptResult(report.outcome.value, report.cause, **common)
+    if watch.problem:
+        return AttemptResult("ERROR", watch.problem, **common)
     if not watch.kept:
         return AttemptResult("ERROR", "ended before a block could be timed", **common)
-    if problem := next((p for p in map(_unusable, report.blocks) if p), None):
-        return AttemptResult("ERROR", problem, **common)
     found = watch.estimate()
     return AttemptResult(
         state=(Outcome.PRUNED if watch.lost else Outcome.COMPLETE).value,
@@ -169,18 +175,6 @@ def judge(report: TrialReport, watch: Watch) -> AttemptResult:
         steady=watch.steady,
         **common,
     )
-
-
-_FASTEST_STEP = 1e-7
-"""Seconds: no optimizer step is faster; a workload that reports one is broken."""
-
-
-def _unusable(block: BlockReport) -> str | None:
-    if not math.isfinite(block.loss):
-        return f"the loss is {block.loss} in block {block.index}"
-    if not math.isfinite(block.seconds) or block.seconds < _FASTEST_STEP * block.steps:
-        return f"block {block.index} reports {block.seconds} s for {block.steps} steps"
-    return None
 
 
 def _blocks(blocks: Sequence[BlockReport], *, kept: bool) -> list[StoredBlock]:

@@ -26,21 +26,22 @@ def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
     if result.throughput is not None and not result.steady:
         lines.append("- unsteady: still drifting or scattering when its warm-up ran out")
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
-    lines.append("")
-    lines += [f"    {name}: {written(value)}" for name, value in attempt.knobs.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_configuration(attempt.knobs)])
 
 
 def study_note(verdict: dict[str, Any]) -> str:
     """The verdict with the recommended configuration and all finalists."""
     lines = ["## Verdict", "", verdict["sentence"], ""]
     if verdict["knobs"]:
-        lines += ["### Recommended", ""]
-        lines += [f"    {name}: {written(value)}" for name, value in verdict["knobs"].items()]
+        lines += ["### Recommended", "", *_configuration(verdict["knobs"])]
         lines += ["", "### Finalists, measured again in turn", ""]
         lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
         lines += [_finalist_row(finalist) for finalist in verdict["finalists"]]
     return "\n".join(lines)
+
+
+def _configuration(knobs: dict[str, Any]) -> list[str]:
+    return ["```", *(f"{name}: {written(value)}" for name, value in knobs.items()), "```"]
 
 
 def _finalist_row(finalist: dict[str, Any]) -> str:

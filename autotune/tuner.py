@@ -105,7 +105,7 @@ class Tuner:
             distributions = self._space.distributions()
             baseline = self._spec.full_baseline()
             ledger.enqueue({name: baseline[name] for name in distributions}, "baseline")
-            ledger.set_attribute("metric", self._spec.objective.metric)
+            ledger.name_objective(f"throughput, {self.unit}")
         return ledger
 
     def _check_baseline(self) -> None:
@@ -143,9 +143,10 @@ class Tuner:
                 trial = self._ledger.ask(self._space.distributions())
             except Exhausted:
                 return "every feasible configuration has been tried"
-        bench.start(
-            trial.number, self._space.complete(trial.params), incumbent_low=self._incumbent_low()
-        )
+        knobs = self._space.complete(trial.params)
+        # The baseline is never stopped early: everything is compared with it.
+        racing = knobs != self._spec.full_baseline()
+        bench.start(trial.number, knobs, incumbent_low=self._incumbent_low() if racing else 0.0)
         return ""
 
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
@@ -202,6 +203,10 @@ class Tuner:
     def _elapsed(self) -> float:
         return self._job.study.elapsed + time.monotonic() - self._started
 
+    def _out_of_time(self) -> bool:
+        wall_time = self._spec.budget.wall_time
+        return wall_time is not None and self._elapsed() >= wall_time
+
     def _device_hours(self) -> float:
         spent = sum(a.result.wall_seconds for a in self._attempts() if a.purpose == "search")
         return spent * self._job.world_size / 3600
@@ -225,11 +230,11 @@ class Tuner:
         if not candidates:
             return None
         confirmation = Confirmation(candidates, baseline, self._spec.measurement.rounds)
-        while not confirmation.decided():
+        while not confirmation.decided(in_a_hurry=self._out_of_time()):
             number = len(confirmation.rounds) + 1
             results = dict(self._round(bench, number, confirmation))
             confirmation.close_round(results)
-        return confirmation if any(confirmation.rounds.values()) else None
+        return confirmation if confirmation.members() else None
 
     def _finalists(self) -> tuple[list[Candidate], int | None]:
         complete = {

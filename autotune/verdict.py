@@ -82,18 +82,24 @@ class Confirmation:
         for trial, rate in results.items():
             if rate is None:
                 self.dropped[trial] = number
-        if number >= FEWEST_ROUNDS:
+        if number >= FEWEST_ROUNDS and self.members():
             leader = self.leader()
             for trial in self.members():
                 if trial not in (leader, self.baseline) and self.ratio(trial, leader).high < 1:
                     self.dropped[trial] = number
 
-    def decided(self) -> bool:
-        """Whether another round would change nothing that matters, or is not allowed."""
+    def decided(self, *, in_a_hurry: bool = False) -> bool:
+        """Whether another round would change nothing that matters, or is not allowed.
+
+        Args:
+            in_a_hurry: after the fewest rounds, do with what there is.
+        """
         if not self.members() or len(self.rounds) >= self._most_rounds:
             return True
         if len(self.rounds) < FEWEST_ROUNDS:
             return False
+        if in_a_hurry:
+            return True
         leader = self.leader()
         rivals = [trial for trial in self.members() if trial not in (leader, self.baseline)]
         if not all(_close_to_one(self.ratio(trial, leader)) for trial in rivals):
@@ -119,21 +125,20 @@ class Confirmation:
         """The one to recommend: of those that cannot be told from the leader the one with the least
         memory, then the nearest to the baseline."""
         leader = self.leader()
-        equals = [
-            trial
-            for trial in self.members()
-            if trial in (leader, self.baseline) or _close_to_one(self.ratio(trial, leader))
-        ]
-        if self.baseline in equals and self._beats_baseline(leader):
-            equals.remove(self.baseline)
-        elif self.baseline in equals:
+        if self.baseline is not None and not self._beats_baseline(leader, self.baseline):
             return self.baseline
+        equals = [t for t in self.members() if t == leader or self._as_good(t, leader)]
         return min(equals, key=lambda t: (self._memory(t), self._distance(t), t != leader))
 
-    def _beats_baseline(self, trial: int) -> bool:
-        return trial != self.baseline and (
-            self.baseline is None or self.ratio(trial, self.baseline).low > 1
-        )
+    def _as_good(self, trial: int, leader: int) -> bool:
+        if trial == self.baseline or not _close_to_one(self.ratio(trial, leader)):
+            return False
+        return self.baseline is None or self._beats_baseline(trial, self.baseline)
+
+    def _beats_baseline(self, trial: int, baseline: int) -> bool:
+        if baseline in self.dropped:
+            return True  # it failed when it was run again
+        return trial != baseline and self.ratio(trial, baseline).low > 1
 
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.

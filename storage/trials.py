@@ -89,9 +89,9 @@ class TrialLedger:
         """The study's own note in the dashboard."""
         optuna_dashboard.save_note(self._study, body)
 
-    def set_attribute(self, key: str, value: Any) -> None:
-        """A user attribute of the study, shown in the dashboard."""
-        self._study.set_user_attr(key, value)
+    def name_objective(self, name: str) -> None:
+        """What the dashboard calls the value of a trial."""
+        optuna_dashboard.set_objective_names(self._study, [name])
 
     def _tell(self, trial: Trial, result: AttemptResult) -> None:
         if result.state == "COMPLETE":

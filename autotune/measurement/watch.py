@@ -1,5 +1,6 @@
 """Watching one running trial: when its warm-up is over, and when enough has been seen."""
 
+import math
 from dataclasses import dataclass
 
 from autotune.measurement.estimate import Estimate, estimate, steady
@@ -7,6 +8,8 @@ from autotune.trial.protocol import BlockReport
 
 _FEWEST_BLOCKS = 3
 _HOPELESS = 0.98
+_FASTEST_STEP = 1e-7
+"""Seconds: no optimizer step is faster; a workload that reports one is broken."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,13 @@ class Watch:
         self.steady = False
         self.lost = False
         """The trial cannot catch up with the incumbent any more."""
+        self.problem: str | None = None
+        """A block that cannot be true, in words."""
 
     def __call__(self, block: BlockReport) -> bool:
+        self.problem = self.problem or unusable(block)
+        if self.problem:
+            return True
         if self._warming_up():
             self.warmup.append(block)
             # The first block holds a single step, with all that happens once.
@@ -65,3 +73,12 @@ class Watch:
         if self.steady or self.kept:
             return False
         return sum(block.seconds for block in self.warmup) < self._limits.warmup
+
+
+def unusable(block: BlockReport) -> str | None:
+    """Why this block cannot be true: a loss or a time that is no number, or is impossible."""
+    if not math.isfinite(block.loss):
+        return f"the loss is {block.loss} in block {block.index}"
+    if not math.isfinite(block.seconds) or block.seconds < _FASTEST_STEP * block.steps:
+        return f"block {block.index} reports {block.seconds} s for {block.steps} steps"
+    return None

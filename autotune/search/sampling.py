@@ -13,9 +13,7 @@ from optuna.trial import FrozenTrial
 from autotune.search.space import Configuration, Space, key
 from search_spaces import CATALOGUE, KnobValue
 
-_TRIES = 50
 _LOOK_AHEAD = 100_000
-_GRID_FIRST = 0
 _STARTUP_TRIALS = 8
 
 
@@ -24,13 +22,14 @@ class Exhausted(Exception):
 
 
 class FeasibleSampler(BaseSampler):
-    """Asks another sampler until it proposes something worth launching; else takes a random one.
+    """Asks another sampler until it proposes something worth launching; after so many tries it takes a
+    random one.
 
     Whole configurations are decided at once (`sample_relative`), so nothing infeasible ever
     becomes a trial.
     """
 
-    def __init__(self, inner: BaseSampler, space: Space, seed: int, tries: int = _TRIES) -> None:
+    def __init__(self, inner: BaseSampler, space: Space, seed: int, tries: int) -> None:
         self._inner = inner
         self._space = space
         self._random = random.Random(seed)
@@ -118,9 +117,8 @@ def sampler(name: str, space: Space, seed: int) -> FeasibleSampler:
         name: tpe, gp, random or grid (every feasible configuration in random order).
         seed: give another one when a study goes on, or its first draws come again.
     """
-    if name == "grid":
-        return FeasibleSampler(RandomSampler(seed), space, seed, tries=_GRID_FIRST)
-    return FeasibleSampler(_INNER[name](seed), space, seed)
+    inner, tries = _INNER[name]
+    return FeasibleSampler(inner(seed), space, seed, tries)
 
 
 def _tpe(seed: int) -> BaseSampler:
@@ -131,8 +129,11 @@ def _gp(seed: int) -> BaseSampler:
     return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
 
 
-_INNER: dict[str, Callable[[int], BaseSampler]] = {
-    "tpe": _tpe,
-    "gp": _gp,
-    "random": RandomSampler,
+# How often each is asked before a random configuration is taken: a Gaussian process takes a second to
+# answer and then proposes much the same again.
+_INNER: dict[str, tuple[Callable[[int], BaseSampler], int]] = {
+    "tpe": (_tpe, 50),
+    "gp": (_gp, 2),
+    "random": (RandomSampler, 50),
+    "grid": (RandomSampler, 0),
 }

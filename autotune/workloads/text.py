@@ -1,7 +1,9 @@
 """Real text that every machine has: the source files of Python's standard library."""
 
+import os
 import sysconfig
 import zlib
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,15 +15,23 @@ _EXCLUDED = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
 
 @lru_cache(maxsize=4)
 def source_text(size: int) -> bytes:
-    """The first `size` bytes of the standard library's sources, in order of their names."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
+    """The first `size` bytes of the standard library's sources, folder by folder in order of names.
+
+    Raises:
+        ValueError: there is not so much text.
+    """
     taken = bytearray()
-    for path in sorted(folder.rglob("*.py")):
-        if _EXCLUDED.isdisjoint(path.relative_to(folder).parts):
-            taken += path.read_bytes()
+    for path in _sources(Path(sysconfig.get_paths()["stdlib"])):
+        taken += path.read_bytes()
         if len(taken) >= size:
-            break
-    return bytes(taken[:size])
+            return bytes(taken[:size])
+    raise ValueError(f"the standard library's sources have {len(taken)} bytes, not {size}")
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for current, folders, files in os.walk(folder):
+        folders[:] = sorted(set(folders) - _EXCLUDED)
+        yield from (Path(current, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def byte_tokens(size: int) -> torch.Tensor:

@@ -1,0 +1,54 @@
+"""What the documents promise is there."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from autotune.spec import StudySpec, load
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_a_valid_study(path):
+    assert load(path).name
+
+
+def test_the_template_is_the_quickstart():
+    template = ROOT / "autotune" / "study_template.yaml"
+    assert template.read_text() == (ROOT / "examples" / "quickstart.yaml").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def fields(model, prefix=""):
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        if hasattr(field.annotation, "model_fields"):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+
+
+def test_every_field_of_a_study_is_documented():
+    page = (ROOT / "docs" / "study.md").read_text()
+    missing = [name for name in fields(StudySpec) if f"`{name}`" not in page]
+    assert not missing
+
+
+def test_exact_versions_are_within_the_supported_ranges():
+    lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    for text in [*project["dependencies"], *(line for extra in extras for line in extra)]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(pinned[wanted.name.lower()]), text

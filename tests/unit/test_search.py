@@ -1,0 +1,99 @@
+"""The space of what can run here, and samplers that stay in it."""
+
+import random
+
+import optuna
+import pytest
+
+from autotune.search.sampling import Exhausted, needs_more_memory, sampler
+from autotune.search.space import Space, key
+from search_spaces import Facts, defaults, infeasible, preset
+
+CPU = Facts(device="cpu", world_size=2)
+
+
+def ask_all(space, name, trials, value=lambda params: 1.0, end="COMPLETE"):
+    """Parameters of so many trials, each told a value."""
+    study = optuna.create_study(direction="maximize", sampler=sampler(name, space, seed=3))
+    asked = []
+    for _ in range(trials):
+        trial = study.ask(space.distributions())
+        trial.set_user_attr("end", end)
+        study.tell(trial, value(trial.params))
+        asked.append(trial.params)
+    return asked
+
+
+def test_what_the_machine_lacks_is_left_out_with_a_reason():
+    space = Space(preset("transformer"), defaults(), CPU)
+    assert "tf32" not in space.distributions()["precision"].choices
+    assert "stream_prefetch" not in space.distributions()
+    assert any("tf32 needs" in reason for reason in space.left_out)
+    assert any("qkv_streams=true needs" in reason for reason in space.left_out)
+
+
+def test_the_baseline_belongs_to_the_space():
+    baseline = {**defaults(), "micro_batch": 7}
+    space = Space({"micro_batch": [4, 8]}, baseline, CPU)
+    assert space.distributions()["micro_batch"].choices == (4, 7, 8)
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "random", "grid"])
+def test_no_sampler_repeats_itself_or_leaves_the_feasible(name):
+    facts = Facts(device="cpu", world_size=2, global_batch=64)
+    values = {
+        "micro_batch": [1, 2, 4, 8, 16, 32],
+        "accumulation_steps": [1, 2, 4, 8, 16, 32],
+        "precision": ["fp32", "bf16"],
+    }
+    baseline = {**defaults(), "micro_batch": 8, "accumulation_steps": 4}
+    space = Space(values, baseline, facts)
+    asked = ask_all(space, name, 12)
+    assert len({key(params) for params in asked}) == 12
+    assert all(not infeasible(space.complete(params), facts) for params in asked)
+
+
+@pytest.mark.parametrize("name", ["tpe", "grid"])
+def test_a_space_comes_to_its_end(name):
+    space = Space({"micro_batch": [1, 2, 8]}, defaults(), CPU)
+    with pytest.raises(Exhausted):
+        ask_all(space, name, 4)
+
+
+def test_nothing_that_must_run_out_of_memory_is_asked():
+    values = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "log_interval": [1, 10]}
+    space = Space(values, defaults(), CPU)
+    study = optuna.create_study(direction="maximize", sampler=sampler("random", space, seed=0))
+    study.enqueue_trial({"micro_batch": 8, "log_interval": 10})
+    trial = study.ask(space.distributions())
+    trial.set_user_attr("end", "OOM")
+    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    asked = []
+    with pytest.raises(Exhausted):
+        while True:
+            trial = study.ask(space.distributions())
+            study.tell(trial, 1.0)
+            asked.append(trial.params)
+    assert sorted({params["micro_batch"] for params in asked}) == [1, 2, 4]
+    assert len(asked) == 6
+
+
+def test_memory_is_compared_only_where_all_else_is_the_same():
+    small = defaults()
+    large = {**defaults(), "micro_batch": 16, "accumulation_steps": 4}
+    assert needs_more_memory(large, small)
+    assert not needs_more_memory(small, large)
+    assert not needs_more_memory({**large, "precision": "bf16"}, small)
+
+
+def test_tpe_learns_within_the_feasible():
+    space = Space({"micro_batch": [2**i for i in range(12)]}, defaults(), CPU)
+    asked = ask_all(space, "tpe", 12, value=lambda params: float(params["micro_batch"]))
+    assert len(asked) == 12
+
+
+def test_large_spaces_are_drawn_from_without_enumeration():
+    values = {"micro_batch": list(range(1, 3000)), "log_interval": list(range(1, 1000))}
+    space = Space(values, defaults(), CPU)
+    drawn = space.feasible(random.Random(0))
+    assert len({key(next(drawn)) for _ in range(50)}) > 40

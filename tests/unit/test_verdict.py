@@ -1,0 +1,127 @@
+"""From rounds to one sentence."""
+
+import numpy as np
+import pytest
+
+from autotune.verdict import Candidate, Confirmation, conclude, difference, no_result
+from search_spaces import defaults
+from storage import AttemptResult, StoredAttempt
+
+
+def candidate(trial, *, peak=1 << 30, **knobs):
+    return Candidate(trial, {**defaults(), **knobs}, peak)
+
+
+def confirmed(rates, candidates, baseline=0, rounds=5):
+    """A confirmation in which each trial shows these rates, round by round."""
+    confirmation = Confirmation(candidates, baseline, rounds)
+    number = 0
+    while not confirmation.decided():
+        confirmation.close_round({t: rates[t][number] for t in confirmation.members()})
+        number += 1
+    return confirmation
+
+
+def noisy(level, seed, rounds=5, noise=0.004):
+    generator = np.random.default_rng(seed)
+    return list(level * (1 + noise * generator.standard_normal(rounds)))
+
+
+def test_a_clear_winner():
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    found = conclude(
+        confirmed({0: noisy(100, 1), 1: noisy(150, 2)}, candidates), "samples/s", world_size=2
+    )
+    assert found.kind == "better"
+    assert found.trial == 1
+    assert found.speedup.low > 1.4
+    assert "1.5" in found.sentence
+    assert "micro_batch=64" in found.sentence
+    assert "global batch changes from 16 to 128" in found.sentence
+
+
+def test_nothing_beats_the_baseline():
+    candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
+    found = conclude(
+        confirmed({0: noisy(100, 1), 1: noisy(97, 2)}, candidates), "samples/s", world_size=2
+    )
+    assert found.kind == "nothing_better"
+    assert found.trial == 0
+    assert "Nothing" in found.sentence
+
+
+def test_an_advantage_within_the_noise_is_none():
+    candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
+    rates = {0: [100, 103, 98, 101, 99], 1: [101, 100, 102, 99, 101]}
+    assert conclude(confirmed(rates, candidates), "samples/s", 2).trial == 0
+
+
+def test_of_equals_the_one_with_less_memory():
+    candidates = [
+        candidate(0),
+        candidate(1, micro_batch=64, peak=8 << 30),
+        candidate(2, micro_batch=32, peak=4 << 30),
+    ]
+    rates = {0: noisy(100, 1), 1: noisy(150.3, 2, noise=0.001), 2: noisy(150, 3, noise=0.001)}
+    assert conclude(confirmed(rates, candidates), "samples/s", 2).trial == 2
+
+
+def test_of_equals_with_the_same_memory_the_nearest_to_the_baseline():
+    candidates = [
+        candidate(0),
+        candidate(1, micro_batch=64, bucket_cap_mb=5, log_interval=50),
+        candidate(2, micro_batch=64),
+    ]
+    rates = {0: noisy(100, 1), 1: noisy(150.3, 2, noise=0.001), 2: noisy(150, 3, noise=0.001)}
+    assert conclude(confirmed(rates, candidates), "samples/s", 2).trial == 2
+
+
+def test_a_slower_finalist_drops_out_after_three_rounds():
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, micro_batch=32)]
+    confirmation = Confirmation(candidates, 0, 5)
+    for number in range(3):
+        rates = {0: 100 + number, 1: 150 + number, 2: 120 + number}
+        confirmation.close_round({t: rates[t] for t in confirmation.members()})
+    assert confirmation.dropped == {2: 3}
+
+
+def test_a_finalist_that_fails_when_run_again_is_not_recommended():
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 5)
+    for _ in range(5):
+        confirmation.close_round({t: None if t == 1 else 100.0 for t in confirmation.members()})
+    assert conclude(confirmation, "samples/s", 2).trial == 0
+
+
+def test_without_a_baseline_the_best_is_named_and_no_speed_up_claimed():
+    candidates = [candidate(3, micro_batch=4), candidate(5, micro_batch=2)]
+    rates = {3: noisy(100, 1), 5: noisy(90, 2)}
+    found = conclude(confirmed(rates, candidates, baseline=None), "samples/s", 2)
+    assert found.kind == "no_baseline"
+    assert found.speedup is None
+    assert "does not run" in found.sentence
+
+
+def test_two_that_are_the_same_are_rarely_called_different():
+    different = 0
+    for seed in range(200):
+        candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
+        rates = {0: noisy(100, 2 * seed, noise=0.02), 1: noisy(100, 2 * seed + 1, noise=0.02)}
+        different += conclude(confirmed(rates, candidates), "samples/s", 2).trial == 1
+    assert different <= 14  # 2.5 % one-sided, looked at up to three times
+
+
+@pytest.mark.parametrize(("state", "advice"), [("OOM", "smaller micro_batch"), ("ERROR", "logs")])
+def test_no_result_says_why(state, advice):
+    result = AttemptResult(state, "rank 1: planted")
+    attempt = StoredAttempt(1, 0, "search", 0, 1, defaults(), 0.0, 1.0, result)
+    found = no_result([attempt])
+    assert found.trial is None
+    assert "planted" in found.sentence
+    assert advice in found.sentence
+
+
+def test_difference_names_what_changed_as_yaml_writes_it():
+    changed = {**defaults(), "gradient_as_bucket_view": True}
+    assert difference(changed, defaults()) == "gradient_as_bucket_view=true"
+    assert difference(defaults(), defaults()) == "no change"

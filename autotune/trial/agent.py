@@ -16,7 +16,16 @@ from typing import Any, NoReturn
 
 from autotune.trial import environment, processes
 from autotune.trial.network import interface_of
-from autotune.trial.protocol import EndTrial, Hello, Message, StartTrial, from_line
+from autotune.trial.protocol import (
+    EndTrial,
+    Hello,
+    Message,
+    NodeReport,
+    Outcome,
+    RankEnd,
+    StartTrial,
+    from_line,
+)
 
 # DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
 _PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "torch.onnx", "autotune.trial.rank"]
@@ -79,15 +88,24 @@ class Agent:
         from autotune.trial.node_trial import NodeTrial
 
         if isinstance(command, StartTrial):
-            self._trial = NodeTrial(
-                command.request, command.placement, self._context, self._helpers
-            )
+            try:
+                self._trial = NodeTrial(
+                    command.request, command.placement, self._context, self._helpers
+                )
+            except OSError as error:
+                self._refuse(command, error)
         elif (
             isinstance(command, EndTrial)
             and self._trial
             and self._trial.request.trial == command.trial
         ):
             self._trial.end()
+
+    def _refuse(self, command: StartTrial, error: OSError) -> None:
+        processes.kill_descendants(self._helpers)
+        placement = command.placement
+        end = RankEnd(placement.first_rank, Outcome.ERROR, f"ranks cannot be started: {error}")
+        self._send(NodeReport(command.request.trial, placement.node, (end,)))
 
     def _attend(self) -> None:
         if not self._trial:

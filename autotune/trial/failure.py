@@ -17,8 +17,9 @@ _OOM_PHRASES = (
 )
 _OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
-# An out-of-memory rank or a crashed one makes its peers raise; a peer's error is the symptom.
-_SEVERITY = (Outcome.OOM, Outcome.CRASH, Outcome.HANG, Outcome.ERROR)
+# A rank that runs out of memory or crashes makes its peers raise: their errors are symptoms. A hang is
+# noted only while nothing else is wrong; what follows comes of asking the ranks for their stacks.
+_SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
 
 
 def of_exception(error: BaseException) -> Outcome:

@@ -1,5 +1,6 @@
 """The ranks of one trial on one node: started, watched by their progress, and cleared away."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -138,7 +139,10 @@ class NodeTrial:
 
     def _judge_progress(self, now: float) -> None:
         deadlines = self.request.deadlines
+        ended = {end.rank for end in self._ends}
         for local_rank, member in enumerate(self._ranks):
+            if member.number in ended:
+                continue
             count = self._progress[local_rank]
             if count != member.last_count:
                 member.last_count, member.last_progress = count, now
@@ -155,7 +159,9 @@ class NodeTrial:
         if processes.state(behind.process.pid or 0) == "T":
             who = "its process is stopped"
         for member in self._ranks:
-            os.kill(member.process.pid or 0, rank.DUMP_SIGNAL)
+            if member.process.pid and not member.exit_seen:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.process.pid, rank.DUMP_SIGNAL)
         time.sleep(_DUMP_SECONDS)
         self._note(
             RankEnd(behind.number, Outcome.HANG, f"{doing} took more than {limit:g} s; {who}")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autotune import document, spec
 from autotune.errors import SpecError
-from search_spaces import CATALOGUE, preset_names
+from search_spaces import CATALOGUE, defaults, preset_names
 from search_spaces.knob import Choice
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +148,11 @@ def studies(draw: st.DrawFn) -> dict[str, Any]:
     return json.loads(json.dumps(study))  # no list twice: YAML would write it as an alias
 
 
+def exact(value: Any) -> str:
+    """Comparable without mercy: True == 1 == 1.0 in Python, but not to a trainer."""
+    return json.dumps(value, sort_keys=True)
+
+
 @THOROUGH
 @given(studies())
 def test_a_study_survives_file_and_storage(folder, study):
@@ -155,8 +160,7 @@ def test_a_study_survives_file_and_storage(folder, study):
     stored = json.loads(json.dumps(loaded.model_dump(mode="json", exclude={"storage"})))
     again = spec.StudySpec.model_validate(stored)
     assert again == loaded
-    assert repr(again) == repr(loaded)  # True == 1 == 1.0, but not to a trainer
-    assert again.model_dump(mode="json", exclude={"storage"}) == stored
+    assert exact(stored) == exact(again.model_dump(mode="json", exclude={"storage"}))
 
 
 @THOROUGH
@@ -167,12 +171,10 @@ def test_what_the_file_says_is_what_is_loaded(folder, study):
     assert loaded.name == study["name"]
     assert loaded.workload.name == (workload if isinstance(workload, str) else workload["name"])
     if isinstance(workload, dict):
-        assert repr(loaded.workload.args) == repr(workload.get("args", {}))
+        assert exact(loaded.workload.args) == exact(workload.get("args", {}))
     if isinstance(study["search_space"], dict):
-        assert repr(loaded.values()) == repr(study["search_space"])
-    for name, value in study["baseline"].items():
-        assert repr(loaded.full_baseline()[name]) == repr(value)
-    assert set(loaded.full_baseline()) == set(CATALOGUE)
+        assert exact(loaded.values()) == exact(study["search_space"])
+    assert exact(loaded.full_baseline()) == exact({**defaults(), **study["baseline"]})
     assert loaded.env == study["env"]
     assert loaded.export == study["export"]
 
@@ -196,7 +198,7 @@ def test_infinite_arguments_are_refused_or_reach_the_workload(folder, value):
     else:
         stored = loaded.model_dump(mode="json", exclude={"storage"})
         again = spec.StudySpec.model_validate(json.loads(json.dumps(stored)))
-        assert repr(again.workload.args) == repr(loaded.workload.args)
+        assert exact(again.workload.args) == exact(loaded.workload.args)
 
 
 def test_the_tiny_study_of_the_tests_is_a_study(tmp_path):
@@ -283,15 +285,12 @@ def test_seconds(folder, text, seconds):
         ("2.5GiB", 5 * 2**29),
         ("4GB", 4 * 10**9),
         ("1048576", 2**20),
-        ("1048.576KB", None),
+        ("1048.576KB", 2**20),
         ("1048577KB", 1048577000),
     ],
 )
 def test_bytes(folder, text, size):
-    if size is None:
-        assert problems(folder, f"{START}resources: {{memory_per_worker: {text}}}\n")
-    else:
-        assert memory(folder, text) == size
+    assert memory(folder, text) == size
 
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

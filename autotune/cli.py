@@ -209,6 +209,31 @@ def export(
 
 
 @app.command()
+def report(
+    study: StudyArgument,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute the verdict again from the timed blocks.")
+    ] = False,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The verdict in full: finalists, how the recommended configuration ran, the best trials."""
+    from autotune.report import paper
+    from autotune.report.recompute import recomputed_verdict
+
+    url, name = _locate(study, storage)
+    repository = _open(url, existing=True)
+    found = repository.study(name)
+    verdict = recomputed_verdict(repository, name).as_dict() if recompute else found.verdict
+    if verdict is None:
+        raise BadInput(f"{name} has no verdict yet ({found.state}); autotune status {name}")
+    if as_json:
+        print(json.dumps(verdict, indent=2))
+    else:
+        print(paper.report(repository, name, verdict))
+
+
+@app.command()
 def dashboard(
     study: StudyArgument,
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8080,

@@ -113,6 +113,11 @@ class ObjectiveSpec(_Section):
         "with exactly this global batch compete, so the winner needs no new learning rate.",
     )
 
+    @property
+    def unit(self) -> str:
+        """Of the metric, for people."""
+        return "tokens/s" if self.metric == "tokens_per_second" else "samples/s"
+
 
 class BudgetSpec(_Section):
     """When the search ends: whichever comes first."""

@@ -3,19 +3,19 @@
 import random
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.attempts import LOST, Bench, Finished, Job
+from autotune.confirmation import Confirmation, replay
 from autotune.errors import BadInput, LeaseLost
 from autotune.notes import trial_note
 from autotune.search.sampling import Exhausted, sampler
 from autotune.search.space import Space
 from autotune.spec import StudySpec
-from autotune.verdict import Candidate, Confirmation, Verdict, conclude, no_result
+from autotune.verdict import Verdict, conclude, no_result
 from launchers import Launcher
 from search_spaces import Facts
 from search_spaces.constraints import refused_global_batch
@@ -93,7 +93,7 @@ class Tuner:
     @property
     def unit(self) -> str:
         """Of the objective."""
-        return "tokens/s" if self._spec.objective.metric == "tokens_per_second" else "samples/s"
+        return self._spec.objective.unit
 
     def _open_ledger(self) -> TrialLedger:
         before = len(self._attempts())
@@ -160,11 +160,7 @@ class Tuner:
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""
-        recorded = {
-            a.trial: a
-            for a in self._attempts()
-            if a.purpose == "search" and a.result.state not in ("ABANDONED", LOST)
-        }
+        recorded = {a.trial: a for a in self._attempts() if a.purpose == "search" and a.recorded}
         unlaunched = []
         for trial in self._ledger.trials():
             if trial.state != TrialState.RUNNING:
@@ -226,55 +222,32 @@ class Tuner:
 
     def _confirm(self, bench: Bench) -> Confirmation | None:
         """Finalists and baseline again, in randomised rounds; None if there is nobody to confirm."""
-        candidates, baseline = self._finalists()
-        if not candidates:
-            return None
-        confirmation = Confirmation(candidates, baseline, self._spec.measurement.rounds)
-        while not confirmation.decided(in_a_hurry=self._out_of_time()):
-            number = len(confirmation.rounds) + 1
-            results = dict(self._round(bench, number, confirmation))
-            confirmation.close_round(results)
-        return confirmation if confirmation.members() else None
+        while True:
+            confirmation = self._replay()
+            if confirmation is None or not confirmation.members():
+                return None
+            if confirmation.decided(in_a_hurry=self._out_of_time()):
+                return confirmation
+            self._complete_round(bench, confirmation)
 
-    def _finalists(self) -> tuple[list[Candidate], int | None]:
-        complete = {
-            a.trial: a
-            for a in self._attempts()
-            if a.purpose == "search" and a.result.state == "COMPLETE"
-        }
-        ranked = sorted(complete.values(), key=lambda a: -(a.result.throughput or 0.0))
-        today = self._spec.full_baseline()
-        baseline = next((a for a in ranked if a.knobs == today), None)
-        others = [a for a in ranked if a is not baseline][: self._spec.measurement.finalists]
-        members = [baseline, *others] if baseline else others
-        candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
-        return candidates, baseline.trial if baseline else None
+    def _replay(self) -> Confirmation | None:
+        plan = self._spec.measurement
+        return replay(
+            self._attempts(),
+            self._spec.full_baseline(),
+            finalists=plan.finalists,
+            most_rounds=plan.rounds,
+        )
 
-    def _round(
-        self, bench: Bench, number: int, confirmation: Confirmation
-    ) -> Iterator[tuple[int, float | None]]:
-        """(trial, throughput) of every member, one after another in an order drawn for the round."""
-        recorded = {
-            a.trial: a.result.throughput
-            for a in self._attempts()
-            if a.round == number and a.result.state not in ("ABANDONED", LOST, "RUNNING")
-        }
+    def _complete_round(self, bench: Bench, confirmation: Confirmation) -> None:
+        """Measure whoever is still missing, one after another, in an order drawn for the round."""
+        number = confirmation.next_round
         order = confirmation.members()
         random.Random(f"{self._spec.seed}/{number}").shuffle(order)
         for trial in order:
-            if trial in recorded:
-                yield trial, recorded[trial]
-            else:
-                yield trial, self._measure_again(bench, trial, number, confirmation)
-
-    def _measure_again(
-        self, bench: Bench, trial: int, number: int, confirmation: Confirmation
-    ) -> float | None:
-        while True:
-            bench.start(trial, confirmation.candidates[trial].knobs, round_=number)
-            finished = self._wait_for_one(bench)
-            if finished.result.state != LOST:
-                return finished.result.throughput
+            while trial not in confirmation.recorded(self._attempts()):
+                bench.start(trial, confirmation.candidates[trial].knobs, round_=number)
+                self._wait_for_one(bench)
 
     def _wait_for_one(self, bench: Bench) -> Finished:
         while True:

@@ -121,3 +121,8 @@ class StoredAttempt:
     def running(self) -> bool:
         """Whether it has not been recorded yet."""
         return self.result.state == "RUNNING"
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it has a result of its own: it was neither given up nor lost with its agent."""
+        return self.result.state not in ("RUNNING", "ABANDONED", "LOST")

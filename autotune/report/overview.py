@@ -26,6 +26,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "budget": spec.budget.model_dump(),
         "elapsed_seconds": round(study.elapsed, 1),
         "metric": spec.objective.metric,
+        "unit": spec.objective.unit,
         "baseline": now.baseline,
         "best": now.best,
         "best_trial": now.best_trial,
@@ -37,7 +38,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
 
 def describe(found: dict[str, Any]) -> str:
     """The same for a person."""
-    unit = "tokens/s" if found["metric"] == "tokens_per_second" else "samples/s"
+    unit = found["unit"]
     counted = ", ".join(f"{count} {state}" for state, count in found["trials_by_state"].items())
     lines = [
         f"{found['study']}: {found['state']}",

@@ -36,8 +36,7 @@ class Standing:
 
 def standing(spec: StudySpec, attempts: list[StoredAttempt]) -> Standing:
     """Where a study with these attempts stands."""
-    searched = {a.trial: a for a in attempts if a.purpose == "search" and a.ended is not None}
-    searched = {t: a for t, a in searched.items() if a.result.state not in ("ABANDONED", "LOST")}
+    searched = {a.trial: a for a in attempts if a.purpose == "search" and a.recorded}
     by_state: dict[str, int] = {}
     for attempt in searched.values():
         by_state[attempt.result.state] = by_state.get(attempt.result.state, 0) + 1
@@ -63,9 +62,7 @@ class ProgressLines:
         self._repository = repository
         self._study = study
         self._spec = StudySpec.model_validate(study.spec)
-        self._unit = (
-            "tokens/s" if self._spec.objective.metric == "tokens_per_second" else "samples/s"
-        )
+        self._unit = self._spec.objective.unit
         self._shown: set[int] = set()
         self._last_message = 0
         self._best: float = 0.0

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from autotune.verdict import Candidate, Confirmation, conclude, difference, no_result
+from autotune.confirmation import Candidate, Confirmation, replay
+from autotune.verdict import conclude, difference, no_result
 from search_spaces import defaults
 from storage import AttemptResult, StoredAttempt
 
@@ -125,3 +126,49 @@ def test_difference_names_what_changed_as_yaml_writes_it():
     changed = {**defaults(), "gradient_as_bucket_view": True}
     assert difference(changed, defaults()) == "gradient_as_bucket_view=true"
     assert difference(defaults(), defaults()) == "no change"
+
+
+def attempt(number, trial, rate, *, round_=0, state="COMPLETE", **knobs):
+    purpose = "confirm" if round_ else "search"
+    result = AttemptResult(state, throughput=rate, half_width=0.01)
+    return StoredAttempt(
+        number, trial, purpose, round_, 1, {**defaults(), **knobs}, float(number), 1.0, result
+    )
+
+
+SEARCHED = [attempt(1, 0, 100), attempt(2, 1, 150, micro_batch=64)]
+
+
+def replayed(attempts):
+    return replay(attempts, defaults(), finalists=2, most_rounds=5)
+
+
+def test_a_confirmation_is_replayed_from_its_records():
+    rounds = [attempt(3, 0, 101, round_=1), attempt(4, 1, 151, round_=1, micro_batch=64)]
+    found = replayed(SEARCHED + rounds)
+    assert found.rounds == {1: {0: 101, 1: 151}}
+    assert found.next_round == 2
+
+
+def test_a_round_that_was_cut_short_is_not_counted_but_kept():
+    found = replayed([*SEARCHED, attempt(3, 0, 101, round_=1)])
+    assert found.rounds == {}
+    assert found.recorded([attempt(3, 0, 101, round_=1)]) == {0: 101}
+
+
+@pytest.mark.parametrize("state", ["ABANDONED", "LOST", "RUNNING"])
+def test_an_attempt_without_a_result_is_measured_again(state):
+    found = replayed([*SEARCHED, attempt(3, 0, None, round_=1, state=state)])
+    assert found.recorded([attempt(3, 0, None, round_=1, state=state)]) == {}
+
+
+def test_rounds_from_before_the_search_went_on_do_not_count():
+    before = [attempt(3, 0, 101, round_=1), attempt(4, 1, 151, round_=1, micro_batch=64)]
+    found = replayed([*SEARCHED, *before, attempt(5, 2, 170, micro_batch=128)])
+    assert found.rounds == {}
+    assert found.next_round == 2
+    assert set(found.members()) == {0, 1, 2}
+
+
+def test_nobody_to_confirm():
+    assert replayed([attempt(1, 0, None, state="OOM")]) is None

@@ -1,0 +1,189 @@
+"""Who is still in, as finalists and baseline are measured again round by round. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.measurement.estimate import Ratio, paired_ratio
+from storage import StoredAttempt
+
+FEWEST_ROUNDS = 3
+_ALIKE = 0.02
+"""Finalists within 2 % of each other are not told apart any further."""
+
+Rounds = dict[int, dict[int, float]]
+"""Round -> trial -> throughput."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trial that takes part in the confirmation."""
+
+    trial: int
+    knobs: dict[str, Any]
+    peak_bytes: int
+
+
+class Confirmation:
+    """Who is still in, given what the rounds have shown so far."""
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        baseline: int | None,
+        most_rounds: int,
+        first_round: int = 1,
+    ) -> None:
+        self.candidates = {candidate.trial: candidate for candidate in candidates}
+        self.baseline = baseline
+        self.dropped: dict[int, int] = {}
+        self.rounds: Rounds = {}
+        self._most_rounds = most_rounds
+        self._first_round = first_round
+
+    def members(self) -> list[int]:
+        """Trials that the next round measures."""
+        return [trial for trial in self.candidates if trial not in self.dropped]
+
+    @property
+    def next_round(self) -> int:
+        """Number of the round to measure next."""
+        return self._first_round + len(self.rounds)
+
+    def recorded(self, attempts: Sequence[StoredAttempt]) -> dict[int, float | None]:
+        """What is recorded of the next round: throughput per trial, None where it failed."""
+        members = self.members()
+        return {
+            a.trial: a.result.throughput
+            for a in attempts
+            if a.round == self.next_round and a.trial in members and a.recorded
+        }
+
+    def close_round(self, results: Mapping[int, float | None]) -> None:
+        """Take in a complete round; None: that trial failed, which drops it."""
+        number = len(self.rounds) + 1
+        self.rounds[number] = {t: rate for t, rate in results.items() if rate is not None}
+        for trial, rate in results.items():
+            if rate is None:
+                self.dropped[trial] = number
+        if number >= FEWEST_ROUNDS and self.members():
+            leader = self.leader()
+            for trial in self.members():
+                if trial not in (leader, self.baseline) and self.ratio(trial, leader).high < 1:
+                    self.dropped[trial] = number
+
+    def decided(self, *, in_a_hurry: bool = False) -> bool:
+        """Whether another round would change nothing that matters, or is not allowed.
+
+        Args:
+            in_a_hurry: after the fewest rounds, do with what there is.
+        """
+        if not self.members() or len(self.rounds) >= self._most_rounds:
+            return True
+        if len(self.rounds) < FEWEST_ROUNDS:
+            return False
+        if in_a_hurry:
+            return True
+        leader = self.leader()
+        rivals = [trial for trial in self.members() if trial not in (leader, self.baseline)]
+        if not all(_close_to_one(self.ratio(trial, leader)) for trial in rivals):
+            return False
+        if self.baseline in (None, leader) or self.baseline in self.dropped:
+            return True
+        return self.ratio(leader, self.baseline).low > 1
+
+    def leader(self) -> int:
+        """The fastest of those still in, by the rounds that all of them ran."""
+        return max(self.members(), key=lambda trial: math.fsum(map(math.log, self.rates(trial))))
+
+    def rates(self, trial: int) -> list[float]:
+        """A trial's throughput, round by round."""
+        return [rates[trial] for rates in self.rounds.values() if trial in rates]
+
+    def ratio(self, trial: int, other: int) -> Ratio:
+        """How many times faster a trial is than another, over the rounds that both ran."""
+        both = [r for r in self.rounds.values() if trial in r and other in r]
+        return paired_ratio([r[trial] for r in both], [r[other] for r in both])
+
+    def choice(self) -> int:
+        """The one to recommend: of those that cannot be told from the leader the one with the least
+        memory, then the nearest to the baseline."""
+        leader = self.leader()
+        if self.baseline is not None and not self._beats_baseline(leader, self.baseline):
+            return self.baseline
+        equals = [t for t in self.members() if t == leader or self._as_good(t, leader)]
+        return min(equals, key=lambda t: (self._memory(t), self._distance(t), t != leader))
+
+    def _as_good(self, trial: int, leader: int) -> bool:
+        if trial == self.baseline or not _close_to_one(self.ratio(trial, leader)):
+            return False
+        return self.baseline is None or self._beats_baseline(trial, self.baseline)
+
+    def _beats_baseline(self, trial: int, baseline: int) -> bool:
+        if baseline in self.dropped:
+            return True  # it failed when it was run again
+        return trial != baseline and self.ratio(trial, baseline).low > 1
+
+    def _memory(self, trial: int) -> float:
+        # Peaks of the same configuration differ by a few percent from run to run.
+        peak = self.candidates[trial].peak_bytes
+        return round(math.log(max(peak, 1)) / math.log(1 + _ALIKE) / 2)
+
+    def _distance(self, trial: int) -> int:
+        if self.baseline is None:
+            return 0
+        today = self.candidates[self.baseline].knobs
+        return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
+
+
+def _close_to_one(ratio: Ratio) -> bool:
+    return ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE
+
+
+def replay(
+    attempts: Sequence[StoredAttempt],
+    baseline: Mapping[str, Any],
+    *,
+    finalists: int,
+    most_rounds: int,
+) -> Confirmation | None:
+    """The confirmation as the records show it, less a round that is not complete.
+
+    Rounds that were measured before the search went on (with a larger budget) do not count: what is
+    compared must have been measured in turn.
+
+    Args:
+        attempts: of a study whose search has ended, in the order in which they were started.
+        baseline: a value for every knob.
+        finalists: the most candidates besides the baseline.
+        most_rounds: see measurement.rounds.
+
+    Returns:
+        None if no trial of the search is complete.
+    """
+    candidates, baseline_trial = _candidates(attempts, baseline, finalists)
+    if not candidates:
+        return None
+    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first_round(attempts))
+    while len(results := confirmation.recorded(attempts)) == len(confirmation.members()) > 0:
+        confirmation.close_round(results)
+    return confirmation
+
+
+def first_round(attempts: Sequence[StoredAttempt]) -> int:
+    """Number of the first round after the search has last gone on."""
+    last_search = max((a.id for a in attempts if not a.round), default=0)
+    return 1 + max((a.round for a in attempts if a.id < last_search), default=0)
+
+
+def _candidates(
+    attempts: Sequence[StoredAttempt], baseline: Mapping[str, Any], finalists: int
+) -> tuple[list[Candidate], int | None]:
+    complete = {a.trial: a for a in attempts if not a.round and a.result.state == "COMPLETE"}
+    ranked = sorted(complete.values(), key=lambda a: -(a.result.throughput or 0.0))
+    today = next((a for a in ranked if a.knobs == baseline), None)
+    others = [a for a in ranked if a is not today][:finalists]
+    members = [today, *others] if today else others
+    candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
+    return candidates, today.trial if today else None

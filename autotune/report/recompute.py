@@ -1,0 +1,56 @@
+"""Every figure of a study computed again from its recorded blocks."""
+
+import dataclasses
+import math
+
+from autotune.confirmation import replay
+from autotune.measurement.estimate import Estimate, estimate
+from autotune.spec import StudySpec
+from autotune.verdict import Verdict, conclude, no_result
+from storage import Repository, StoredAttempt, StoredBlock
+
+
+def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
+    """The rate of an attempt from its blocks; None if none of them counts."""
+    kept = [block for block in blocks if block.kept]
+    if not kept:
+        return None
+    units = [block.tokens if tokens else block.samples for block in kept]
+    return estimate(units, [block.seconds for block in kept])
+
+
+def recomputed_attempts(repository: Repository, name: str) -> list[StoredAttempt]:
+    """All attempts, each with the throughput that its blocks give."""
+    study = repository.study(name)
+    spec = StudySpec.model_validate(study.spec)
+    found = []
+    for attempt in repository.attempts(study.id):
+        if attempt.result.throughput is None:
+            found.append(attempt)
+            continue
+        blocks = repository.blocks(attempt.id)
+        again = estimate_of(blocks, tokens=spec.objective.metric == "tokens_per_second")
+        result = dataclasses.replace(
+            attempt.result,
+            throughput=again.rate if again else None,
+            half_width=again.half_width if again and math.isfinite(again.half_width) else 1.0,
+        )
+        found.append(dataclasses.replace(attempt, result=result))
+    return found
+
+
+def recomputed_verdict(repository: Repository, name: str) -> Verdict:
+    """The verdict that the recorded blocks give."""
+    study = repository.study(name)
+    spec = StudySpec.model_validate(study.spec)
+    attempts = recomputed_attempts(repository, name)
+    confirmation = replay(
+        attempts,
+        spec.full_baseline(),
+        finalists=spec.measurement.finalists,
+        most_rounds=spec.measurement.rounds,
+    )
+    if confirmation is None or not confirmation.members() or not confirmation.rounds:
+        return no_result(attempts)
+    world_size = len(repository.blocks(attempts[0].id)[0].rank_seconds)
+    return conclude(confirmation, spec.objective.unit, world_size)

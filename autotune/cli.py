@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune import __version__
+from autotune.document import read
 from autotune.errors import AutotuneError, BadInput
 
 DEFAULT_STORAGE = "sqlite:///autotune.db"
@@ -86,11 +87,18 @@ def start(
 ) -> None:
     """Run a study, or go on with it. Ctrl-C only stops following; the study runs on."""
     from autotune.spec import load
-    from autotune.submission import submit
 
     spec = load(study)
+    # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
+    from autotune.submission import submit
+
     url = storage or spec.storage
-    repository = _open(url)
+    try:
+        repository = _open(url)
+    except BadInput as error:
+        if storage:
+            raise
+        raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
     submitted = submit(repository, spec, Path.cwd())
     _attend(repository, submitted.name, url, detach, foreground, as_json)
 

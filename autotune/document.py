@@ -30,10 +30,14 @@ class Document:
 
     def where(self, path: Path_) -> str:
         """file:line of a field, or of the nearest enclosing one that exists."""
+        return f"{self.name}:{self.line(path)}"
+
+    def line(self, path: Path_) -> int:
+        """Line of a field, or of the nearest enclosing one that exists."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
-                return f"{self.name}:{self.lines[path[:length]]}"
-        return f"{self.name}:1"
+                return self.lines[path[:length]]
+        return 1
 
 
 def read(path: Path) -> Document:
@@ -67,18 +71,62 @@ def parse(text: str, name: str) -> Document:
         SpecError: it is not plain YAML.
     """
     try:
-        root = yaml.compose(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise SpecError([f"{name}:{line}: not valid YAML: {error.problem}"]) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SpecError([f"{name}: not valid YAML: {reason}"]) from None
+        root = _compose(text)
+    except _Broken as broken:
+        raise SpecError([f"{name}:{broken.line}: not valid YAML: {broken}"]) from None
     document = Document(name)
     if root is not None:
         document.data = _Builder(document).build(root, ())
     return document
+
+
+class _Broken(Exception):
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(shown(problem))
+        self.line = line
+
+
+def _compose(text: str) -> Node | None:
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _Broken(line, f"the character U+{error.character:04X} is not allowed") from None
+    try:
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        if error.context_mark and (mark is None or mark.index >= len(text.rstrip())):
+            mark = error.context_mark  # not the end of the file, but what is still open there
+        problem = error.problem or "cannot be read"
+        if problem.startswith("but "):
+            problem = f"{error.context}, {problem}"
+        raise _Broken(mark.line + 1 if mark else 1, problem) from None
+    except (ValueError, OverflowError):
+        raise _Broken(loader.line + 1, "there is no such character") from None
+    finally:
+        loader.dispose()
+
+
+def shown(text: str) -> str:
+    """A text of the user's as part of a one-line message."""
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# Plain scalars of YAML 1.2's core schema.
+_OCT = re.compile(r"0o[0-7]+")
+_INT = re.compile(r"[-+]?[0-9]+")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL = {
+    ".inf": float("inf"),
+    "+.inf": float("inf"),
+    "-.inf": float("-inf"),
+    ".nan": float("nan"),
+}
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+_LONGEST_INT = 30
 
 
 class _Loader(yaml.SafeLoader):
@@ -91,6 +139,8 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             self._refuse("anchors and aliases are not used here; write the value out", event)
+        if getattr(event, "tag", None):
+            self._refuse("tags are not used here", event)
         self.nodes += 1
         if self.nodes > MAX_NODES:
             self._refuse(f"more than {MAX_NODES:,} values", event)
@@ -108,13 +158,6 @@ class _Loader(yaml.SafeLoader):
 class _Builder:
     """Nodes -> plain data, noting lines; any mistake carries its line."""
 
-    _INT = re.compile(r"[-+]?[0-9]+")
-    _HEX = re.compile(r"0x[0-9a-fA-F]+")
-    _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-    _SPECIAL = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}  # noqa: RUF012
-    _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}  # noqa: RUF012
-    _LONGEST_INT = 30
-
     def __init__(self, document: Document) -> None:
         self._document = document
 
@@ -123,46 +166,46 @@ class _Builder:
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
-            self._plain(node, "tag:yaml.org,2002:seq")
             return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
         assert isinstance(node, ScalarNode)
-        return self._scalar(node)
+        return self._scalar(node, str(path[-1]) if path else "study")
 
     def _mapping(self, node: MappingNode, path: Path_) -> dict[str, Any]:
-        self._plain(node, "tag:yaml.org,2002:map")
         built: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode):
                 raise self._error(key_node, "a field name must be a plain word")
-            key = str(key_node.value)
+            key = self._text(key_node, str(key_node.value))
+            if key == "<<" and key_node.style is None:
+                raise self._error(
+                    key_node, "merge keys (<<) are not used here; write the values out"
+                )
             if key in built:
-                raise self._error(key_node, f"the field {key!r} is given twice")
+                raise self._error(key_node, f"the field {shown(key)!r} is given twice")
             self._document.lines[(*path, key)] = key_node.start_mark.line + 1
             built[key] = self.build(value_node, (*path, key))
         return built
 
-    def _scalar(self, node: ScalarNode) -> Any:
-        text = node.value
-        explicit = not node.tag.startswith("tag:yaml.org,2002:")
-        if explicit or node.tag.endswith((":binary", ":set", ":omap", ":python")):
-            raise self._error(node, f"the tag {node.tag!r} is not allowed")
+    def _text(self, node: ScalarNode, name: str) -> str:
+        text = str(node.value)
+        if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+            raise self._error(node, f"{shown(name)}: has a character that no file can hold")
+        return text
+
+    def _scalar(self, node: ScalarNode, name: str) -> Any:
+        text = self._text(node, name)
         if node.style in ("'", '"', "|", ">"):
             return text
-        if text.lower() in self._WORDS and text in (text.lower(), text.title(), text.upper()):
-            return self._WORDS[text.lower()]
-        if self._INT.fullmatch(text):
-            if len(text) > self._LONGEST_INT:
-                raise self._error(node, "the number is too large")
-            return int(text)
-        if self._HEX.fullmatch(text):
-            return int(text, 16)
-        if self._FLOAT.fullmatch(text):
+        if text.lower() in _WORDS and text in (text.lower(), text.title(), text.upper()):
+            return _WORDS[text.lower()]
+        for pattern, base in ((_INT, 10), (_HEX, 16), (_OCT, 8)):
+            if pattern.fullmatch(text):
+                if len(text) > _LONGEST_INT:
+                    raise self._error(node, f"{shown(name)}: the number is too large")
+                return int(text, base)
+        if _FLOAT.fullmatch(text):
             return float(text)
-        return self._SPECIAL.get(text.lower(), text)
-
-    def _plain(self, node: Node, tag: str) -> None:
-        if node.tag != tag:
-            raise self._error(node, f"the tag {node.tag!r} is not allowed")
+        return _SPECIAL.get(text.lower(), text)
 
     def _error(self, node: Node, problem: str) -> SpecError:
         return SpecError([f"{self._document.name}:{node.start_mark.line + 1}: {problem}"])

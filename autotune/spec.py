@@ -1,43 +1,34 @@
 """study.yaml -> StudySpec. Every mistake names file, line, field and what is allowed."""
 
-import difflib
+import json
 import re
-import types
-import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from autotune import document
+from autotune import document, mistakes
 from autotune.errors import SpecError
+from autotune.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
-from search_spaces.constraints import global_batch, refused_global_batch
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_BYTE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def _seconds(value: Any) -> Any:
-    if isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*([smhd])\s*", value)):
-        return float(match[1]) * _UNITS[match[2]]
-    if isinstance(value, str):
-        raise ValueError("must be seconds, or a number with a unit such as 90s, 30m, 2h, 1d")
-    return value
+def _env_name(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError(f"{mistakes.in_yaml(name)} is no name of an environment variable")
+    return name
 
 
-def _bytes(value: Any) -> Any:
-    pattern = rf"\s*([0-9.]+)\s*({'|'.join(_BYTE_UNITS)})\s*"
-    if isinstance(value, str) and (match := re.fullmatch(pattern, value)):
-        return int(float(match[1]) * _BYTE_UNITS[match[2]])
-    if isinstance(value, str):
-        raise ValueError(f"must be bytes, or a number with a unit: {', '.join(_BYTE_UNITS)}")
-    return value
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=10**9)]
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=2**20)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
 Scalar = bool | int | float | str
 
 
@@ -60,15 +51,26 @@ class WorkloadSpec(_Section):
         """`module:function`."""
         return BUILT_IN.get(self.name, self.name)
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        if self.name not in BUILT_IN and not re.fullmatch(r"[\w.]+:\w+", self.name):
-            close = _did_you_mean(self.name, BUILT_IN)
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        module, _, function = name.partition(":")
+        own = all(part.isidentifier() for part in (*module.split("."), function))
+        if name not in BUILT_IN and not own:
             raise ValueError(
-                f"name must be one of {', '.join(sorted(BUILT_IN))}, or module:function of your "
-                f"own factory, got {self.name!r}{close}"
+                f"must be one of {', '.join(sorted(BUILT_IN))}, or module:function of your "
+                f"own factory, got {mistakes.in_yaml(name)}{mistakes.did_you_mean(name, BUILT_IN)}"
             )
-        return self
+        return name
+
+    @field_validator("args")
+    @classmethod
+    def _finite(cls, args: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(args, allow_nan=False)
+        except ValueError:
+            raise ValueError("must hold finite numbers only") from None
+        return args
 
 
 class ResourcesSpec(_Section):
@@ -185,23 +187,47 @@ class StudySpec(_Section):
     )
     ray_address: str | None = Field(
         default=None,
+        min_length=1,
         description="Of a running Ray cluster, e.g. 10.0.0.1:6379 or auto. Without one the ray "
         "launcher starts a Ray on this machine.",
     )
-    env: dict[str, str] = Field(
+    env: dict[EnvName, str] = Field(
         default_factory=dict, description="Environment variables of the ranks."
     )
     storage: str = Field(
         default="sqlite:///autotune.db", description="SQLAlchemy URL: SQLite file or PostgreSQL."
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Of data, model and sampler.")
-    export: str = Field(default="best.yaml", description="Where the best configuration goes.")
+    export: str = Field(
+        default="best.yaml", min_length=1, description="Where the best configuration goes."
+    )
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _a_name(cls, name: Any) -> Any:
+        if isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise ValueError(
+                "must be 1 to 100 letters, digits, dots, dashes and underscores, the first one a "
+                f"letter or digit, got {mistakes.in_yaml(name)}"
+            )
+        if isinstance(name, str) and name.endswith((".yaml", ".yml")):
+            raise ValueError("must not end in .yaml or .yml: the commands would take it for a file")
+        return name
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = [*self._space_problems(), *self._baseline_problems(), *self._other_problems()]
+        problems = mistakes.of_search_space(self.search_space)
+        problems |= mistakes.of_baseline(self.baseline)
+        fixed, workers = self.objective.global_batch, self.resources.known_workers
+        if fixed and workers and not problems:
+            given = bool(self.baseline)
+            problems |= mistakes.of_global_batch(
+                fixed, workers, self.full_baseline(), baseline_given=given
+            )
+        if self.ray_address is not None and self.launcher != "ray":
+            problems["ray_address",] = "has no effect without `launcher: ray`; add it"
         if problems:
-            raise _Located(problems)
+            raise mistakes.Inconsistent(problems)
         return self
 
     def values(self) -> dict[str, list[Any]]:
@@ -213,62 +239,6 @@ class StudySpec(_Section):
     def full_baseline(self) -> dict[str, Any]:
         """The baseline with a value for every knob."""
         return {**defaults(), **self.baseline}
-
-    def _space_problems(self) -> list[tuple[tuple[str | int, ...], str]]:
-        if isinstance(self.search_space, str):
-            if self.search_space in preset_names():
-                return []
-            names = preset_names()
-            close = _did_you_mean(self.search_space, names)
-            known = f"must be a preset ({', '.join(names)}) or a mapping of knobs to values"
-            return [(("search_space",), f"{known}, got {self.search_space!r}{close}")]
-        if not self.search_space:
-            return [(("search_space",), "names no knob; give at least one with values to try")]
-        found: list[tuple[tuple[str | int, ...], str]] = []
-        for name, values in self.search_space.items():
-            path = ("search_space", name)
-            if problem := _unknown_knob(name):
-                found.append((path, problem))
-                continue
-            if not values:
-                found.append((path, "has no values; give a list with at least one"))
-            for index, value in enumerate(values):
-                if problem := CATALOGUE[name].domain.problem(value):
-                    found.append(((*path, index), f"{problem}, got {value!r}"))
-                elif value in values[:index]:
-                    found.append(((*path, index), f"has {value!r} twice"))
-        return found
-
-    def _baseline_problems(self) -> list[tuple[tuple[str | int, ...], str]]:
-        found: list[tuple[tuple[str | int, ...], str]] = []
-        for name, value in self.baseline.items():
-            problem = _unknown_knob(name)
-            if not problem and (wrong := CATALOGUE[name].domain.problem(value)):
-                problem = f"{wrong}, got {value!r}"
-            if problem:
-                found.append((("baseline", name), problem))
-        fixed, workers = self.objective.global_batch, self.resources.known_workers
-        if fixed is None or workers is None or found:
-            return found
-        actual = global_batch(self.full_baseline(), workers)
-        if actual != fixed and not refused_global_batch(fixed, workers):
-            found.append(
-                (
-                    ("baseline",),
-                    f"has a global batch of {actual} (micro_batch x accumulation_steps x workers), "
-                    f"but objective.global_batch fixes it at {fixed}; make them agree",
-                )
-            )
-        return found
-
-    def _other_problems(self) -> list[tuple[tuple[str | int, ...], str]]:
-        found: list[tuple[tuple[str | int, ...], str]] = []
-        fixed, workers = self.objective.global_batch, self.resources.known_workers
-        if fixed and workers and (problem := refused_global_batch(fixed, workers)):
-            found.append((("objective", "global_batch"), problem))
-        if self.ray_address is not None and self.launcher != "ray":
-            found.append((("ray_address",), "has no effect without `launcher: ray`; add it"))
-        return found
 
 
 def load(path: Path) -> StudySpec:
@@ -299,16 +269,30 @@ def check(found: document.Document) -> StudySpec:
         }
     try:
         return StudySpec.model_validate(data)
-    except _Located as located:
-        raise SpecError(
-            [f"{found.where(path)}: {_dotted(path)}: {text}" for path, text in located.problems]
-        ) from None
+    except mistakes.Inconsistent as inconsistent:
+        problems = inconsistent.problems
     except ValidationError as error:
-        lines: dict[str, None] = {}  # a union reports a mistake once per member
-        for detail in error.errors():
-            path = _own_path(detail["loc"], data)
-            lines[f"{found.where(path)}: {_dotted(path)}: {_explain(detail, path)}"] = None
-        raise SpecError(list(lines)) from None
+        problems = mistakes.of_fields(error, data, StudySpec)
+        problems |= _beside(problems, data)
+    in_order = sorted(problems.items(), key=lambda item: found.line(item[0]))
+    raise SpecError(
+        [f"{found.where(path)}: {mistakes.dotted(path)}: {text}" for path, text in in_order]
+    )
+
+
+def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Problems:
+    """Mistakes that concern several fields, in a study less those that are wrong by themselves."""
+    wrong = {path[0] for path in problems if path}
+    wrong |= {"objective"} if wrong & {"baseline", "resources"} else set()
+    wrong |= {"ray_address"} if "launcher" in wrong else set()
+    rest = {name: value for name, value in data.items() if name not in wrong}
+    try:
+        StudySpec.model_validate({"name": "a", "workload": {"name": "gpt"}, **rest})
+    except mistakes.Inconsistent as inconsistent:
+        return inconsistent.problems
+    except ValidationError:
+        pass
+    return {}
 
 
 def json_schema() -> dict[str, Any]:
@@ -324,83 +308,3 @@ def json_schema() -> dict[str, Any]:
     properties["search_space"]["anyOf"] = [{"type": "string", "enum": preset_names()}, space]
     properties["baseline"].update(properties=knobs, additionalProperties=False)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-class _Located(Exception):
-    """Mistakes that concern several fields; passes through pydantic as it is."""
-
-    def __init__(self, problems: list[tuple[tuple[str | int, ...], str]]) -> None:
-        super().__init__(str(problems))
-        self.problems = problems
-
-
-def _explain(detail: Any, path: tuple[str | int, ...]) -> str:
-    kind, given = detail["type"], detail.get("input")
-    if kind == "extra_forbidden":
-        allowed = _fields_at(path[:-1])
-        close = _did_you_mean(str(path[-1]), allowed)
-        return f"no such field{close}; allowed: {', '.join(allowed)}"
-    if kind == "missing":
-        return "is missing"
-    text = detail["msg"].removeprefix("Value error, ")
-    text = text.removeprefix("Input should be ").removeprefix("a valid ")
-    if text == detail["msg"].removeprefix("Value error, "):
-        return f"{text}" if "got" in text else f"{text}, got {_short(given)}"
-    if kind == "string_type":
-        text += " (in quotes if it looks like a number or true/false)"
-    return f"must be {text}, got {_short(given)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _own_path(loc: tuple[int | str, ...], data: Any) -> tuple[str | int, ...]:
-    """The error's location less pydantic's names of union members."""
-    path: list[str | int] = []
-    for part in loc:
-        inside = isinstance(data, dict) and part in data
-        item = isinstance(data, list) and isinstance(part, int) and part < len(data)
-        if inside or item:
-            path.append(part)
-            data = data[part]
-        elif isinstance(data, dict) and not _is_member_name(part):
-            path.append(part)  # a missing field
-            break
-    return tuple(path)
-
-
-def _is_member_name(part: int | str) -> bool:
-    return str(part) in ("str", "int", "float", "bool") or "[" in str(part)
-
-
-def _fields_at(path: tuple[str | int, ...]) -> list[str]:
-    model: type[BaseModel] = StudySpec
-    for part in path:
-        annotation = model.model_fields[str(part)].annotation
-        options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
-    return list(model.model_fields)
-
-
-def _is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
-
-
-def _unknown_knob(name: str) -> str | None:
-    if name in CATALOGUE:
-        return None
-    return f"no such knob{_did_you_mean(name, CATALOGUE)}; knobs: {', '.join(CATALOGUE)}"
-
-
-def _did_you_mean(word: str, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _dotted(path: tuple[str | int, ...]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text or "study"

@@ -44,7 +44,7 @@ class Range:
     def describe(self) -> str:
         """The domain in words."""
         noun = "a whole number" if self.integer else "a number"
-        return f"{noun} from {self.low:g} to {self.high:,g}".replace(",", "")
+        return f"{noun} from {self.low} to {self.high}"
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def parse(url: str) -> URL:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise BadInput(
             "the storage must be a URL such as sqlite:///autotune.db or "
             "postgresql://user@host/database"
@@ -160,14 +160,20 @@ def parse(url: str) -> URL:
         raise BadInput(
             f"storage of kind {backend!r} is not supported; use sqlite:///FILE or postgresql://..."
         )
-    if "+" not in parsed.drivername:
-        parsed = parsed.set(drivername=_DRIVERS[backend])
+    if parsed.drivername not in (backend, _DRIVERS[backend]):
+        raise BadInput(
+            f"the driver of {parsed.drivername!r} is not used here; use sqlite:///FILE or "
+            "postgresql://..."
+        )
+    parsed = parsed.set(drivername=_DRIVERS[backend])
     if backend == "sqlite":
         return _checked_file(parsed)
     return parsed
 
 
 def _checked_file(url: URL) -> URL:
+    if url.host:
+        raise BadInput(f"a SQLite file has no host; use sqlite:///{url.host}/... for a file")
     if not url.database or url.database == ":memory:":
         raise BadInput("a study outlives its process: use sqlite:///FILE, not a database in memory")
     path = Path(url.database).expanduser().absolute()

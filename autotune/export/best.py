@@ -103,17 +103,20 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
     """
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: not a best.yaml: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("knobs"), dict):
         raise ValueError(
             f"{path}: not a best.yaml: it has no `knobs`; `autotune export` writes one"
         )
-    if content.get("format") != FORMAT:
+    if type(content.get("format")) is not int or content["format"] != FORMAT:
         raise ValueError(
             f"{path}: format {content.get('format')!r}, but this autotune reads {FORMAT}; "
             "export it again, or upgrade autotune"
         )
+    parts = ("world_size", "throughput", "speedup", "provenance")
+    if missing := [part for part in parts if part not in content]:
+        raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
     return BestConfig(
         knobs=content["knobs"],
         world_size=content["world_size"],

@@ -1,0 +1,259 @@
+"""The knob catalogue, the presets, and which configurations can run."""
+
+import itertools
+import math
+
+import pytest
+from conftest import tiny_study
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.spec import StudySpec
+from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
+from search_spaces.constraints import global_batch, refused_global_batch, unmet_needs
+from search_spaces.knob import Choice, Range
+
+CPU = Facts("cpu", 2)
+AMPERE = Facts("cuda", 2, (8, 0))
+TURING = Facts("cuda", 2, (7, 5))
+THOROUGH = settings(deadline=None, max_examples=200, derandomize=True)
+
+SWITCHES = ["gradient_as_bucket_view", "stream_prefetch", "qkv_streams"]
+RANGES = [name for name, knob in CATALOGUE.items() if isinstance(knob.domain, Range)]
+CHOICES = [name for name, knob in CATALOGUE.items() if isinstance(knob.domain, Choice)]
+
+# The catalogue
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_default_is_allowed_and_runs_anywhere(name):
+    knob = CATALOGUE[name]
+    assert knob.name == name
+    assert knob.domain.problem(knob.default) is None
+    for facts in (CPU, TURING, AMPERE):
+        assert infeasible({**defaults(), name: knob.default}, facts) == []
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_knob_says_what_it_is_and_where_the_knowledge_comes_from(name):
+    knob = CATALOGUE[name]
+    assert knob.summary and knob.applied and knob.source
+    assert all(knob.domain.problem(value) is None for value in knob.needs_for)
+    assert bool(knob.needs) or not knob.needs_for
+    assert knob.default not in knob.needs_for
+
+
+def test_the_defaults_are_a_fresh_copy():
+    defaults()["micro_batch"] = 999
+    assert defaults()["micro_batch"] == CATALOGUE["micro_batch"].default
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_takes_its_ends_and_nothing_beyond(name):
+    domain = CATALOGUE[name].domain
+    assert domain.problem(domain.low) is None
+    assert domain.problem(domain.high) is None
+    for value in (domain.low - 1, domain.high + 1, -domain.high, 10**30):
+        assert domain.problem(value)
+
+
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize(
+    "value", [True, False, None, "8", "", [8], {}, math.nan, math.inf, -math.inf, 8j]
+)
+def test_a_range_takes_numbers_only(name, value):
+    assert CATALOGUE[name].domain.problem(value)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_whole_numbers_have_no_point(name):
+    domain = CATALOGUE[name].domain
+    assert (domain.problem(8.0) is None) is (not domain.integer)
+    assert (domain.problem(8.5) is None) is (not domain.integer)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_the_limits_are_told_exactly(name):
+    domain = CATALOGUE[name].domain
+    told = domain.problem("no number")
+    assert told.endswith(f" from {domain.low} to {domain.high}")
+    assert told.startswith("must be a whole number" if domain.integer else "must be a number")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_takes_its_values_and_nothing_like_them(name):
+    domain = CATALOGUE[name].domain
+    assert all(domain.problem(value) is None for value in domain.values)
+    for value in ("", "no", None, 2, math.nan, [domain.values[0]], domain.values):
+        assert domain.problem(value)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", [0, 1, 0.0, 1.0, "true", "false", "yes"])
+def test_a_switch_is_true_or_false_and_not_a_number(name, value):
+    assert CATALOGUE[name].domain.problem(value) == "must be one of false, true"
+
+
+def test_the_choices_of_precision_are_told():
+    told = CATALOGUE["precision"].domain.problem("fp8")
+    assert told == "must be one of fp32, tf32, bf16, fp16"
+
+
+# What needs a device
+
+NEEDY = {"precision": "tf32", "stream_prefetch": True, "qkv_streams": True}
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_what_needs_a_device_does_not_run_on_the_cpu_and_says_so(name):
+    (reason,) = infeasible({**defaults(), name: NEEDY[name]}, CPU)
+    written = str(NEEDY[name]).lower()
+    assert reason.startswith(f"{name}={written} needs a CUDA device")
+    assert reason.endswith("this study runs on the CPU")
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_what_needs_a_device_runs_on_one(name):
+    assert infeasible({**defaults(), name: NEEDY[name]}, AMPERE) == []
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (7, 0), (7, 5)])
+def test_tf32_needs_a_recent_device(capability):
+    facts = Facts("cuda", 2, capability)
+    (reason,) = infeasible({**defaults(), "precision": "tf32"}, facts)
+    assert "8.0 or higher" in reason
+    assert f"{capability[0]}.{capability[1]}" in reason
+    assert infeasible({**defaults(), "stream_prefetch": True, "qkv_streams": True}, facts) == []
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
+def test_tf32_runs_on_recent_devices(capability):
+    facts = Facts("cuda", 2, capability)
+    assert infeasible({**defaults(), "precision": "tf32"}, facts) == []
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_other_precisions_run_on_the_cpu(precision):
+    assert infeasible({**defaults(), "precision": precision}, CPU) == []
+
+
+def test_every_unmet_need_has_a_reason_of_its_own():
+    reasons = infeasible({**defaults(), **NEEDY}, CPU)
+    assert [reason.partition("=")[0] for reason in reasons] == list(NEEDY)
+
+
+def test_needs_of_a_single_knob_can_be_asked_for():
+    assert list(unmet_needs({"qkv_streams": True}, CPU))
+    assert not list(unmet_needs({"qkv_streams": False}, CPU))
+    assert not list(unmet_needs({"qkv_streams": True}, AMPERE))
+
+
+SWITCHED = [CATALOGUE[name].domain.values for name in CHOICES]
+
+
+@pytest.mark.parametrize("values", [*itertools.product(*SWITCHED)])
+def test_on_the_cpu_exactly_the_needy_are_infeasible(values):
+    chosen = dict(zip(CHOICES, values, strict=True))
+    needy = [name for name, value in NEEDY.items() if chosen[name] == value]
+    reasons = infeasible({**defaults(), **chosen}, CPU)
+    assert sorted(reason.partition("=")[0] for reason in reasons) == sorted(needy)
+
+
+# The global batch
+
+MICRO = st.integers(1, 4096)
+STEPS = st.integers(1, 64)
+RANKS = st.integers(1, 512)
+
+
+@THOROUGH
+@given(MICRO, STEPS, RANKS, st.integers(1, 10**6))
+def test_a_fixed_global_batch_is_held_exactly(micro, steps, ranks, fixed):
+    knobs = {**defaults(), "micro_batch": micro, "accumulation_steps": steps}
+    actual = micro * steps * ranks
+    assert global_batch(knobs, ranks) == actual
+    assert infeasible(knobs, Facts("cpu", ranks, global_batch=actual)) == []
+    assert infeasible(knobs, Facts("cpu", ranks)) == []
+    reasons = infeasible(knobs, Facts("cpu", ranks, global_batch=fixed))
+    assert bool(reasons) is (fixed != actual)
+    for reason in reasons:
+        assert f"micro_batch {micro} x accumulation_steps {steps} x {ranks} ranks" in reason
+        assert f"global batch of {actual}, not the fixed {fixed}" in reason
+
+
+@THOROUGH
+@given(st.integers(1, 10**6), RANKS)
+def test_a_global_batch_is_refused_exactly_if_the_ranks_cannot_share_it(wanted, ranks):
+    problem = refused_global_batch(wanted, ranks)
+    assert (problem is None) is (wanted % ranks == 0)
+    if problem is None:
+        return
+    assert str(wanted) in problem
+    advised = [ranks * (wanted // ranks), ranks * (wanted // ranks + 1)]
+    for advice in filter(None, advised):
+        assert str(advice) in problem
+        assert refused_global_batch(advice, ranks) is None
+
+
+def test_ranks_without_a_sample_are_counted():
+    problem = refused_global_batch(3, 8)
+    assert "5 of 8 ranks without a sample" in problem
+    assert "at least 8" in problem
+    assert "fewer workers" in problem
+
+
+def test_an_uneven_global_batch_gets_its_neighbours():
+    assert "use 96 or 104" in refused_global_batch(100, 8)
+
+
+# The presets
+
+
+def test_there_are_presets_and_their_names_are_sorted():
+    assert {"quick", "ddp", "transformer", "communication"} <= set(preset_names())
+    assert preset_names() == sorted(preset_names())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_holds_known_knobs_with_allowed_values_each_once(name):
+    values = preset(name)
+    assert values
+    for knob, tried in values.items():
+        assert len(tried) >= 2, f"{knob} has nothing to choose from"
+        assert [CATALOGUE[knob].domain.problem(value) for value in tried] == [None] * len(tried)
+        assert len(set(tried)) == len(tried)
+
+
+@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("facts", [CPU, TURING, AMPERE], ids=["cpu", "turing", "ampere"])
+def test_a_preset_leaves_something_to_choose_on_every_machine(name, facts):
+    usable = {
+        knob: [value for value in tried if not list(unmet_needs({knob: value}, facts))]
+        for knob, tried in preset(name).items()
+    }
+    assert all(usable.values())
+    assert math.prod(len(tried) for tried in usable.values()) >= 50
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_makes_a_study(name):
+    study = tiny_study(search_space=name, workload={"name": "tiny:build"})
+    assert StudySpec.model_validate(study).values() == preset(name)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_a_fresh_copy(name):
+    next(iter(preset(name).values())).append("spoiled")
+    assert all("spoiled" not in tried for tried in preset(name).values())
+
+
+@pytest.mark.parametrize("name", ["", "nope", "quick.yaml", "../presets/quick", "/etc/passwd"])
+def test_an_unknown_preset_is_a_key_error(name):
+    with pytest.raises(KeyError):
+        preset(name)
+
+
+def test_presets_that_suit_any_machine_ask_for_no_device():
+    for name in ("quick", "communication"):
+        for knob, tried in preset(name).items():
+            assert not [reason for value in tried for reason in unmet_needs({knob: value}, CPU)]

@@ -9,7 +9,7 @@ from autotune.measurement.estimate import Ratio, paired_ratio
 from storage import StoredAttempt
 
 FEWEST_ROUNDS = 3
-_ALIKE = 0.02
+ALIKE = 0.02
 """Finalists within 2 % of each other are not told apart any further."""
 
 Rounds = dict[int, dict[int, float]]
@@ -128,7 +128,7 @@ class Confirmation:
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.
         peak = self.candidates[trial].peak_bytes
-        return round(math.log(max(peak, 1)) / math.log(1 + _ALIKE) / 2)
+        return round(math.log(max(peak, 1)) / math.log(1 + ALIKE) / 2)
 
     def _distance(self, trial: int) -> int:
         if self.baseline is None:
@@ -138,7 +138,7 @@ class Confirmation:
 
 
 def _close_to_one(ratio: Ratio) -> bool:
-    return ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE
+    return ratio.low >= 1 - ALIKE and ratio.high <= 1 + ALIKE
 
 
 def replay(

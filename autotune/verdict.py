@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.confirmation import Confirmation
+from autotune.confirmation import ALIKE, Confirmation
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
@@ -16,7 +16,8 @@ class Verdict:
     """The outcome of a study.
 
     Attributes:
-        kind: better, nothing_better, no_baseline (the baseline cannot run) or no_result.
+        kind: better, nothing_better, undecided (the noise is larger than the difference), no_baseline
+            (the baseline cannot run) or no_result.
         sentence: what the user reads.
         trial: of the recommended configuration; None for no_result.
         knobs: the recommended configuration.
@@ -64,14 +65,8 @@ def conclude(confirmation: Confirmation, unit: str, world_size: int) -> Verdict:
         return Verdict("no_baseline", sentence, **common)
     before = mean_rate(confirmation.rates(baseline))
     if chosen == baseline:
-        sentence = (
-            f"Nothing that was tried beats your configuration: it reaches "
-            f"{rate_text(throughput, unit)}, measured {len(confirmation.rounds)} times in turn with "
-            f"{_count(len(confirmation.candidates) - 1, 'finalist')}."
-        )
-        return Verdict(
-            "nothing_better", sentence, baseline=before, speedup=Ratio(1, 1, 1), **common
-        )
+        kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit))
+        return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.ratio(chosen, baseline)
     today = confirmation.candidates[baseline].knobs
     sentence = (
@@ -81,6 +76,26 @@ def conclude(confirmation: Confirmation, unit: str, world_size: int) -> Verdict:
         + _caveats(knobs, today, world_size)
     )
     return Verdict("better", sentence, baseline=before, speedup=speedup, **common)
+
+
+def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[str, str]:
+    """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
+    rounds = len(confirmation.rounds)
+    leader = confirmation.leader()
+    ratio = confirmation.ratio(leader, baseline)
+    if leader == baseline or ratio.high <= 1 + ALIKE:
+        finalists = _count(len(confirmation.candidates) - 1, "finalist")
+        return "nothing_better", (
+            f"Nothing that was tried beats your configuration: it reaches {rate}, measured "
+            f"{rounds} times in turn with {finalists}."
+        )
+    knobs, today = (confirmation.candidates[trial].knobs for trial in (leader, baseline))
+    return "undecided", (
+        f"Cannot tell whether anything beats your configuration, so keep it: "
+        f"{difference(knobs, today)} measured {ratio.value:.2f}x in {rounds} rounds, but the 95 % "
+        f"interval is {ratio.low:.2f} to {ratio.high:.2f}. A quieter machine, longer trials or more "
+        "rounds (`measurement`) would tell."
+    )
 
 
 def no_result(attempts: Sequence[StoredAttempt]) -> Verdict:

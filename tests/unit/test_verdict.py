@@ -57,6 +57,15 @@ def test_an_advantage_within_the_noise_is_none():
     assert conclude(confirmed(rates, candidates), "samples/s", 2).trial == 0
 
 
+def test_what_the_noise_hides_is_called_undecided():
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    rates = {0: [490, 298, 147, 300, 300], 1: [762, 300, 200, 260, 330]}
+    found = conclude(confirmed(rates, candidates), "samples/s", 2)
+    assert found.kind == "undecided"
+    assert found.trial == 0
+    assert "Cannot tell" in found.sentence
+
+
 def test_of_equals_the_one_with_less_memory():
     candidates = [
         candidate(0),

@@ -12,7 +12,7 @@ from autotune.attempts import LOST, Bench, Finished, Job
 from autotune.confirmation import Confirmation, replay
 from autotune.errors import BadInput, LeaseLost
 from autotune.notes import trial_note
-from autotune.search.sampling import Exhausted, sampler
+from autotune.search.sampling import sampler
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.verdict import Verdict, conclude, no_result
@@ -64,6 +64,8 @@ class Tuner:
         self._space = Space(
             job.spec.values(), job.spec.full_baseline(), facts_of(job.spec, launcher)
         )
+        before = len(self._attempts())
+        self._sampler = sampler(self._spec.sampler, self._space, self._spec.seed + before)
         self._ledger = self._open_ledger()
 
     def run(self) -> Verdict:
@@ -96,9 +98,7 @@ class Tuner:
         return self._spec.objective.unit
 
     def _open_ledger(self) -> TrialLedger:
-        before = len(self._attempts())
-        chosen = sampler(self._spec.sampler, self._space, self._spec.seed + before)
-        ledger = TrialLedger(self._job.repository.database, self._job.study.name, chosen)
+        ledger = TrialLedger(self._job.repository.database, self._job.study.name, self._sampler)
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._say(f"Left out: {reason}.")
@@ -138,11 +138,10 @@ class Tuner:
     def _launch_next(self, bench: Bench, unlaunched: list[FrozenTrial]) -> str:
         if unlaunched:
             trial = unlaunched.pop(0)
+        elif self._sampler.has_more(self._ledger.trials()):
+            trial = self._ledger.ask(self._space.distributions())
         else:
-            try:
-                trial = self._ledger.ask(self._space.distributions())
-            except Exhausted:
-                return "every feasible configuration has been tried"
+            return "every feasible configuration has been tried"
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._spec.full_baseline()

@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 
-from autotune.search.space import Configuration, Space, key
+from autotune.search.space import Space, key
 from search_spaces import CATALOGUE, KnobValue
 
 _LOOK_AHEAD = 100_000
@@ -34,6 +34,13 @@ class FeasibleSampler(BaseSampler):
         self._space = space
         self._random = random.Random(seed)
         self._tries = tries
+
+    def has_more(self, trials: list[FrozenTrial]) -> bool:
+        """Whether anything is left to propose. Ask before asking Optuna for a trial: one that is
+        asked for and cannot be filled stays behind."""
+        if any(trial.state == TrialState.WAITING for trial in trials):
+            return True
+        return self._space.any_feasible(worth_launching(self._space, trials))
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -89,7 +96,7 @@ def worth_launching(
     space: Space, trials: list[FrozenTrial]
 ) -> Callable[[Mapping[str, KnobValue]], bool]:
     """Whether a configuration is feasible, new, and not bound to run out of memory."""
-    tried: set[Configuration] = {key(t.params) for t in trials if t.params}
+    tried = {key(t.params) for t in trials if t.state != TrialState.WAITING}
     too_large = [space.complete(t.params) for t in trials if t.user_attrs.get("end") == "OOM"]
 
     def worth(params: Mapping[str, KnobValue]) -> bool:

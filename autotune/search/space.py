@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
@@ -74,6 +74,14 @@ class Space:
     def size(self) -> int:
         """Combinations, infeasible ones included."""
         return math.prod(len(values) for values in self._values.values())
+
+    def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
+        """Whether some configuration is worth it; a space too large to enumerate has one."""
+        if self.size > _ENUMERABLE:
+            return True
+        names = list(self.distributions())
+        everything = itertools.product(*(self._values[name] for name in names))
+        return any(worth(dict(zip(names, values, strict=True))) for values in everything)
 
     def feasible(self, generator: random.Random) -> Iterator[dict[str, KnobValue]]:
         """Feasible sampled parameters in random order: all of them, each once, where the space can be

@@ -97,3 +97,23 @@ def test_large_spaces_are_drawn_from_without_enumeration():
     space = Space(values, defaults(), CPU)
     drawn = space.feasible(random.Random(0))
     assert len({key(next(drawn)) for _ in range(50)}) > 40
+
+
+def test_a_space_knows_when_nothing_is_left():
+    space = Space({"micro_batch": [4, 8], "log_interval": [10]}, defaults(), CPU)
+    chosen = sampler("tpe", space, 0)
+    study = optuna.create_study(direction="maximize", sampler=chosen)
+    for _ in range(2):
+        assert chosen.has_more(study.get_trials())
+        study.tell(study.ask(space.distributions()), 1.0)
+    assert not chosen.has_more(study.get_trials())
+
+
+def test_a_space_of_one_configuration_holds_one_trial():
+    space = Space({"micro_batch": [8]}, defaults(), CPU)
+    chosen = sampler("tpe", space, 0)
+    study = optuna.create_study(direction="maximize", sampler=chosen)
+    study.enqueue_trial({})
+    assert chosen.has_more(study.get_trials())
+    study.tell(study.ask(space.distributions()), 1.0)
+    assert not chosen.has_more(study.get_trials())

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
-from sqlalchemy.exc import DBAPIError
 
 from autotune.attempts import Job
-from autotune.errors import AutotuneError, LeaseLost
+from autotune.errors import AutotuneError, LeaseLost, StorageError
 from autotune.export import best
 from autotune.notes import study_note
 from autotune.report.logs import folder_of
@@ -27,12 +26,13 @@ from autotune.tuner import Signals, Stopped, Tuner
 from autotune.verdict import Verdict
 from launchers import Launcher, Resources, open_launcher
 from storage import Lease, Repository, StoredStudy, StudyState
+from storage.database import cause_of
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
 _IDLE_POLL_SECONDS = 0.5
 _OUTAGE_POLL_SECONDS = 2.0
-_UNREACHABLE = (DBAPIError, StorageInternalError)
+_UNREACHABLE = (StorageError, StorageInternalError)
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Daemon:
             except LeaseLost as lost:
                 log.warning("%s", lost)
             except _UNREACHABLE as error:
-                log.warning("storage unreachable, waiting: %s", _reason(error))
+                log.warning("storage unreachable, waiting: %s", cause_of(error))
                 last_busy = time.monotonic()
                 self._shutdown.wait(_OUTAGE_POLL_SECONDS)
             if idle_seconds is not None and time.monotonic() - last_busy > idle_seconds:
@@ -113,10 +113,10 @@ class Daemon:
                 self._finish(lease, study, StudyState.STOPPED)
             except LeaseLost:
                 raise
-            except AutotuneError as error:
-                self._finish(lease, study, StudyState.FAILED, error=str(error))
             except _UNREACHABLE:
                 raise
+            except AutotuneError as error:
+                self._finish(lease, study, StudyState.FAILED, error=str(error))
             except Exception as error:
                 log.exception("study %s: failed", study.name)
                 self._finish(lease, study, StudyState.FAILED, error=f"internal error: {error!r}")
@@ -171,7 +171,7 @@ class _Heartbeat:
             except LeaseLost:
                 self._signals.lease_lost.set()
             except _UNREACHABLE as error:
-                log.warning("heartbeat: storage unreachable: %s", _reason(error))
+                log.warning("heartbeat: storage unreachable: %s", cause_of(error))
 
     def _beat(self) -> None:
         self._repository.renew(self._lease, LEASE_SECONDS)
@@ -260,8 +260,3 @@ class _Session:
                 f"{target} cannot be written ({error.strerror}); "
                 f"`autotune export {self._study.name}` writes it elsewhere.",
             )
-
-
-def _reason(error: Exception) -> str:
-    original = error.orig if isinstance(error, DBAPIError) else error.__cause__
-    return str(original or error).strip().partition("\n")[0]

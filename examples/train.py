@@ -71,8 +71,7 @@ def train(
     model = DistributedDataParallel(
         workload.model.to(device),
         device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=config["bucket_cap_mb"],
-        gradient_as_bucket_view=config["gradient_as_bucket_view"],
+        **config.ddp_arguments(),
     )
     optimizer = workload.optimizer(model.parameters())
     scaler = torch.amp.GradScaler(device.type, enabled=config["precision"] == "fp16")

@@ -1,10 +1,14 @@
 """How the ranks of a trial spread over nodes, and how many trials fit. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import LauncherError
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
+
+_ROUNDING = 1e-6
+"""Shares such as 0.1 have no exact binary form."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
         ranks = workers // nodes
         bundle = {"CPU": float(ranks * resources.cpus_per_worker)}
         if gpus:
-            bundle["GPU"] = ranks * gpus
+            bundle["GPU"] = _devices(ranks * gpus)
         fitting = [_times(bundle, capacity) for capacity in capacities]
         usable = [times for times in fitting if times]
         if len(usable) < nodes:
@@ -85,9 +89,19 @@ def _gpus_per_worker(
     return 1.0 if sum(node.gpus for node in capacities) >= workers else 0.0
 
 
+def _devices(amount: float) -> float:
+    """Devices of a bundle: a share of one, or whole ones."""
+    return amount if amount < 1 else float(math.ceil(amount - _ROUNDING))
+
+
 def _times(bundle: dict[str, float], capacity: NodeCapacity) -> int:
-    has = {"CPU": capacity.cpus, "GPU": capacity.gpus}
-    return min(int(has[kind] // amount) for kind, amount in bundle.items())
+    by_cpus = int(capacity.cpus // bundle["CPU"])
+    amount = bundle.get("GPU", 0)
+    if not amount:
+        return by_cpus
+    if amount < 1:  # a share lies on one device
+        return min(by_cpus, capacity.gpus * math.floor(1 / amount + _ROUNDING))
+    return min(by_cpus, int(capacity.gpus // amount))
 
 
 def _slots(fitting: Sequence[int], nodes: int) -> int:

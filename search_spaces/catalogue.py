@@ -43,7 +43,7 @@ _KNOBS = (
         name="bucket_cap_mb",
         domain=Range(0.01, 100_000, integer=False),
         default=25,
-        summary="MiB of gradients that DDP sends in one all-reduce",
+        summary="MiB of gradients per all-reduce of DDP; 25, PyTorch's own, has a first bucket of 1",
         applied="DistributedDataParallel(bucket_cap_mb=...)",
         source="PyTorch DistributedDataParallel (default 25); Li et al. 2020",
         ordered=True,

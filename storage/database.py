@@ -3,6 +3,8 @@
 import contextlib
 import fcntl
 import os
+import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -23,6 +26,7 @@ VERSION_TABLE = "autotune_alembic_version"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _SCHEMA_LOCK = 0x6175746F  # any number that no other program takes; 'auto'
 _BUSY_SECONDS = 60
+_BUSY_POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 10
 _DRIVERS = {
     "sqlite": "sqlite",
@@ -55,11 +59,16 @@ class Database:
         self.engine = _engine(self.url)
         try:
             self._prepare()
-        except DBAPIError as error:
+            self.optuna()
+        except RuntimeError as error:
+            raise StorageError(f"storage {self}: {error}") from None
+        except (DBAPIError, StorageInternalError, OSError, sqlite3.Error) as error:
             raise StorageError(
-                f"storage {self}: {_first_line(error)}; check that the server runs, that the "
+                f"storage {self}: {self.reason(error)}; check that the server runs, that the "
                 "database exists and that it may be written"
             ) from None
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"storage {self}: an option of the URL is wrong: {error}") from None
 
     def __str__(self) -> str:
         """The URL without its secrets."""
@@ -81,7 +90,6 @@ class Database:
         return RDBStorage(
             self.url.render_as_string(hide_password=False),
             engine_kwargs=_engine_arguments(self.url),
-            skip_compatibility_check=True,
             skip_table_creation=True,
         )
 
@@ -93,6 +101,15 @@ class Database:
             connection.begin(),
         ):
             yield connection
+
+    def reason(self, error: BaseException) -> str:
+        """What the database driver said, in one line without secrets."""
+        text = cause_of(error)
+        secrets = [self.url.password, *self.url.query.values()]
+        for secret in secrets:
+            if isinstance(secret, str) and secret:
+                text = text.replace(secret, "***")
+        return text
 
     def _prepare(self) -> None:
         if self._current():
@@ -129,9 +146,14 @@ class Database:
         """Keep others from creating the tables at the same time."""
         if self.engine.dialect.name == "postgresql":
             with self.engine.connect() as connection:
-                connection.execute(text("select pg_advisory_lock(:key)"), {"key": _SCHEMA_LOCK})
-                yield
-                connection.execute(text("select pg_advisory_unlock(:key)"), {"key": _SCHEMA_LOCK})
+                # Of the transaction: whatever happens, it ends with it.
+                connection.execute(
+                    text("select pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK}
+                )
+                try:
+                    yield
+                finally:
+                    connection.rollback()
             return
         path = f"{self.url.database}.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -166,6 +188,8 @@ def parse(url: str) -> URL:
             "postgresql://..."
         )
     parsed = parsed.set(drivername=_DRIVERS[backend])
+    if "@" in (parsed.host or ""):
+        raise BadInput("storage: write an @ in the password as %40, so that the host can be told")
     if backend == "sqlite":
         return _checked_file(parsed)
     return parsed
@@ -193,7 +217,8 @@ def file_system(path: Path) -> str:
     resolved = str(path.resolve())
     best, kind = "", ""
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, mount, mounted_kind, *_ = line.split()
+        _, written, mounted_kind, *_ = line.split()
+        mount = written.encode().decode("unicode_escape")  # a space is written \\040
         inside = resolved == mount or resolved.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
             best, kind = mount, mounted_kind
@@ -211,6 +236,9 @@ def _engine(url: URL) -> Engine:
         engine = create_engine(url, **_engine_arguments(url))
     except NoSuchModuleError as error:
         raise BadInput(f"storage: {error}") from None
+    except (TypeError, ValueError) as error:
+        options = ", ".join(url.query)
+        raise BadInput(f"storage: an option of the URL ({options}) is wrong: {error}") from None
     if url.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
@@ -220,9 +248,23 @@ def _engine(url: URL) -> Engine:
 def _on_sqlite_connect(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # transactions begin where SQLAlchemy says, see below
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
+    _switch_to_wal(cursor)
     cursor.close()
+
+
+def _switch_to_wal(cursor: Any) -> None:
+    """Readers do not wait for the writer any more. SQLite's busy timeout does not hold for this."""
+    give_up = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up:
+                raise
+            time.sleep(_BUSY_POLL_SECONDS)
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
@@ -230,5 +272,10 @@ def _on_sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).strip().splitlines()[0]
+def cause_of(error: BaseException) -> str:
+    """What the database driver said, in one line."""
+    while isinstance(error, StorageInternalError) and error.__cause__:
+        error = error.__cause__
+    original = error.orig if isinstance(error, DBAPIError) else error
+    lines = str(original).strip().splitlines()
+    return lines[0] if lines else type(original).__name__

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select, text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from autotune.errors import BadInput, LeaseLost, StorageError, StudyNotFound
 from storage.database import Database
 from storage.models import (
     AttemptRow,
@@ -352,14 +352,27 @@ class Repository:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Session]:
-        with Session(self.database.engine) as session:
+        with self._failing_clearly(), Session(self.database.engine) as session:
             yield session
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Session]:
-        with self.database.writing() as connection, _session(connection) as session:
+        with (
+            self._failing_clearly(),
+            self.database.writing() as connection,
+            _session(connection) as session,
+        ):
             yield session
             session.flush()
+
+    @contextlib.contextmanager
+    def _failing_clearly(self) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except DBAPIError as error:
+            raise StorageError(f"storage {self.database}: {self.database.reason(error)}") from error
 
     @contextlib.contextmanager
     def _fenced(self, lease: Lease) -> Iterator[Session]:

@@ -35,6 +35,12 @@ class BestConfig(Mapping[str, Any]):
     speedup: dict[str, float] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
+    def ddp_arguments(self) -> dict[str, Any]:
+        """Keyword arguments for DistributedDataParallel, as the trials were run with."""
+        from autotune.trial.apply import ddp_arguments
+
+        return ddp_arguments(self.knobs)
+
     def __getitem__(self, name: str) -> Any:
         return self.knobs[name]
 

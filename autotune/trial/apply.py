@@ -4,7 +4,7 @@ One function per effect. Each acts on what any training script has (constructor 
 process-wide settings), never on our own loop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from autotune.trial.protocol import Knobs
 from autotune.trial.workload import Workload
 
+_DDP_DEFAULT_BUCKET = 25
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -48,11 +49,15 @@ def gradient_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
 
 
 def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
-    """bucket_cap_mb, gradient_as_bucket_view: arguments for DistributedDataParallel."""
-    return {
-        "bucket_cap_mb": knobs["bucket_cap_mb"],
-        "gradient_as_bucket_view": knobs["gradient_as_bucket_view"],
-    }
+    """bucket_cap_mb, gradient_as_bucket_view: arguments for DistributedDataParallel.
+
+    PyTorch's own default of 25 MiB comes with a first bucket of 1 MiB, which a 25 that is passed
+    explicitly has not. 25 therefore means to leave the argument out.
+    """
+    arguments = {"gradient_as_bucket_view": knobs["gradient_as_bucket_view"]}
+    if knobs["bucket_cap_mb"] != _DDP_DEFAULT_BUCKET:
+        arguments["bucket_cap_mb"] = knobs["bucket_cap_mb"]
+    return arguments
 
 
 def gradient_sync(
@@ -126,7 +131,7 @@ def move(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device; lists, tuples and dicts are followed."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {key: move(value, device) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
         moved = [move(value, device) for value in batch]
@@ -156,7 +161,7 @@ def _record_stream(batch: Any, stream: torch.cuda.Stream) -> None:
     # Without this the allocator may hand the memory to the side stream while it is still read.
     if isinstance(batch, torch.Tensor):
         batch.record_stream(stream)
-    elif isinstance(batch, dict):
+    elif isinstance(batch, Mapping):
         for value in batch.values():
             _record_stream(value, stream)
     elif isinstance(batch, list | tuple):

@@ -12,7 +12,7 @@ _OOM_PHRASES = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "alloc_failed",  # cuBLAS, cuDNN, cuSOLVER
     "bad_alloc",
 )
 _OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
@@ -26,10 +26,18 @@ def of_exception(error: BaseException) -> Outcome:
     """OOM or ERROR, by the exception that the rank raised."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return Outcome.OOM
-    text = str(error)
-    if isinstance(error, RuntimeError | OSError) and any(p in text for p in _OOM_PHRASES):
-        return Outcome.OOM
-    return Outcome.ERROR
+    if not isinstance(error, RuntimeError | OSError):
+        return Outcome.ERROR
+    text = text_of(error).lower()
+    return Outcome.OOM if any(phrase in text for phrase in _OOM_PHRASES) else Outcome.ERROR
+
+
+def text_of(error: BaseException) -> str:
+    """What the exception says, in one line; empty if it cannot say it."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
 
 
 def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:
@@ -42,12 +50,19 @@ def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome
     """
     if status >= 0:
         return Outcome.CRASH, f"exited with status {status} in mid training"
-    name = signal.Signals(-status).name
+    name = _signal_name(-status)
     if -status == signal.SIGKILL and kernel_killed:
         return Outcome.OOM, "killed by the kernel's out-of-memory killer"
     if -status == signal.SIGABRT and "bad_alloc" in log_tail:
         return Outcome.OOM, "host memory ran out (std::bad_alloc)"
     return Outcome.CRASH, f"died by {name}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal has no name
 
 
 def kernel_oom_kills() -> int:

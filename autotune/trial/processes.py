@@ -61,18 +61,23 @@ def kill_marked(agent_id: str) -> list[int]:
         The process ids that were killed.
     """
     mark = f"{MARKER}={agent_id}".encode()
-    killed = []
-    for pid, _, _ in _process_table():
-        if pid == os.getpid():
-            continue
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue  # gone, or another user's
-        if mark in environment.split(b"\0"):
+    killed: list[int] = []
+    while found := [pid for pid, _, state_ in _process_table() if _living_with(mark, pid, state_)]:
+        for pid in found:
             kill(pid)
-            killed.append(pid)
+        killed += [pid for pid in found if pid not in killed]
+        time.sleep(_POLL_SECONDS)  # again, until none is born meanwhile
     return killed
+
+
+def _living_with(mark: bytes, pid: int, letter: str) -> bool:
+    if pid == os.getpid() or letter in "ZX":
+        return False
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False  # gone, or another user's
+    return mark in environment.split(b"\0")
 
 
 def kill(pid: int) -> None:

@@ -224,10 +224,13 @@ def from_line(line: bytes | str) -> Message:
         ValueError: the line is not a known message.
     """
     body = json.loads(line)
-    kind = body.pop("kind", None)
-    if kind not in _KINDS:
+    kind = body.pop("kind", None) if isinstance(body, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"unknown message kind {kind!r}")
-    message = _KINDS[kind].from_dict(body)
+    try:
+        message = _KINDS[kind].from_dict(body)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a broken {kind}: {error!r}") from None
     if isinstance(message, BlockReport):
         return dataclasses.replace(message, rank_seconds=tuple(message.rank_seconds))
     return message

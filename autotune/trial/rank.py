@@ -157,5 +157,5 @@ def _die_with_agent(connection: Connection) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = failure.text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

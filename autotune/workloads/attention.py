@@ -14,7 +14,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if width % heads:
+        if heads < 1 or width < 1 or width % heads:
             raise ValueError(f"d_model {width} is not a multiple of heads {heads}")
         self.heads = heads
         self.qkv_streams = False

@@ -63,7 +63,9 @@ def build(*, layers: int = 4, d_model: int = 256, heads: int = 4, length: int = 
         heads: attention heads.
         length: tokens per sample.
     """
-    windows = Windows(byte_tokens(_TEXT_BYTES), length=length + 1, stride=length // 2)
+    if length < 1:
+        raise ValueError(f"length {length}: a sample has at least one token")
+    windows = Windows(byte_tokens(_TEXT_BYTES), length=length + 1, stride=max(1, length // 2))
     return Workload(
         model=Gpt(layers, d_model, heads, length),
         dataset=windows,

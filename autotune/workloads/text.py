@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
+_RESERVED = 2  # padding and start
 _EXCLUDED = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
 
 
@@ -44,14 +45,20 @@ def word_tokens(size: int, vocabulary: int) -> torch.Tensor:
 
     Tokens 0 and 1 are left to padding and the start of a sequence.
     """
+    if vocabulary <= _RESERVED:
+        raise ValueError(f"a vocabulary of {vocabulary} leaves no token for text")
     words = source_text(size).split()
-    return torch.tensor([2 + zlib.crc32(word) % (vocabulary - 2) for word in words])
+    return torch.tensor([_RESERVED + zlib.crc32(word) % (vocabulary - _RESERVED) for word in words])
 
 
 class Windows(Dataset[torch.Tensor]):
     """Windows of a token stream: item i is the `length` tokens from i * stride on."""
 
     def __init__(self, tokens: torch.Tensor, length: int, stride: int) -> None:
+        if not 0 < length <= len(tokens):
+            raise ValueError(
+                f"a sample of {length} tokens does not fit the {len(tokens)} there are"
+            )
         self._tokens = tokens
         self._length = length
         self._stride = stride

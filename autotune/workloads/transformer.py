@@ -68,6 +68,8 @@ class Transformer(nn.Module):
         self, layers: int, width: int, hidden: int, heads: int, vocabulary: int, dropout: float
     ) -> None:
         super().__init__()
+        if width % 2:
+            raise ValueError(f"d_model {width} is odd; position encodings come in pairs")
         shape = (width, hidden, heads, dropout)
         self.scale = math.sqrt(width)
         self.embedding = nn.Embedding(vocabulary, width)

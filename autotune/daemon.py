@@ -17,7 +17,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 
 from autotune.attempts import Job
-from autotune.errors import AutotuneError, LeaseLost, StorageError
+from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import best
 from autotune.notes import study_note
 from autotune.report.logs import folder_of
@@ -32,7 +32,7 @@ LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
 _IDLE_POLL_SECONDS = 0.5
 _OUTAGE_POLL_SECONDS = 2.0
-_UNREACHABLE = (StorageError, StorageInternalError)
+_UNREACHABLE = (StorageUnreachable, StorageInternalError)
 
 log = logging.getLogger(__name__)
 

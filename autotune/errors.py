@@ -29,6 +29,10 @@ class StorageError(AutotuneError):
     """The storage cannot be reached or written."""
 
 
+class StorageUnreachable(StorageError):
+    """The storage does not answer at present; it may again."""
+
+
 class LeaseLost(AutotuneError):
     """Another daemon has taken over; this one must not write any more."""
 

@@ -15,7 +15,7 @@ def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
     if result.throughput is not None and result.half_width is not None:
         rate = Ratio(
             result.throughput,
-            result.throughput * (1 - result.half_width),
+            result.throughput * max(0.0, 1 - result.half_width),
             result.throughput * (1 + result.half_width),
         )
         lines.append(f"- throughput: {rate_text(rate, unit)}")

@@ -84,10 +84,11 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[str, st
     leader = confirmation.leader()
     ratio = confirmation.ratio(leader, baseline)
     if leader == baseline or ratio.high <= 1 + ALIKE:
-        finalists = _count(len(confirmation.candidates) - 1, "finalist")
+        others = len(confirmation.candidates) - 1
+        how = f"in turn with {_count(others, 'finalist')}" if others else "again"
         return "nothing_better", (
             f"Nothing that was tried beats your configuration: it reaches {rate}, measured "
-            f"{rounds} times in turn with {finalists}."
+            f"{rounds} times {how}."
         )
     knobs, today = (confirmation.candidates[trial].knobs for trial in (leader, baseline))
     return "undecided", (

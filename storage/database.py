@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import os
 import sqlite3
 import time
@@ -96,10 +97,7 @@ class Database:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that writes: SQLite takes its write lock at the start, not half-way."""
-        with (
-            self.engine.connect().execution_options(autotune_writes=True) as connection,
-            connection.begin(),
-        ):
+        with _writing(self.engine) as connection:
             yield connection
 
     def reason(self, error: BaseException) -> str:
@@ -112,20 +110,32 @@ class Database:
         return text
 
     def _prepare(self) -> None:
-        if self._current():
+        if not self._missing() and self._current():
             return
         with self._schema_lock():
-            if self._current():
-                return
-            RDBStorage(
-                self.url.render_as_string(hide_password=False),
-                engine_kwargs=_engine_arguments(self.url),
-            )
-            config = Config()
-            config.set_main_option("script_location", str(_MIGRATIONS))
-            with self.writing() as connection:
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+            if self._missing():
+                self._create_aside()
+            elif not self._current():
+                _create_tables(self.url, self.engine)
+
+    def _missing(self) -> bool:
+        if self.engine.dialect.name != "sqlite":
+            return False
+        path = Path(str(self.url.database))
+        return not path.exists() or (path.is_file() and path.stat().st_size == 0)
+
+    def _create_aside(self) -> None:
+        """A new SQLite file under its name only once it is whole: Optuna's tables are not created in
+        one transaction there, and half of them would never be completed."""
+        path = Path(str(self.url.database))
+        unfinished = path.with_name(path.name + ".new")
+        for leftover in path.parent.glob(f"{glob.escape(unfinished.name)}*"):
+            leftover.unlink()
+        url = self.url.set(database=str(unfinished))
+        engine = _engine(url)
+        _create_tables(url, engine)
+        engine.dispose()  # with its last connection the write-ahead log goes into the file
+        unfinished.replace(path)
 
     def _current(self) -> bool:
         config = Config()
@@ -162,6 +172,26 @@ class Database:
             yield
         finally:
             os.close(descriptor)
+
+
+def _create_tables(url: URL, engine: Engine) -> None:
+    """Optuna's tables and ours, at their newest versions."""
+    optunas = RDBStorage(
+        url.render_as_string(hide_password=False), engine_kwargs=_engine_arguments(url)
+    )
+    optunas.engine.dispose()
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    with _writing(engine) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+@contextlib.contextmanager
+def _writing(engine: Engine) -> Iterator[Connection]:
+    options = {"autotune_writes": True}
+    with engine.connect().execution_options(**options) as connection, connection.begin():
+        yield connection
 
 
 def parse(url: str) -> URL:

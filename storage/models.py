@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Float, ForeignKey, Integer, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from storage.columns import AnyFloat, AnyJson, AnyText
 
 
 class Base(DeclarativeBase):
@@ -30,12 +32,12 @@ class StudyRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
     cluster: Mapped[str] = mapped_column(String(255), index=True)
-    spec: Mapped[dict[str, Any]] = mapped_column(JSON)  # without the storage URL
+    spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # without the storage URL
     workdir: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(16), index=True)
     stop_requested: Mapped[bool] = mapped_column(default=False)
-    error: Mapped[str | None] = mapped_column(Text)
-    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    error: Mapped[str | None] = mapped_column(AnyText)
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)
     elapsed: Mapped[float] = mapped_column(Float, default=0.0)  # seconds that a daemon ran it
     created: Mapped[float] = mapped_column(Float)
 
@@ -47,7 +49,7 @@ class EnvironmentRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
-    body: Mapped[dict[str, Any]] = mapped_column(JSON)
+    body: Mapped[dict[str, Any]] = mapped_column(AnyJson)
 
 
 class AttemptRow(Base):
@@ -64,10 +66,10 @@ class AttemptRow(Base):
     round: Mapped[int] = mapped_column(Integer)  # of the confirmation; 0 in the search
     attempt: Mapped[int] = mapped_column(Integer)  # from 1
     epoch: Mapped[int] = mapped_column(Integer)  # of the lease it was started under
-    knobs: Mapped[dict[str, Any]] = mapped_column(JSON)
+    knobs: Mapped[dict[str, Any]] = mapped_column(AnyJson)
     state: Mapped[str] = mapped_column(String(16))
-    cause: Mapped[str] = mapped_column(Text, default="")
-    log_tail: Mapped[str] = mapped_column(Text, default="")
+    cause: Mapped[str] = mapped_column(AnyText, default="")
+    log_tail: Mapped[str] = mapped_column(AnyText, default="")
     throughput: Mapped[float | None] = mapped_column(Float)
     half_width: Mapped[float | None] = mapped_column(Float)
     steady: Mapped[bool] = mapped_column(default=True)
@@ -87,10 +89,10 @@ class BlockRow(Base):
     steps: Mapped[int] = mapped_column(Integer)
     samples: Mapped[int] = mapped_column(BigInteger)
     tokens: Mapped[int] = mapped_column(BigInteger)
-    seconds: Mapped[float] = mapped_column(Float)
-    rank_seconds: Mapped[list[float]] = mapped_column(JSON)
-    wait_seconds: Mapped[float] = mapped_column(Float)
-    loss: Mapped[float] = mapped_column(Float)
+    seconds: Mapped[float] = mapped_column(AnyFloat, nullable=True)
+    rank_seconds: Mapped[list[float]] = mapped_column(AnyJson)
+    wait_seconds: Mapped[float] = mapped_column(AnyFloat, nullable=True)
+    loss: Mapped[float] = mapped_column(AnyFloat, nullable=True)
     peak_bytes: Mapped[int] = mapped_column(BigInteger)
     kept: Mapped[bool] = mapped_column()
 
@@ -103,7 +105,7 @@ class MessageRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
     at: Mapped[float] = mapped_column(Float)
-    text: Mapped[str] = mapped_column(Text)
+    text: Mapped[str] = mapped_column(AnyText)
 
 
 class RecommendationRow(Base):
@@ -114,5 +116,5 @@ class RecommendationRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
     trial: Mapped[int] = mapped_column(Integer)
-    body: Mapped[dict[str, Any]] = mapped_column(JSON)
+    body: Mapped[dict[str, Any]] = mapped_column(AnyJson)
     created: Mapped[float] = mapped_column(Float)

@@ -11,10 +11,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select, text, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
-from autotune.errors import BadInput, LeaseLost, StorageError, StudyNotFound
+from autotune.errors import (
+    BadInput,
+    LeaseLost,
+    StorageError,
+    StorageUnreachable,
+    StudyNotFound,
+)
 from storage.database import Database
 from storage.models import (
     AttemptRow,
@@ -290,16 +296,13 @@ class Repository:
         """The id of this environment, stored once."""
         canonical = json.dumps(body, sort_keys=True)
         fingerprint = hashlib.sha256(canonical.encode()).hexdigest()
-        with self._fenced(lease) as session:
-            known = session.scalar(
-                select(EnvironmentRow.id).where(EnvironmentRow.fingerprint == fingerprint)
-            )
-            if known is not None:
-                return known
-            row = EnvironmentRow(fingerprint=fingerprint, body=body)
-            session.add(row)
-            session.flush()
-            return row.id
+        known = select(EnvironmentRow.id).where(EnvironmentRow.fingerprint == fingerprint)
+        with contextlib.suppress(IntegrityError), self._fenced(lease) as session:
+            # The daemon of another cluster may store the same one at the same time.
+            if session.scalar(known) is None:
+                session.add(EnvironmentRow(fingerprint=fingerprint, body=body))
+        with self._reading() as session:
+            return session.scalars(known).one()
 
     def recommend(self, lease: Lease, study_id: int, trial: int, body: dict[str, Any]) -> None:
         """Keep what a study recommends, as it is exported."""
@@ -372,7 +375,9 @@ class Repository:
         except IntegrityError:
             raise
         except DBAPIError as error:
-            raise StorageError(f"storage {self.database}: {self.database.reason(error)}") from error
+            gone = isinstance(error, OperationalError | InterfaceError)
+            kind = StorageUnreachable if gone or error.connection_invalidated else StorageError
+            raise kind(f"storage {self.database}: {self.database.reason(error)}") from error
 
     @contextlib.contextmanager
     def _fenced(self, lease: Lease) -> Iterator[Session]:

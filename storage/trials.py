@@ -48,8 +48,14 @@ class TrialLedger:
         )
 
     def ask(self, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-        """The next trial, now RUNNING."""
-        trial = self._study.ask(dict(distributions))
+        """The next trial, now RUNNING. If the sampler fails, the trial it was asked for is FAIL."""
+        before = len(self.trials())
+        try:
+            trial = self._study.ask(dict(distributions))
+        except Exception:
+            for orphan in self.trials()[before:]:
+                self._study.tell(orphan.number, state=TrialState.FAIL)
+            raise
         return self._frozen(trial.number)
 
     def complete_params(

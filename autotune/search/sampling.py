@@ -61,12 +61,15 @@ class FeasibleSampler(BaseSampler):
         """
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         worth = worth_launching(self._space, others)
+        # Of an enqueued trial, or of one whose daemon died while it asked, some values are settled.
+        settled = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         for _ in range(self._tries):
-            params = self._ask_inner(study, trial, search_space)
+            params = self._ask_inner(study, trial, search_space) | settled
             if worth(params):
                 return params
         candidates = itertools.islice(self._space.feasible(self._random), _LOOK_AHEAD)
-        chosen = next((params for params in candidates if worth(params)), None)
+        fitting = (params for params in candidates if params.items() >= settled.items())
+        chosen = next((params for params in fitting if worth(params)), None)
         if chosen is None:
             raise Exhausted
         return dict(chosen)

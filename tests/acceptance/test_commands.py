@@ -1,0 +1,379 @@
+"""Every command as a user gives it: a real process, real databases, real signals."""
+
+import csv
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from typer.main import get_command
+
+import autotune as library
+from autotune.cli import app
+from autotune.spec import load
+from storage import StoredAttempt
+from tests.conftest import autotune, tiny_study
+from tests.faults.steering import StudyFolder, alive, side_by_side, study_folder, wait_for
+
+SLOW = {"name": "tiny:build", "args": {"sleep": 0.02}}
+ONE_RANK = {"workers": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyFolder]:
+    """A study that `autotune start` ran to its end; whoever uses it leaves it as it is."""
+    with study_folder(tmp_path_factory.mktemp("finished")) as found:
+        found.write(budget={"trials": 3})
+        ran = found.run("start", "study.yaml")
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        found.started_output = ran.stdout  # type: ignore[attr-defined]
+        yield found
+
+
+# Without a study
+
+
+def test_version_is_the_packages_own(tmp_path: Path) -> None:
+    found = autotune("--version", cwd=tmp_path, check=True)
+    assert found.stdout.strip() == library.__version__
+
+
+def test_every_command_and_option_has_a_help_text(tmp_path: Path) -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    expected = "init start resume stop watch status list logs export report dashboard doctor schema"
+    assert {*expected.split(), "daemon"} <= set(commands)
+    for command in commands.values():
+        assert command.help, command.name
+        assert all(parameter.help for parameter in command.params), command.name
+    overview = autotune("--help", cwd=tmp_path, check=True).stdout
+    assert all(name in overview for name in commands)
+
+
+def test_init_writes_a_study_that_loads_and_never_overwrites(tmp_path: Path) -> None:
+    assert autotune("init", cwd=tmp_path, check=True).stdout.startswith("study.yaml written")
+    written = (tmp_path / "study.yaml").read_text()
+    load(tmp_path / "study.yaml")
+    (tmp_path / "study.yaml").write_text("mine")
+    again = autotune("init", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "study.yaml exists already" in again.stderr
+    assert (tmp_path / "study.yaml").read_text() == "mine"
+    autotune("init", "other.yaml", cwd=tmp_path, check=True)
+    assert (tmp_path / "other.yaml").read_text() == written
+    nowhere = autotune("init", "no/such/folder.yaml", cwd=tmp_path)
+    assert nowhere.returncode == 2
+    assert "Traceback" not in nowhere.stderr
+
+
+def test_schema_accepts_our_studies_and_refuses_mistakes(tmp_path: Path) -> None:
+    schema = json.loads(autotune("schema", cwd=tmp_path, check=True).stdout)
+    autotune("init", cwd=tmp_path, check=True)
+    jsonschema.validate(yaml.safe_load((tmp_path / "study.yaml").read_text()), schema)
+    jsonschema.validate(tiny_study(), schema)
+    for mistake in ({"bugdet": {}}, {"search_space": {"no_knob": [1]}}, {"sampler": "luck"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(tiny_study(**mistake), schema)
+
+
+@side_by_side
+def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
+    tiny.write()
+    found = tiny.run("doctor", "study.yaml", "--json")
+    checks = {check["name"]: check for check in json.loads(found.stdout)}
+    assert found.returncode == 0, checks
+    assert {"system", "packages", "storage", "local launcher"} <= set(checks)
+    assert {check["level"] for check in checks.values()} <= {"ok", "warn"}
+
+
+@side_by_side
+def test_doctor_fails_where_a_study_cannot_run(tiny: StudyFolder) -> None:
+    tiny.write(resources={"workers": 1000})
+    found = tiny.run("doctor", "study.yaml")
+    assert found.returncode == 1
+    failed = [line for line in found.stdout.splitlines() if line.startswith("fail")]
+    assert len(failed) == 1
+    assert "1000" in failed[0]
+    assert "lower resources.workers" in failed[0]
+
+
+def test_a_folder_without_studies_says_so(tmp_path: Path) -> None:
+    for command in (["status", "tiny"], ["list"], ["resume", "tiny"]):
+        found = autotune(*command, cwd=tmp_path)
+        assert found.returncode == 2, command
+        assert "autotune.db" in found.stderr
+        assert "Traceback" not in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@side_by_side
+def test_a_space_of_one_configuration_is_tried_once(tiny: StudyFolder) -> None:
+    one = {"micro_batch": [2]}
+    tiny.write(resources=ONE_RANK, search_space=one, baseline={"micro_batch": 2})
+    found = tiny.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=1)
+
+
+# A finished study
+
+
+def test_start_prints_a_verdict_and_writes_best_yaml(finished: Any) -> None:
+    verdict = finished.study().verdict
+    assert verdict["sentence"] in finished.started_output
+    assert "best.yaml" in finished.started_output
+    finished.assert_complete(trials=3)
+    best = library.load(finished.folder / "best.yaml")
+    assert dict(best) == verdict["knobs"]
+    assert best["micro_batch"] == best.knobs["micro_batch"]
+    assert best.world_size == 2
+    assert best.throughput["unit"] == "samples/s"
+    assert best.provenance["study"] == "tiny"
+    assert best.provenance["trial"] == verdict["trial"]
+
+
+def test_start_of_a_finished_study_prints_its_verdict_again(finished: StudyFolder) -> None:
+    before = finished.attempts()
+    found = finished.run("start", "study.yaml", "--json")
+    assert found.returncode == 0
+    assert json.loads(found.stdout)["verdict"] == finished.study().verdict
+    assert finished.study().verdict["sentence"] in found.stderr  # type: ignore[index]
+    assert finished.attempts() == before
+
+
+def test_start_finds_the_storage_of_the_environment(finished: StudyFolder, tmp_path: Path) -> None:
+    """study.yaml names none, so the environment's comes before the default."""
+    study = yaml.safe_load((finished.folder / "study.yaml").read_text())
+    del study["storage"]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    command = ["start", "study.yaml"]
+    found = autotune(*command, cwd=tmp_path, env={"AUTOTUNE_STORAGE": finished.url})
+    assert not (tmp_path / "autotune.db").exists(), "a storage of its own"
+    assert found.returncode == 0, found.stderr
+
+
+def test_changed_settings_under_the_same_name_are_refused(finished: StudyFolder) -> None:
+    changed = yaml.safe_load((finished.folder / "study.yaml").read_text())
+    changed["seed"] = 7
+    changed["measurement"]["rounds"] = 4
+    changed["search_space"]["micro_batch"] = [1, 2]
+    (finished.folder / "changed.yaml").write_text(yaml.safe_dump(changed))
+    before = finished.study()
+    found = finished.run("start", "changed.yaml")
+    assert found.returncode == 2
+    for name in ("seed", "measurement.rounds", "search_space.micro_batch"):
+        assert name in found.stderr
+    assert "budget" not in found.stderr
+    assert finished.study() == before
+
+
+def test_status_and_list(finished: StudyFolder) -> None:
+    status = finished.status()
+    assert status["state"] == "DONE"
+    assert status["trials"] == 3
+    assert sum(status["trials_by_state"].values()) == 3
+    assert status["verdict"] == finished.study().verdict
+    text = finished.run("status", "study.yaml").stdout
+    assert "tiny: DONE" in text
+    assert status["verdict"]["sentence"] in text
+    listed = json.loads(finished.run("list", "--json").stdout)
+    assert [row["study"] for row in listed] == ["tiny"]
+    assert listed[0]["verdict"] == status["verdict"]
+    lines = finished.run("list").stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[1].split()[:3] == ["tiny", "DONE", "3"]
+
+
+def test_logs_of_study_and_trial(finished: StudyFolder) -> None:
+    text = finished.run("logs", "tiny").stdout
+    assert text.count("round ") == len(finished.recorded("confirm"))
+    assert "The search ends" in text
+    assert "trial 0, 0-search-1: COMPLETE" in finished.run("logs", "tiny", "--trial", "0").stdout
+    unknown = finished.run("logs", "tiny", "--trial", "99")
+    assert unknown.returncode == 2
+    assert "has not launched a trial 99" in unknown.stderr
+
+
+def test_report_and_its_recomputation_from_the_blocks(finished: StudyFolder) -> None:
+    verdict = finished.study().verdict
+    assert verdict is not None
+    assert verdict["sentence"] in finished.run("report", "tiny").stdout
+    again = json.loads(finished.run("report", "tiny", "--recompute", "--json").stdout)
+    assert again == json.loads(json.dumps(verdict))
+
+
+def test_export_of_all_attempts_as_csv(finished: StudyFolder, tmp_path: Path) -> None:
+    table = tmp_path / "attempts.csv"
+    found = finished.run("export", "tiny", "--trials", str(table))
+    assert found.returncode == 0, found.stderr
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["trial"]) for row in rows] == [a.trial for a in finished.attempts()]
+    assert [row["state"] for row in rows] == [a.result.state for a in finished.attempts()]
+    nowhere = finished.run("export", "tiny", "--trials", str(tmp_path / "no" / "folder.csv"))
+    assert nowhere.returncode == 2
+    assert "Traceback" not in nowhere.stderr
+
+
+def test_export_writes_what_the_study_recommends(finished: StudyFolder, tmp_path: Path) -> None:
+    target = tmp_path / "exported.yaml"
+    found = finished.run("export", "tiny", "--output", str(target))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == str(target)
+    assert library.load(target) == library.load(finished.folder / "best.yaml")
+    nowhere = finished.run("export", "tiny", "-o", str(tmp_path / "no" / "folder.yaml"))
+    assert nowhere.returncode == 2
+    assert "Traceback" not in nowhere.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "resume"])
+def test_an_unknown_study_is_answered_with_the_known_ones(
+    finished: StudyFolder, command: str
+) -> None:
+    found = finished.run(command, "tyni")
+    assert found.returncode == 2
+    assert "'tyni'" in found.stderr
+    assert "there are: tiny" in found.stderr
+
+
+# Studies that are stopped, left, and gone on with
+
+
+@side_by_side
+def test_a_larger_budget_goes_on_where_the_study_stood(tiny: StudyFolder) -> None:
+    tiny.write(resources=ONE_RANK, budget={"trials": 2})
+    assert tiny.run("start", "study.yaml", "--foreground").returncode == 0
+    before = tiny.attempts("search")
+    tiny.write(resources=ONE_RANK, budget={"trials": 4})
+    found = tiny.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete()
+    after = tiny.attempts("search")
+    assert after[: len(before)] == before
+    assert [a.trial for a in after] == [0, 1, 2, 3]
+    assert in_turn(tiny.attempts(), members=finalists(tiny))
+
+
+def finalists(tiny: StudyFolder) -> set[int]:
+    verdict = tiny.study().verdict
+    assert verdict is not None
+    return {finalist["trial"] for finalist in verdict["finalists"]}
+
+
+def in_turn(attempts: list[StoredAttempt], members: set[int]) -> bool:
+    """Whether the newest measurements of each round were taken side by side: a verdict that says
+    'in turn' compares nothing of today with something from before the search went on."""
+    newest_search = max(a.id for a in attempts if a.purpose == "search")
+    confirmed = [a for a in attempts if a.purpose == "confirm" and a.id > newest_search]
+    return {a.trial for a in confirmed} == members
+
+
+@side_by_side
+def test_detach_stop_resume(tiny: StudyFolder) -> None:
+    slower = {"name": "tiny:build", "args": {"sleep": 0.05}}
+    tiny.write(resources=ONE_RANK, workload=slower)
+    detached = tiny.run("start", "study.yaml", "--detach")
+    assert detached.returncode == 0
+    assert "autotune watch tiny" in detached.stdout
+    watching = tiny.spawn("watch", "tiny")
+    early = tiny.run("export", "tiny")
+    assert early.returncode == 2
+    assert "recommends nothing yet" in early.stderr
+    tiny.wait_running(after=1)
+    assert "stops within seconds" in tiny.run("stop", "tiny").stdout
+    assert watching.wait(20) == 1
+    assert "Stopped." in watching.output()
+    assert tiny.study().state == "STOPPED"
+    assert "not running" in tiny.run("stop", "tiny").stdout
+    tiny.wait_nothing_runs()
+    resumed = tiny.run("resume", "tiny")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    tiny.assert_complete(trials=4)
+
+
+@side_by_side
+def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
+    """The daemon has heard of the stop and clears away when the user thinks better of it."""
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
+    tiny.run("start", "study.yaml", "--detach")
+    tiny.wait_running()
+    tiny.repository.request_stop(tiny.name)
+    before = tiny.study().elapsed
+    wait_for(lambda: tiny.study().elapsed > before, "the daemon's heartbeat")
+    tiny.repository.enqueue(tiny.name)
+    tiny.wait_state("DONE", "STOPPED")
+    assert tiny.study().state == "DONE"
+    tiny.assert_complete(trials=3)
+
+
+@pytest.mark.slow
+@side_by_side
+def test_resume_from_another_folder_with_a_relative_storage(tiny: StudyFolder) -> None:
+    tiny.write(resources=ONE_RANK, budget={"trials": 2})
+    tiny.run("start", "study.yaml", "--detach")
+    tiny.run("stop", "tiny")
+    tiny.wait_state("STOPPED")
+    tiny.wait_nothing_runs()
+    storage = f"sqlite:///{tiny.folder.name}/autotune.db"
+    found = autotune("resume", "tiny", "--storage", storage, cwd=tiny.folder.parent)
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=2)
+
+
+@pytest.mark.slow
+@side_by_side
+def test_a_larger_budget_reaches_a_study_that_runs(tiny: StudyFolder) -> None:
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 2})
+    tiny.run("start", "study.yaml", "--detach")
+    tiny.wait_running()
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 4})
+    found = tiny.run("start", "study.yaml")
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=4)
+
+
+@side_by_side
+def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
+    following = tiny.spawn("start", "study.yaml")
+    tiny.wait_running()
+    following.send(signal.SIGINT)
+    assert following.wait(20) == 0, following.output()
+    assert "Detached; tiny runs on" in following.output()
+    assert "Traceback" not in following.output()
+    assert tiny.study().state == "RUNNING"
+    watched = tiny.run("watch", "tiny")
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert tiny.study().verdict["sentence"] in watched.stdout  # type: ignore[index]
+    tiny.assert_complete(trials=3)
+
+
+@side_by_side
+def test_ctrl_c_stops_a_study_in_the_foreground(tiny: StudyFolder) -> None:
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
+    running = tiny.spawn("start", "study.yaml", "--foreground")
+    tiny.wait_running(after=1)
+    assert tiny.wait_lease().pid == running.pid
+    running.send(signal.SIGINT)
+    assert running.wait(30) == 1
+    assert "Stopped. `autotune resume tiny`" in running.output()
+    assert "Traceback" not in running.output()
+    assert tiny.study().state == "STOPPED"
+    assert tiny.lease() is None
+    tiny.wait_nothing_runs(timeout=5)
+    again = tiny.run("start", "study.yaml", "--foreground")
+    assert again.returncode == 0, again.stdout + again.stderr
+    tiny.assert_complete(trials=3)
+    assert tiny.lease() is None
+    assert tiny.status()["daemon"] is None
+    assert not (tiny.folder / ".autotune" / "daemon.log").exists()
+
+
+def test_the_daemon_leaves_when_its_queue_is_empty(finished: StudyFolder) -> None:
+    """A finished study leaves no process behind, whoever started it."""
+    finished.wait_nothing_runs(timeout=15)
+    lease = finished.lease()
+    assert lease is None or not alive(lease.pid)

@@ -1,0 +1,347 @@
+"""The dashboard as a person meets it: a real browser on the real server, after a real study."""
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import TINY_WORKLOAD, autotune, write_study
+
+from storage import Database, Repository, StoredAttempt
+
+CHROMIUM = shutil.which("chromium")
+BROWSER_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+STUDY = "tiny.study-1"
+READY = re.compile(r"(?P<study>\S+): (?P<address>http://127\.0\.0\.1:\d+/dashboard/studies/\d+) ")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A folder in which a study has been run to its verdict."""
+
+    folder: Path
+    status: dict[str, Any]
+    attempts: list[StoredAttempt]
+
+    def of_search(self, trial: int) -> StoredAttempt:
+        return next(a for a in self.attempts if a.trial == trial and a.purpose == "search")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("dashboard")
+    (folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
+    # Larger batches pay, but those of more than four samples fail: one trial has a cause to show.
+    args = {"trouble": "raise", "above": 4, "rank": 0, "at": 1, "sleep": 0.005}
+    study = write_study(
+        folder,
+        name=STUDY,
+        workload={"name": "tiny:build", "args": args},
+        search_space={"micro_batch": [1, 4, 8]},
+        baseline={"micro_batch": 1},
+        budget={"trials": 3},
+    )
+    autotune("start", str(study), cwd=folder, check=True)
+    status = json.loads(autotune("status", STUDY, "--json", cwd=folder, check=True).stdout)
+    assert status["state"] == "DONE"
+    database = Database(f"sqlite:///{folder}/autotune.db")
+    repository = Repository(database)
+    attempts = repository.attempts(repository.study(STUDY).id)
+    database.engine.dispose()
+    return Done(folder, status, attempts)
+
+
+@dataclass(frozen=True)
+class Server:
+    process: subprocess.Popen[str]
+    address: str
+
+    @property
+    def port(self) -> int:
+        return int(self.address.split("/")[2].split(":")[1])
+
+    def interrupt(self) -> tuple[int, str]:
+        """Its exit code and what it printed as errors, after Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        _, errors = self.process.communicate(timeout=20)
+        return self.process.returncode, errors
+
+
+@contextlib.contextmanager
+def dashboard(folder: Path, *arguments: str) -> Iterator[Server]:
+    command = [sys.executable, "-P", "-m", "autotune", "dashboard", STUDY, "--no-browser"]
+    process = subprocess.Popen(
+        [*command, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = READY.match(line)
+        assert found, line + process.communicate()[1]
+        assert found["study"] == STUDY
+        yield Server(process, found["address"])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server(done: Done) -> Iterator[Server]:
+    with dashboard(done.folder, "--port", "0") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=BROWSER_ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    opened = browser.new_page(viewport={"width": 1400, "height": 1800})
+    opened.set_default_timeout(20_000)
+    yield opened
+    opened.close()
+
+
+def words(page: Any) -> str:
+    """What the page shows, its white space evened out."""
+    return " ".join(page.inner_text("body").split())
+
+
+def wait_for_words(page: Any, *expected: str) -> str:
+    """The page's text as soon as all of these are in it."""
+    deadline = time.monotonic() + 20
+    while True:
+        shown = words(page)
+        missing = [text for text in expected if " ".join(text.split()) not in shown]
+        if not missing:
+            return shown
+        assert time.monotonic() < deadline, f"{missing} not in: {shown}"
+        page.wait_for_timeout(100)
+
+
+class TestPages:
+    def test_the_study_is_listed(self, server: Server, page: Any, tmp_path: Path) -> None:
+        page.goto(server.address.rsplit("/", 2)[0])
+        wait_for_words(page, STUDY)
+        page.screenshot(path=tmp_path / "studies.png")
+
+    def test_the_study_is_shown_with_its_objective(
+        self, server: Server, page: Any, done: Done, tmp_path: Path
+    ) -> None:
+        page.goto(server.address)
+        best = done.of_search(done.status["best_trial"])
+        wait_for_words(
+            page,
+            f"{STUDY} (id=",
+            "throughput, samples/s",
+            f"Best Trial (number={best.trial}) {best.result.throughput}",
+        )
+        page.screenshot(path=tmp_path / "study.png", full_page=True)
+
+    def test_its_note_is_the_verdict(
+        self, server: Server, page: Any, done: Done, tmp_path: Path
+    ) -> None:
+        page.goto(f"{server.address}/note")
+        shown = wait_for_words(page, "Verdict", done.status["verdict"]["sentence"])
+        page.screenshot(path=tmp_path / "note.png", full_page=True)
+        for name, value in done.status["verdict"]["knobs"].items():
+            assert f"{name}: {str(value).lower()}" in shown
+        for finalist in done.status["verdict"]["finalists"]:
+            ratio = finalist["ratio_to_recommended"]
+            assert f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" in shown
+
+    def test_every_trial_is_listed_with_its_end(
+        self, server: Server, page: Any, done: Done, tmp_path: Path
+    ) -> None:
+        page.goto(f"{server.address}/trials")
+        count = done.status["trials"]
+        assert count == 3
+        shown = wait_for_words(page, f"{count} Trials")
+        page.screenshot(path=tmp_path / "trials.png", full_page=True)
+        listed = re.findall(r"Trial (\d) (Complete|Fail|Running|Waiting|Pruned)", shown)
+        ends = {"COMPLETE": "Complete", "PRUNED": "Pruned", "ERROR": "Fail"}
+        assert listed == [(str(n), ends[done.of_search(n).result.state]) for n in range(count)]
+
+    def test_a_trial_shows_its_throughput_and_memory(
+        self, server: Server, page: Any, done: Done, tmp_path: Path
+    ) -> None:
+        attempt = done.of_search(0)
+        result = attempt.result
+        assert result.state == "COMPLETE"
+        assert result.throughput is not None
+        assert result.half_width is not None
+        page.goto(f"{server.address}/trials?numbers=0")
+        shown = wait_for_words(page, "Trial 0", "throughput: ", "peak memory of a rank: ")
+        page.screenshot(path=tmp_path / "trial.png", full_page=True)
+        rate = re.search(r"throughput: ([\d,.]+) samples/s \(95 % interval (\S+) to", shown)
+        assert rate, shown
+        assert number(rate[1]) == pytest.approx(result.throughput, rel=0.01)
+        low = result.throughput * (1 - result.half_width)
+        assert number(rate[2]) == pytest.approx(low, rel=0.01, abs=0.6)
+        memory = re.search(r"peak memory of a rank: ([\d,.]+) MiB", shown)
+        assert memory, shown
+        assert number(memory[1]) == pytest.approx(result.peak_bytes / 2**20, rel=0.01)
+        assert "micro_batch: 1" in shown
+
+    def test_a_trial_that_failed_shows_why(
+        self, server: Server, page: Any, done: Done, tmp_path: Path
+    ) -> None:
+        failed = next(a for a in done.attempts if a.knobs["micro_batch"] == 8)
+        page.goto(f"{server.address}/trials?numbers={failed.trial}")
+        shown = wait_for_words(page, f"Trial {failed.trial}", "cause: ")
+        page.screenshot(path=tmp_path / "failed.png", full_page=True)
+        assert "ERROR" in shown
+        assert "cause: rank 0: ValueError: planted error" in shown
+        assert "throughput:" not in shown
+
+    def test_configurations_keep_their_lines(self, server: Server, page: Any) -> None:
+        """One knob to a line, not run together into a paragraph."""
+        for address in (f"{server.address}/note", f"{server.address}/trials?numbers=0"):
+            page.goto(address)
+            wait_for_words(page, "micro_batch: ", "accumulation_steps: ")
+            lines = [line.strip() for line in page.inner_text("body").splitlines()]
+            assert [line for line in lines if re.fullmatch(r"accumulation_steps: \d+", line)]
+
+    def test_nothing_comes_from_elsewhere(self, server: Server, page: Any) -> None:
+        """A cluster's login node may have no way to the internet."""
+        elsewhere: list[str] = []
+        errors: list[str] = []
+
+        def look(request: Any) -> None:
+            if not request.url.startswith((f"http://127.0.0.1:{server.port}/", "data:", "blob:")):
+                elsewhere.append(request.url)
+
+        page.on("request", look)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        for address in (server.address, f"{server.address}/note", f"{server.address}/trials"):
+            page.goto(address)
+            wait_for_words(page, STUDY)
+            page.wait_for_timeout(500)
+        assert elsewhere == []
+        assert errors == []
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+class TestServer:
+    def test_it_listens_on_loopback_only(self, server: Server) -> None:
+        process = psutil.Process(server.process.pid)
+        listening = [
+            connection.laddr
+            for each in (process, *process.children(recursive=True))
+            for connection in each.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", server.port)]
+
+    def test_its_answers_are_those_of_the_study(self, server: Server) -> None:
+        number = server.address.rsplit("/", 1)[1]
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{server.port}/api/studies/{number}", timeout=20
+        ) as answer:
+            found = json.load(answer)
+        assert found["name"] == STUDY
+        assert len(found["trials"]) == 3
+
+    @pytest.mark.parametrize("after", [0.0, 1.0], ids=["at once", "later"])
+    def test_it_ends_on_ctrl_c(self, done: Done, after: float) -> None:
+        with dashboard(done.folder, "--port", "0") as server:
+            time.sleep(after)
+            code, errors = server.interrupt()
+        assert code == 0
+        assert "Traceback" not in errors
+
+    def test_it_ends_on_ctrl_c_while_a_page_is_open(self, done: Done, page: Any) -> None:
+        with dashboard(done.folder, "--port", "0") as server:
+            page.goto(server.address)
+            wait_for_words(page, STUDY)
+            idle = socket.create_connection(("127.0.0.1", server.port))
+            with idle:  # as a browser keeps one in reserve
+                started = time.monotonic()
+                code, errors = server.interrupt()
+        assert code == 0
+        assert time.monotonic() - started < 10
+        assert "Traceback" not in errors
+
+    def test_a_given_port_is_used(self, done: Done) -> None:
+        port = free_port()
+        with dashboard(done.folder, "--port", str(port)) as server:
+            assert server.port == port
+
+    def test_a_taken_port_is_refused(self, done: Done) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            found = autotune(
+                "dashboard", STUDY, "--port", str(port), "--no-browser", cwd=done.folder, timeout=60
+            )
+        assert_refused(found, str(port), "--port")
+
+    def test_a_port_of_another_dashboard_is_refused(self, done: Done, server: Server) -> None:
+        found = autotune(
+            "dashboard",
+            STUDY,
+            *("--port", str(server.port), "--no-browser"),
+            cwd=done.folder,
+            timeout=60,
+        )
+        assert_refused(found, str(server.port), "--port")
+
+    def test_a_study_that_is_not_there_is_refused(self, done: Done) -> None:
+        found = autotune("dashboard", "typo", "--port", "0", "--no-browser", cwd=done.folder)
+        assert_refused(found, "typo", STUDY)
+
+    def test_looking_changes_nothing(self, done: Done, server: Server) -> None:
+        now = json.loads(autotune("status", STUDY, "--json", cwd=done.folder, check=True).stdout)
+        assert now == done.status
+
+
+def assert_refused(found: subprocess.CompletedProcess[str], *told: str) -> None:
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "Traceback" not in found.stderr
+    lines = found.stderr.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    for text in told:
+        assert text in lines[-1]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

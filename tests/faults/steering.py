@@ -1,0 +1,344 @@
+"""Steering real studies: start them, wait with a deadline, send signals, judge what they leave."""
+
+import contextlib
+import functools
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.daemon import this_cluster
+from autotune.errors import StudyNotFound
+from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
+from tests.conftest import TINY_WORKLOAD, autotune, tiny_study, write_study
+
+NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")
+OPTUNA_STATE = {
+    "COMPLETE": TrialState.COMPLETE,
+    "PRUNED": TrialState.PRUNED,
+    "OOM": TrialState.PRUNED,
+    "HANG": TrialState.FAIL,
+    "CRASH": TrialState.FAIL,
+    "ERROR": TrialState.FAIL,
+}
+_DYING_COMMAND = Path(__file__).parent / "dying_command.py"
+_POLL_SECONDS = 0.05
+
+Found = TypeVar("Found")
+
+
+def wait_for(condition: Callable[[], Found], what: str, timeout: float = 60.0) -> Found:
+    """What the condition returns once that is true; fails when it is not within so many seconds."""
+    give_up = time.monotonic() + timeout
+    while not (found := condition()):
+        if time.monotonic() > give_up:
+            raise AssertionError(f"not within {timeout:g} s: {what}")
+        time.sleep(_POLL_SECONDS)
+    return found
+
+
+def processes_in(folder: Path) -> dict[int, str]:
+    """Living processes whose working directory is in the folder: pid -> command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            where = Path(os.readlink(entry / "cwd"))  # noqa: PTH115
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # gone, or a zombie, which has no folder
+        if where.is_relative_to(folder):
+            found[int(entry.name)] = command
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether there is a process of that number that is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    """Whether a process ends in that time; waits for it."""
+    give_up = time.monotonic() + seconds
+    while alive(pid):
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def quick_measurement(**changes: Any) -> dict[str, Any]:
+    """The measurement section of tiny_study at its shortest; keyword arguments replace fields."""
+    section = {**tiny_study()["measurement"], "warmup": 0.05, "longest": 0.1, "rounds": 2}
+    return {**section, **changes}
+
+
+class StudyFolder:
+    """A user's folder with one study in it, and the commands that they would give there."""
+
+    def __init__(self, folder: Path, url: str | None = None, name: str = "tiny") -> None:
+        self.folder = folder
+        self.url = url or f"sqlite:///{folder}/autotune.db"
+        self.name = name
+
+    def write(self, **changes: Any) -> None:
+        """study.yaml: a short tiny_study, with these sections replaced."""
+        changes.setdefault("measurement", quick_measurement())
+        write_study(self.folder, name=self.name, storage=self.url, **changes)
+
+    # Commands
+
+    def run(
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the folder to its end."""
+        return autotune(*arguments, cwd=self.folder, env=env, timeout=timeout)
+
+    def spawn(self, *arguments: str, env: Mapping[str, str] | None = None) -> "Command":
+        """Start a command in the folder."""
+        return Command(["-m", "autotune", *arguments], self.folder, env)
+
+    def die(self, when: str, method: str, call: int = 1) -> None:
+        """Run a daemon that SIGKILLs itself before or after a call of a method of the product."""
+        self.bury_daemon()
+        arguments = [str(_DYING_COMMAND), when, method, str(call)]
+        arguments += ["daemon", "--idle-exit", "0", "--storage", self.url]
+        daemon = Command(arguments, self.folder)
+        code = daemon.wait()
+        point = f"{when} call {call} of {method}"
+        assert code == -signal.SIGKILL, f"did not die {point}, exit {code}:\n{daemon.output()}"
+
+    def bury_daemon(self) -> None:
+        """End the lease of a daemon that is dead, as `autotune start` does."""
+        lease = self.lease()
+        if lease is not None:
+            assert not alive(lease.pid)
+            self.repository.reclaim(lease)
+
+    def status(self) -> dict[str, Any]:
+        """`autotune status --json`."""
+        found = self.run("status", self.name, "--json", "--storage", self.url)
+        assert found.returncode == 0, found.stderr
+        return dict(json.loads(found.stdout))
+
+    def daemon_pid(self) -> int:
+        """Of the daemon that runs the study, as `autotune status` tells; waits until there is one."""
+        self.wait_lease()
+        return int(
+            wait_for(lambda: self.status()["daemon"], f"a daemon runs {self.name}", 30)["pid"]
+        )
+
+    # Records
+
+    @functools.cached_property
+    def repository(self) -> Repository:
+        return Repository(Database(self.url))
+
+    def study(self) -> StoredStudy:
+        return self.repository.study(self.name)
+
+    def attempts(self, purpose: str | None = None) -> list[StoredAttempt]:
+        """All attempts in the order in which they were begun, or those for one purpose."""
+        try:
+            found = self.repository.attempts(self.study().id)
+        except StudyNotFound:
+            return []
+        return [a for a in found if purpose in (None, a.purpose)]
+
+    def recorded(self, purpose: str | None = None) -> list[StoredAttempt]:
+        """Attempts with a result."""
+        return [a for a in self.attempts(purpose) if a.result.state not in NOT_RECORDED]
+
+    def trials(self) -> list[FrozenTrial]:
+        """The trials in Optuna."""
+        database = self.repository.database
+        return optuna.load_study(study_name=self.name, storage=database.optuna()).get_trials()
+
+    def lease(self) -> LeaseState | None:
+        """Who holds the lease; None if nobody does."""
+        found = self.repository.lease_state(this_cluster())
+        return found if found and found.seconds_left > 0 else None
+
+    # Waiting
+
+    def wait_lease(self) -> LeaseState:
+        """The lease, once a living daemon holds it."""
+
+        def held() -> LeaseState | None:
+            lease = self.lease()
+            return lease if lease and alive(lease.pid) else None
+
+        return wait_for(held, "a living daemon holds the lease")
+
+    def wait_state(self, *states: str, timeout: float = 90) -> None:
+        """The study is in one of these states."""
+
+        def reached() -> bool:
+            with contextlib.suppress(StudyNotFound):
+                return self.study().state in states
+            return False
+
+        wait_for(reached, f"{self.name} is {' or '.join(states)}", timeout)
+
+    def wait_recorded(self, count: int) -> None:
+        wait_for(lambda: len(self.recorded()) >= count, f"{count} attempts are recorded")
+
+    def wait_running(self, *, after: int = 0) -> StoredAttempt:
+        """An attempt that runs and is younger than so many recorded ones."""
+
+        def running() -> StoredAttempt | None:
+            last = self.attempts()[-1:]
+            enough = len(self.recorded()) >= after
+            return last[0] if enough and last and last[0].running else None
+
+        return wait_for(running, f"an attempt runs after {after} recorded ones")
+
+    def wait_nothing_runs(self, timeout: float = 20) -> None:
+        """No process of this folder is left."""
+        give_up = time.monotonic() + timeout
+        while left := processes_in(self.folder):
+            assert time.monotonic() < give_up, f"still there after {timeout:g} s: {left}"
+            time.sleep(_POLL_SECONDS)
+
+    def kill_everything(self) -> None:
+        """End all processes that work in the folder, whatever state they are in."""
+
+        def none_left() -> bool:
+            left = processes_in(self.folder)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left
+
+        wait_for(none_left, f"the processes of {self.folder} end", 20)
+
+    # Judging
+
+    def assert_complete(self, trials: int | None = None) -> None:
+        """The study is done, and its records are whole: each trial once, none missing, none open."""
+        study = self.study()
+        assert study.state == "DONE", f"{study.state}: {study.error}"
+        assert study.verdict is not None
+        assert [a for a in self.attempts() if a.running] == []
+        self._assert_told_as_recorded()
+        if trials is not None:
+            assert len(self.trials()) == trials
+        configurations = [tuple(sorted(a.knobs.items())) for a in self.recorded("search")]
+        assert len(configurations) == len(set(configurations)), "a configuration was tried twice"
+        rounds = Counter((a.trial, a.round) for a in self.recorded("confirm"))
+        assert set(rounds.values()) <= {1}, f"measured twice in a round: {rounds}"
+
+    def _assert_told_as_recorded(self) -> None:
+        searched = Counter(a.trial for a in self.recorded("search"))
+        open_trials = {t.number: t.state.name for t in self.trials() if not t.state.is_finished()}
+        assert open_trials == {}, f"trials left open in Optuna: {open_trials}"
+        assert searched == {t.number: 1 for t in self.trials()}, "recorded attempts per trial"
+        by_number = {a.trial: a for a in self.recorded("search")}
+        for trial in self.trials():
+            attempt = by_number[trial.number]
+            assert trial.state == OPTUNA_STATE[attempt.result.state], attempt
+            assert {name: attempt.knobs[name] for name in trial.params} == trial.params
+            if trial.state == TrialState.COMPLETE:
+                assert trial.value == attempt.result.throughput
+
+
+class Command:
+    """A command under way; what it prints goes to a file beside its folder."""
+
+    _numbers = iter(range(1, 10**9))
+
+    def __init__(
+        self, arguments: list[str], folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._log = folder.parent / f"command-{next(self._numbers)}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", *arguments],
+                cwd=folder,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def wait(self, timeout: float = 120) -> int:
+        """Its exit status, negative for a signal."""
+        return self._process.wait(timeout)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to its process group, as a terminal sends it."""
+        os.killpg(self.pid, number)
+
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def study_folder(parent: Path, url: str | None = None, name: str = "tiny") -> Iterator[StudyFolder]:
+    """A new folder with the tiny workload; whatever still works in it at the end is killed."""
+    folder = parent / "project"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
+    found = StudyFolder(folder, url, name)
+    try:
+        yield found
+    finally:
+        found.kill_everything()
+
+
+def side_by_side(body: Callable[..., None]) -> Callable[..., None]:
+    """Make a test of a function over a StudyFolder. All such tests of a module that are selected run
+    two at a time, each in a folder of its own, because a study mostly starts up and waits."""
+
+    def test(request: pytest.FixtureRequest, tmp_path_factory: Any, **_: Any) -> None:
+        _started(request, tmp_path_factory)[request.node.nodeid].result()
+
+    asked = inspect.signature(test).parameters
+    parameters = [asked["request"], asked["tmp_path_factory"]]
+    parameters += list(inspect.signature(body).parameters.values())[1:]
+    test.__name__, test.__doc__ = body.__name__, body.__doc__
+    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    test.body = body  # type: ignore[attr-defined]
+    return test
+
+
+_FUTURES = pytest.StashKey[dict[str, Future[None]]]()
+
+
+def _started(request: pytest.FixtureRequest, folders: Any) -> dict[str, Future[None]]:
+    """The runs of all tests of this module, by node id; starts them when the first one is asked."""
+    module = request.node.getparent(pytest.Module)
+    if _FUTURES not in module.stash:
+        pool = ThreadPoolExecutor(2)
+        module.addfinalizer(functools.partial(pool.shutdown, cancel_futures=True))
+        module.stash[_FUTURES] = {
+            item.nodeid: pool.submit(_run_in, folders.mktemp(item.name[:40], numbered=True), item)
+            for item in request.session.items
+            if item.getparent(pytest.Module) is module and hasattr(item.function, "body")
+        }
+    return module.stash[_FUTURES]
+
+
+def _run_in(folder: Path, item: Any) -> None:
+    arguments = item.callspec.params if hasattr(item, "callspec") else {}
+    with study_folder(folder) as study:
+        item.function.body(study, **arguments)

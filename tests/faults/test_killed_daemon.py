@@ -1,0 +1,158 @@
+"""kill -9 of daemons and agents at any moment: nothing survives them, nothing is lost or repeated."""
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.steering import (
+    StudyFolder,
+    alive,
+    ends_within,
+    processes_in,
+    quick_measurement,
+    side_by_side,
+    wait_for,
+)
+
+TRIALS = 8
+SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
+
+
+def kill_daemon(tiny: StudyFolder, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    tiny.wait_nothing_runs(timeout=15)
+
+
+def kill_at_random(tiny: StudyFolder, seed: int, kills: int) -> None:
+    """A study whose daemon is killed so many times, and then left alone."""
+    moments = random.Random(seed)
+    tiny.write(resources={"workers": 1}, search_space=SPACE, budget={"trials": TRIALS})
+    for _ in range(kills):
+        started = tiny.run("start", "study.yaml", "--detach")
+        assert started.returncode == 0, started.stderr
+        pid = tiny.wait_lease().pid
+        if ends_within(pid, moments.uniform(0, 7)):
+            break  # the study is done
+        kill_daemon(tiny, pid)
+    found = tiny.run("start", "study.yaml", timeout=170)
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=TRIALS)
+    assert (tiny.folder / "best.yaml").exists()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@side_by_side
+def test_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
+    kill_at_random(tiny, seed, kills=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(100, 160))
+@side_by_side
+def test_three_hundred_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
+    kill_at_random(tiny, seed, kills=5)
+
+
+@side_by_side
+def test_no_process_of_a_study_survives_its_daemon(tiny: StudyFolder) -> None:
+    """Not even one that left its session and ignores SIGTERM."""
+    arguments = {"trouble": "grandchild", "sleep": 0.005}
+    tiny.write(workload={"name": "tiny:build", "args": arguments}, measurement=quick_measurement())
+    tiny.run("start", "study.yaml", "--detach")
+    pid = tiny.daemon_pid()
+
+    def escaped() -> bool:
+        return any("escaping-grandchild" in line for line in processes_in(tiny.folder).values())
+
+    wait_for(escaped, "a rank has started its grandchild")
+    marked = [found for found in processes_in(tiny.folder) if is_marked(found)]
+    assert len(marked) >= 4, "agent, fork server and two ranks"
+    kill_daemon(tiny, pid)
+    assert [found for found in marked if alive(found)] == []
+
+
+def is_marked(pid: int) -> bool:
+    try:
+        return b"AUTOTUNE_AGENT=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+@side_by_side
+def test_start_brings_a_killed_daemon_back_while_it_follows(tiny: StudyFolder) -> None:
+    tiny.write(resources={"workers": 1}, budget={"trials": 3})
+    following = tiny.spawn("start", "study.yaml")
+    killed = tiny.wait_lease().pid
+    tiny.wait_recorded(1)
+    os.kill(killed, signal.SIGKILL)
+    assert following.wait() == 0, following.output()
+    tiny.assert_complete(trials=3)
+
+
+@side_by_side
+def test_foreground_goes_on_at_once_after_a_killed_daemon(tiny: StudyFolder) -> None:
+    tiny.write(resources={"workers": 1}, budget={"trials": 3})
+    tiny.run("start", "study.yaml", "--detach")
+    tiny.wait_recorded(1)
+    kill_daemon(tiny, tiny.wait_lease().pid)
+    found = tiny.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=3)
+
+
+@side_by_side
+def test_a_study_whose_daemon_was_killed_can_be_stopped(tiny: StudyFolder) -> None:
+    tiny.write(resources={"workers": 1})
+    tiny.run("start", "study.yaml", "--detach")
+    tiny.wait_running()
+    kill_daemon(tiny, tiny.wait_lease().pid)
+    assert tiny.run("stop", tiny.name).returncode == 0
+    tiny.wait_state("STOPPED", timeout=15)
+
+
+def agent_pid(tiny: StudyFolder) -> int:
+    """Of the agent: the leader of the session that the fork server and the ranks belong to."""
+    found = processes_in(tiny.folder)
+    return next(pid for pid, line in found.items() if "autotune.trial.agent" in line)
+
+
+def kill_agent(tiny: StudyFolder, *, after: int) -> None:
+    """SIGKILL the agent in the trial that runs after so many recorded ones."""
+    running = tiny.wait_running(after=after)
+    os.kill(agent_pid(tiny), signal.SIGKILL)
+
+    def given_up() -> bool:
+        return not next(a for a in tiny.attempts() if a.id == running.id).running
+
+    wait_for(given_up, "the attempt is given up")
+
+
+@side_by_side
+def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder) -> None:
+    slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
+    tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)
+    following = tiny.spawn("start", "study.yaml", "--foreground")
+    kill_agent(tiny, after=1)
+    kill_agent(tiny, after=2)  # in the last trial of the budget
+    assert following.wait() == 0, following.output()
+    assert [a.result.state for a in tiny.attempts()].count("LOST") == 2
+    tiny.assert_complete(trials=3)
+
+
+@pytest.mark.slow
+@side_by_side
+def test_a_trial_that_kills_its_agent_every_time_is_a_crash(tiny: StudyFolder) -> None:
+    slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
+    tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)
+    following = tiny.spawn("start", "study.yaml", "--foreground")
+    tiny.wait_recorded(1)
+    for _ in range(3):
+        kill_agent(tiny, after=1)
+    assert following.wait() == 0, following.output()
+    states = [a.result.state for a in tiny.attempts("search") if a.trial == 1]
+    assert states == ["LOST", "LOST", "CRASH"]
+    tiny.assert_complete(trials=3)

@@ -1,0 +1,438 @@
+"""What only a CUDA device can show: streams, TF32, NCCL, device memory, and trouble on the device."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import autotune
+import launchers
+import search_spaces
+from autotune.trial import apply
+from autotune.trial.loop import RankContext, TrainingLoop
+from autotune.trial.protocol import (
+    BlockPlan,
+    BlockReport,
+    Deadlines,
+    Outcome,
+    TrialReport,
+    TrialRequest,
+)
+from autotune.workloads.attention import Attention
+from launchers import Resources
+from launchers.base import Launcher, Slot
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA device"),
+    pytest.mark.timeout(300),
+]
+
+needs_tf32 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0),
+    reason="needs a device with TF32",
+)
+
+WIDTH, BATCH = 512, 64
+BATCH_BYTES = BATCH * WIDTH * 4
+ENDLESS = 1_000_000
+
+
+def knobs(**changes: Any) -> dict[str, Any]:
+    return {**search_spaces.defaults(), "micro_batch": BATCH, "log_interval": 1, **changes}
+
+
+# The knobs, in this process
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[None]:
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def regression() -> autotune.Workload:
+    generator = torch.Generator().manual_seed(1)
+    return autotune.Workload(
+        model=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)),
+        dataset=[torch.randn(WIDTH, generator=generator) for _ in range(4 * BATCH)],
+        loss=lambda model, batch: ((model(batch) - batch) ** 2).mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+
+
+def training(workload: autotune.Workload | None = None, **changes: Any) -> TrainingLoop:
+    torch.manual_seed(0)
+    request = TrialRequest("t", "m:f", {}, knobs(**changes), world_size=1, seed=3, device="cuda")
+    context = RankContext(0, 0, 1, torch.device("cuda", 0))
+    return TrainingLoop(workload or regression(), request, context, lambda: None)
+
+
+def weights(loop: TrainingLoop) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(loop.model.parameters()).detach()
+
+
+def device_events(work: Callable[[], object], folder: Path) -> list[dict[str, Any]]:
+    """What the device did meanwhile, by the profiler: kernels and copies with their streams."""
+    work()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(5):
+            work()
+        torch.cuda.synchronize()
+    trace = folder / "trace.json"
+    profile.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    return [event for event in events if event.get("cat") in {"kernel", "gpu_memcpy"}]
+
+
+def kernel_streams(events: list[dict[str, Any]]) -> set[int]:
+    return {event["args"]["stream"] for event in events if event["cat"] == "kernel"}
+
+
+def batch_copy_streams(events: list[dict[str, Any]]) -> set[int]:
+    return {
+        event["args"]["stream"]
+        for event in events
+        if "HtoD" in event["name"] and event["args"].get("bytes") == BATCH_BYTES
+    }
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_prefetch_copies_batches_on_a_stream_of_its_own(
+    group: None, prefetch: bool, tmp_path: Path
+) -> None:
+    loop = training(stream_prefetch=prefetch)
+    events = device_events(loop.step, tmp_path)
+    copies, kernels = batch_copy_streams(events), kernel_streams(events)
+    assert copies and kernels
+    assert copies.isdisjoint(kernels) is prefetch
+
+
+def test_prefetch_changes_no_number(group: None) -> None:
+    trained = []
+    for prefetch in (False, True):
+        loop = training(stream_prefetch=prefetch)
+        for _ in range(50):
+            loop.step()
+        trained.append(weights(loop))
+    assert torch.equal(*trained)
+
+
+def test_a_prefetched_batch_is_whole_however_late_it_is_read() -> None:
+    """A copy that is not waited for, or memory that is reused too soon, shows as a wrong sum."""
+    device = torch.device("cuda", 0)
+    size = 1 << 20
+    host = (torch.full((size,), float(number)).pin_memory() for number in range(1000))
+    batches = apply.on_device(host, knobs(stream_prefetch=True), device)
+    sums = []
+    for batch in itertools.islice(batches, 200):
+        torch.cuda._sleep(500_000)
+        sums.append(batch.sum())
+    assert [float(found) for found in sums] == [float(number * size) for number in range(200)]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_qkv_projections_run_on_streams_of_their_own(streams: bool, tmp_path: Path) -> None:
+    attention = Attention(256, 4).cuda()
+    apply.qkv_streams(knobs(qkv_streams=streams), attention)
+    hidden = torch.randn(8, 128, 256, device="cuda")
+    events = device_events(lambda: attention(hidden, hidden), tmp_path)
+    found = kernel_streams(events)
+    assert (len(found) >= 4) if streams else (len(found) == 1), found
+
+
+def test_qkv_streams_change_no_number() -> None:
+    torch.manual_seed(0)
+    attention = Attention(512, 8).cuda()
+    results = []
+    for streams in (False, True):
+        apply.qkv_streams(knobs(qkv_streams=streams), attention)
+        for repetition in range(20):
+            torch.manual_seed(repetition)
+            hidden = torch.randn(16, 256, 512, device="cuda", requires_grad=True)
+            attention.zero_grad()
+            attention(hidden, hidden, causal=True).square().mean().backward()
+            gradients = [p.grad.clone() for p in attention.parameters()]
+            results.append([hidden.grad.clone(), *gradients])
+    for plain, streamed in zip(results[:20], results[20:], strict=True):
+        for one, other in zip(plain, streamed, strict=True):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+def relative_error_of_a_product() -> float:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(1024, 1024, generator=generator) for _ in range(2))
+    exact = left.double() @ right.double()
+    found = (left.cuda() @ right.cuda()).cpu().double()
+    return float((found - exact).norm() / exact.norm())
+
+
+@needs_tf32
+def test_tf32_rounds_products_and_fp32_does_not(group: None) -> None:
+    training(precision="tf32")
+    assert 1e-5 < relative_error_of_a_product() < 1e-2
+    training(precision="fp32")
+    assert relative_error_of_a_product() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.half)],
+)
+def test_autocast_acts_on_the_device(group: None, precision: str, dtype: torch.dtype) -> None:
+    seen = set()
+    workload = regression()
+    workload.model[0].register_forward_hook(lambda *call: seen.add(call[-1].dtype))
+    loop = training(workload, precision=precision)
+    loop.step()
+    assert seen == {dtype}
+    assert loop.scaler.is_enabled() is (precision == "fp16")
+    assert weights(loop).isfinite().all()
+
+
+# Trials on the device
+
+WORKLOADS = """
+import dataclasses
+import time
+
+import autotune
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def build(*, deed="", at=5, megabytes=0, milliseconds=0):
+    passes = 0
+    kept = []
+
+    def loss(model, batch):
+        nonlocal passes
+        passes += 1
+        assert batch.is_cuda
+        if milliseconds:
+            torch.cuda._sleep(int(milliseconds * 1.5e6))  # at 1.5 GHz
+        if passes == at:
+            if deed == "exhaust":
+                while True:
+                    kept.append(torch.ones(1 << 28, device=batch.device))
+            if deed == "device assert":
+                table = torch.zeros(4, device=batch.device)
+                return table[torch.full_like(batch, 10**6, dtype=torch.int64)].mean()
+            if deed == "spin":
+                for _ in range(1000):
+                    torch.cuda._sleep(1 << 40)
+        if megabytes and not kept:
+            kept.append(torch.ones(megabytes * 2**18, device=batch.device))
+        return ((model(batch) - batch) ** 2).mean()
+
+    return autotune.Workload(
+        model=nn.Linear(64, 64),
+        dataset=torch.randn(1024, 64),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    )
+
+
+def over(*, backend):
+    on_device = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    assert backend in on_device.name().lower(), on_device.name()
+    return build()
+"""
+
+
+@dataclasses.dataclass
+class Bench:
+    """A local launcher on the first device, and a user's folder."""
+
+    launcher: Launcher
+    folder: Path
+
+    @property
+    def slot(self) -> Slot:
+        return self.launcher.slots[0]
+
+    def request(self, factory: str = "device:build", **changes: Any) -> TrialRequest:
+        name = uuid.uuid4().hex
+        request = TrialRequest(
+            trial=name,
+            factory=factory,
+            args={},
+            knobs=knobs(micro_batch=8),
+            world_size=self.launcher.workers,
+            seed=7,
+            device=self.slot.device,
+            devices_per_rank=self.slot.devices_per_rank,
+            blocks=BlockPlan(seconds=0.01, min_steps=2, max_blocks=5),
+            deadlines=Deadlines(startup=120, step=60),
+            workdir=str(self.folder),
+            import_paths=(str(self.folder),),
+            log_dir=str(self.folder / "logs" / name),
+        )
+        return dataclasses.replace(request, **changes)
+
+    def run(
+        self,
+        factory: str = "device:build",
+        watch: Callable[[BlockReport], bool] = lambda _: False,
+        **changes: Any,
+    ) -> TrialReport:
+        return self.slot.run(self.request(factory, **changes), watch)
+
+    def check_next_trial(self) -> None:
+        report = self.run()
+        assert (report.outcome, report.cause, report.lost_agent) == (None, "", False)
+
+
+@contextlib.contextmanager
+def bench(resources: Resources, folder: Path) -> Iterator[Bench]:
+    (folder / "device.py").write_text(WORKLOADS)
+    with launchers.open_launcher("local", resources, str(folder / "agents"), None) as launcher:
+        yield Bench(launcher, folder)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One rank with a device of its own."""
+    with bench(Resources(1, 1.0, 1, 1), tmp_path_factory.mktemp("one")) as opened:
+        yield opened
+
+
+def free_bytes() -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info(0)[0]
+
+
+def test_a_slot_says_what_it_runs_on(one: Bench) -> None:
+    assert one.slot.device == "cuda"
+    assert one.slot.devices_per_rank == 1
+    device = one.slot.environment["devices"][0]
+    assert device["name"] == torch.cuda.get_device_name(0)
+    assert tuple(device["capability"]) == torch.cuda.get_device_capability(0)
+    assert one.slot.environment["nccl"]
+    assert one.slot.environment["driver"]
+
+
+def test_by_default_there_is_a_rank_per_device(tmp_path: Path) -> None:
+    count = torch.cuda.device_count()
+    with bench(Resources(None, None, 1, None), tmp_path) as opened:
+        assert opened.launcher.workers == count
+        assert opened.slot.devices_per_rank == 1
+        report = opened.run("device:over", args={"backend": "nccl"})
+        assert (report.outcome, report.cause) == (None, "")
+        assert all(len(block.rank_seconds) == count for block in report.blocks)
+
+
+def test_a_rank_with_its_own_device_uses_nccl(one: Bench) -> None:
+    report = one.run("device:over", args={"backend": "nccl"})
+    assert (report.outcome, report.cause) == (None, "")
+
+
+def test_ranks_that_share_a_device_use_gloo(tmp_path: Path) -> None:
+    with bench(Resources(2, 0.5, 1, 1), tmp_path) as opened:
+        report = opened.run("device:over", args={"backend": "gloo"})
+        assert (report.outcome, report.cause) == (None, "")
+        assert all(block.samples == 16 * block.steps for block in report.blocks)
+
+
+def test_trials_that_share_a_device_run_side_by_side(tmp_path: Path) -> None:
+    fitting = 2 * torch.cuda.device_count()
+    with bench(Resources(1, 0.5, 1, None), tmp_path) as opened:
+        assert len(opened.launcher.slots) == fitting
+        for slot in opened.launcher.slots:
+            report = slot.run(opened.request(), lambda _: False)
+            assert (report.outcome, report.cause) == (None, "")
+
+
+def test_a_block_holds_the_time_of_the_device(one: Bench) -> None:
+    report = one.run(
+        args={"milliseconds": 20},
+        knobs=knobs(micro_batch=8, log_interval=1000),
+        blocks=BlockPlan(seconds=0.1, min_steps=5, max_blocks=4),
+    )
+    assert report.outcome is None, report.cause
+    # The clock may run at more than 1.5 GHz.
+    assert all(block.seconds > 0.010 * block.steps for block in report.blocks)
+
+
+def test_peak_memory_is_that_of_the_device_and_of_this_trial(one: Bench) -> None:
+    before, hungry, after = (
+        max(block.peak_bytes for block in one.run(args=args).blocks)
+        for args in ({}, {"megabytes": 512}, {})
+    )
+    assert 512 * 2**20 <= hungry - before < 640 * 2**20
+    assert after - before < 64 * 2**20
+
+
+@pytest.mark.parametrize("limit", [None, 2 * 2**30])
+def test_out_of_device_memory(one: Bench, limit: int | None) -> None:
+    report = one.run(args={"deed": "exhaust"}, memory_per_rank=limit)
+    assert report.outcome is Outcome.OOM
+    if limit:
+        assert all(block.peak_bytes <= limit for block in report.blocks)
+    one.check_next_trial()
+
+
+def test_a_failed_assertion_on_the_device_stays_in_its_trial(one: Bench) -> None:
+    report = one.run(args={"deed": "device assert"})
+    assert report.outcome in {Outcome.ERROR, Outcome.CRASH}
+    assert report.lost_agent is False
+    one.check_next_trial()
+
+
+def test_a_kernel_that_never_ends_is_a_hang(one: Bench) -> None:
+    started = time.monotonic()
+    report = one.run(args={"deed": "spin"}, deadlines=Deadlines(startup=120, step=3))
+    assert report.outcome is Outcome.HANG
+    assert time.monotonic() - started < 60
+    one.check_next_trial()
+
+
+def test_device_memory_is_free_again_when_a_trial_returns(one: Bench) -> None:
+    one.check_next_trial()
+    before = free_bytes()
+    one.run(
+        args={"megabytes": 2048},
+        watch=lambda block: block.index == 3,
+        blocks=BlockPlan(0.01, 2, ENDLESS),
+    )
+    assert free_bytes() > before - 128 * 2**20
+
+
+def test_no_helper_ever_touches_the_device(one: Bench) -> None:
+    """A process that has initialised CUDA cannot be forked into ranks."""
+
+    def touching() -> list[str]:
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(OSError):
+                links = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+                if any(link.startswith("/dev/nvidia") for link in links):
+                    found.append(" ".join(process.cmdline()))
+        return found
+
+    during: list[str] = []
+
+    def watch(block: BlockReport) -> bool:
+        if block.index == 2:
+            during.extend(touching())
+        return block.index >= 2
+
+    one.run(watch=watch, blocks=BlockPlan(0.01, 2, ENDLESS))
+    assert len(during) == 1, "the rank alone"
+    assert touching() == []

@@ -1,0 +1,567 @@
+"""What each knob changes, observed in torch itself: buckets, dtypes, shapes, reads, gradients.
+
+The training loop runs in this process, alone in a gloo group: DistributedDataParallel does all that
+it does among many, and its communication hook shows what would travel.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import autotune
+import search_spaces
+from autotune.trial import apply
+from autotune.trial.loop import NonFiniteLoss, RankContext, TrainingLoop, run_blocks
+from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
+from search_spaces import Facts
+
+CPU = torch.device("cpu")
+MIB = 2**20
+LAYERS, WIDTH = 8, 256
+LAYER_BYTES = 4 * (WIDTH**2 + WIDTH)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch() -> Iterator[None]:
+    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.manual_seed(0)
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def knobs(**changes: Any) -> dict[str, Any]:
+    return {**search_spaces.defaults(), "micro_batch": 2, "log_interval": 1, **changes}
+
+
+def stack() -> nn.Module:
+    """2 MiB of parameters in eight equal layers."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+
+def regression(
+    model: nn.Module | None = None, *, samples: int = 64, width: int = WIDTH, rate: float = 0.1
+) -> autotune.Workload:
+    """Plain least squares with plain SGD, on data that do not depend on anything."""
+    model = model or stack()
+    generator = torch.Generator().manual_seed(1)
+    data = [
+        (torch.randn(width, generator=generator), torch.randn(width, generator=generator))
+        for _ in range(samples)
+    ]
+    return autotune.Workload(
+        model=model,
+        dataset=data,
+        loss=lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate),
+    )
+
+
+def training(workload: autotune.Workload, **changes: Any) -> TrainingLoop:
+    request = TrialRequest("t", "m:f", {}, knobs(**changes), world_size=1, seed=3, device="cpu")
+    return TrainingLoop(workload, request, RankContext(0, 0, 1, CPU), lambda: None)
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What DistributedDataParallel sends, seen from its communication hook."""
+
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    storages: set[int] = dataclasses.field(default_factory=set)
+
+    def watch(self, model: DistributedDataParallel) -> "Traffic":
+        model.register_comm_hook(None, self._hook)
+        return self
+
+    def _hook(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        self.sizes.append(buffer.numel() * buffer.element_size())
+        self.storages.add(buffer.untyped_storage().data_ptr())
+        sent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        sent.set_result(buffer)
+        return sent
+
+    def of(self, loop: TrainingLoop, steps: int = 1) -> list[int]:
+        """Bytes of each bucket that so many steps send."""
+        self.sizes.clear()
+        for _ in range(steps):
+            loop.step()
+        return list(self.sizes)
+
+
+def settled(loop: TrainingLoop) -> Traffic:
+    """The traffic once the buckets have been rebuilt in the order in which gradients come."""
+    traffic = Traffic().watch(loop.model)
+    loop.step()
+    loop.step()
+    return traffic
+
+
+# bucket_cap_mb
+
+
+@pytest.mark.parametrize("cap", [0.01, 0.3, 0.6, 1, 24, 100_000])
+def test_bucket_cap_bounds_every_bucket(cap):
+    loop = training(regression(), bucket_cap_mb=cap)
+    sizes = settled(loop).of(loop)
+    assert sum(sizes) == LAYERS * LAYER_BYTES
+    # A bucket is closed by the gradient that fills it.
+    assert all(size < cap * MIB + 4 * WIDTH**2 for size in sizes)
+    assert all(size >= cap * MIB for size in sizes[:-1])
+
+
+def test_a_smaller_cap_makes_more_buckets():
+    counts = []
+    for cap in (0.01, 0.3, 0.6, 1, 24):
+        loop = training(regression(), bucket_cap_mb=cap)
+        counts.append(len(settled(loop).of(loop)))
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == LAYERS  # each weight closes a bucket
+    assert counts[-1] == 1
+    assert len(set(counts)) >= 4
+
+
+def test_the_defaults_send_what_a_plain_script_sends():
+    plain = DistributedDataParallel(stack())
+    traffic = Traffic().watch(plain)
+    for _ in range(3):
+        traffic.sizes.clear()
+        plain(torch.ones(2, WIDTH)).sum().backward()
+    loop = training(regression(), **{**search_spaces.defaults(), "micro_batch": 2})
+    assert settled(loop).of(loop) == traffic.sizes
+
+
+# gradient_as_bucket_view
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_gradients_live_in_the_buckets_or_beside_them(view):
+    loop = training(regression(), gradient_as_bucket_view=view, bucket_cap_mb=0.6)
+    traffic = settled(loop)
+    places = {}
+
+    def look(*_: Any) -> None:
+        for name, parameter in loop.model.named_parameters():
+            places[name] = parameter.grad.untyped_storage().data_ptr()
+
+    loop.optimizer.register_step_pre_hook(look)
+    traffic.storages.clear()
+    loop.step()
+    assert len(places) == 2 * LAYERS
+    inside = {name: place in traffic.storages for name, place in places.items()}
+    assert set(inside.values()) == {view}, inside
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_view_changes_no_number(accumulation):
+    weights = []
+    for view in (False, True):
+        torch.manual_seed(0)
+        loop = training(regression(), gradient_as_bucket_view=view, accumulation_steps=accumulation)
+        for _ in range(4):
+            loop.step()
+        weights.append(nn.utils.parameters_to_vector(loop.model.parameters()))
+    assert torch.equal(*weights)
+
+
+# precision
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "matmul", "tf32", "scaled"),
+    [
+        ("fp32", torch.float32, "highest", False, False),
+        ("tf32", torch.float32, "high", True, False),
+        ("bf16", torch.bfloat16, "highest", False, False),
+        ("fp16", torch.float16, "highest", False, True),
+    ],
+)
+def test_precision(precision, dtype, matmul, tf32, scaled):
+    seen = collections.Counter()
+    model = stack()
+    for layer in model:
+        layer.register_forward_hook(lambda *call: seen.update([call[-1].dtype]))
+    loop = training(regression(model), precision=precision)
+    gradients = set()
+    loop.optimizer.register_step_pre_hook(
+        lambda *_: gradients.update(p.grad.dtype for p in model.parameters())
+    )
+    loop.step()
+    assert seen == {dtype: LAYERS}
+    assert torch.get_float32_matmul_precision() == matmul
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert loop.scaler.is_enabled() is scaled
+    assert {parameter.dtype for parameter in model.parameters()} == gradients == {torch.float32}
+
+
+@pytest.mark.parametrize("before", ["tf32", "bf16", "fp16"])
+def test_fp32_is_strict_whatever_was_set_before(before):
+    training(regression(), precision=before)
+    training(regression(), precision="fp32")
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_the_loss_is_computed_under_autocast_and_the_update_is_not():
+    states = {}
+    plain = regression()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        states["loss"] = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        return plain.loss(model, batch)
+
+    loop = training(dataclasses.replace(plain, loss=loss), precision="bf16")
+    loop.optimizer.register_step_pre_hook(
+        lambda *_: states.update(step=torch.is_autocast_enabled("cpu"))
+    )
+    loop.step()
+    assert states == {"loss": (True, torch.bfloat16), "step": False}
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_an_update_is_the_same_up_to_rounding_in_every_precision(precision, accumulation):
+    updates = []
+    for chosen in ("fp32", precision):
+        torch.manual_seed(0)
+        model = nn.Linear(16, 16)
+        before = nn.utils.parameters_to_vector(model.parameters()).clone()
+        workload = regression(model, width=16)
+        loop = training(workload, precision=chosen, accumulation_steps=accumulation)
+        loop.step()
+        updates.append(nn.utils.parameters_to_vector(model.parameters()) - before)
+    reference, found = updates
+    assert reference.norm() > 0
+    assert (found - reference).norm() < 0.03 * reference.norm()
+
+
+def test_fp16_skips_an_update_that_overflows():
+    model = nn.Linear(16, 16)
+    plain = regression(model, width=16)
+    huge = dataclasses.replace(plain, loss=lambda model, batch: plain.loss(model, batch) * 1e30)
+    loop = training(huge, precision="fp16", log_interval=100)
+    before = nn.utils.parameters_to_vector(model.parameters()).clone()
+    scale = loop.scaler.get_scale()
+    loop.step()
+    assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
+    assert loop.scaler.get_scale() < scale
+
+
+# accumulation_steps
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2, 5])
+def test_gradients_travel_once_per_step_while_forwards_multiply(accumulation, view):
+    forwards = 0
+    model = stack()
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    model.register_forward_hook(count)
+    loop = training(
+        regression(model),
+        accumulation_steps=accumulation,
+        bucket_cap_mb=0.6,
+        gradient_as_bucket_view=view,
+    )
+    traffic = settled(loop)
+    buckets = len(traffic.of(loop))
+    assert buckets > 1
+    forwards = 0
+    assert len(traffic.of(loop, steps=3)) == 3 * buckets
+    assert forwards == 3 * accumulation
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize(("micro_batch", "accumulation"), [(4, 2), (2, 4), (1, 8)])
+def test_accumulated_gradients_are_those_of_one_large_batch(micro_batch, accumulation, view):
+    weights = []
+    for split in ((8, 1), (micro_batch, accumulation)):
+        torch.manual_seed(0)
+        model = nn.Linear(16, 16)
+        loop = training(
+            regression(model, width=16),
+            micro_batch=split[0],
+            accumulation_steps=split[1],
+            gradient_as_bucket_view=view,
+        )
+        for _ in range(3):
+            loop.step()
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.allclose(*weights, atol=1e-6)
+
+
+def test_no_gradient_is_carried_into_the_next_step():
+    model = nn.Linear(16, 16)
+    loop = training(regression(model, width=16), accumulation_steps=2)
+    loop.step()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+# micro_batch
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 64])
+def test_the_model_sees_micro_batches(micro_batch):
+    shapes = set()
+    model = nn.Linear(16, 16)
+    model.register_forward_hook(lambda *call: shapes.add(call[1][0].shape))
+    loop = training(regression(model, width=16), micro_batch=micro_batch)
+    for _ in range(100):
+        loop.step()
+    assert shapes == {(micro_batch, 16)}
+
+
+def numbered(samples: int, **changes: Any) -> autotune.Workload:
+    """A workload whose samples are their own numbers."""
+    return dataclasses.replace(regression(width=1), dataset=list(range(samples)), **changes)
+
+
+@pytest.mark.parametrize(
+    ("samples", "micro_batch", "ranks"), [(64, 4, 2), (67, 4, 2), (12, 4, 3), (101, 7, 4)]
+)
+def test_no_sample_is_on_two_ranks_nor_twice_in_an_epoch(samples, micro_batch, ranks):
+    per_rank = []
+    for rank in range(ranks):
+        source = apply.loader(
+            numbered(samples),
+            knobs(micro_batch=micro_batch),
+            rank=rank,
+            world_size=ranks,
+            seed=0,
+            pin=False,
+        )
+        batches = list(source)
+        assert {len(batch) for batch in batches} == {micro_batch}
+        assert len(batches) == samples // ranks // micro_batch
+        per_rank.append([sample for batch in batches for sample in batch.tolist()])
+    everything = [sample for samples in per_rank for sample in samples]
+    assert len(everything) == len(set(everything))
+
+
+def test_epoch_after_epoch_is_shuffled_anew_and_again_in_the_same_way():
+    def draw(seed: int) -> list[tuple[int, ...]]:
+        source = apply.loader(
+            numbered(12), knobs(micro_batch=4), rank=0, world_size=1, seed=seed, pin=False
+        )
+        batches = apply.endless(source)
+        return [
+            tuple(sample for _ in range(3) for sample in next(batches).tolist()) for _ in range(4)
+        ]
+
+    epochs = draw(seed=1)
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert len(set(epochs)) == 4
+    assert draw(seed=1) == epochs != draw(seed=2)
+
+
+@pytest.mark.parametrize(("samples", "micro_batch", "ranks"), [(7, 4, 2), (0, 1, 1), (3, 1, 4)])
+def test_a_dataset_that_cannot_fill_a_micro_batch_is_refused(samples, micro_batch, ranks):
+    with pytest.raises(ValueError, match=f"dataset has {samples} samples.*lower micro_batch"):
+        apply.loader(
+            numbered(samples),
+            knobs(micro_batch=micro_batch),
+            rank=0,
+            world_size=ranks,
+            seed=0,
+            pin=False,
+        )
+
+
+def test_the_users_collate_is_used():
+    source = apply.loader(
+        numbered(8, collate=lambda samples: {"sum": sum(samples)}),
+        knobs(micro_batch=8),
+        rank=0,
+        world_size=1,
+        seed=0,
+        pin=False,
+    )
+    assert next(iter(source)) == {"sum": 28}
+
+
+# log_interval
+
+
+class Watched(torch.Tensor):
+    """Counts how often its value is brought to the host."""
+
+    reads = 0
+
+    def __float__(self) -> float:
+        Watched.reads += 1
+        return super().__float__()
+
+    def item(self) -> Any:
+        Watched.reads += 1
+        return super().item()
+
+    def tolist(self) -> Any:
+        Watched.reads += 1
+        return super().tolist()
+
+    def __bool__(self) -> bool:
+        Watched.reads += 1
+        return super().__bool__()
+
+
+def watched_regression() -> autotune.Workload:
+    Watched.reads = 0
+    plain = regression(nn.Linear(16, 16), width=16)
+    return dataclasses.replace(
+        plain, loss=lambda model, batch: plain.loss(model, batch).as_subclass(Watched)
+    )
+
+
+@pytest.mark.parametrize(("interval", "reads"), [(1, 20), (3, 6), (10, 2), (21, 0)])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_loss_is_read_every_log_interval_of_steps(interval, reads, accumulation):
+    loop = training(watched_regression(), log_interval=interval, accumulation_steps=accumulation)
+    for _ in range(20):
+        loop.step()
+    assert Watched.reads == reads
+
+
+def blocks_of(loop: TrainingLoop, plan: BlockPlan) -> list[BlockReport]:
+    request = TrialRequest("t", "m:f", {}, loop.knobs, 1, 0, "cpu", blocks=plan)
+    reports: list[BlockReport] = []
+    run_blocks(loop, request, RankContext(0, 0, 1, CPU), reports.append)
+    return reports
+
+
+def test_every_block_holds_a_loss_even_where_logging_is_rarer():
+    loop = training(watched_regression(), log_interval=1000)
+    reports = blocks_of(loop, BlockPlan(seconds=1e-6, min_steps=2, max_blocks=5))
+    assert [report.steps for report in reports] == [1, 2, 2, 2, 2]
+    assert all(math.isfinite(report.loss) for report in reports)
+    assert Watched.reads == 5
+
+
+def test_a_block_of_whole_intervals_reads_no_more_than_logging_asks_for():
+    loop = training(watched_regression(), log_interval=5)
+    reports = blocks_of(loop, BlockPlan(seconds=1e-6, min_steps=10, max_blocks=4))
+    assert [report.steps for report in reports] == [1, 10, 10, 10]
+    assert Watched.reads == 1 + 2 * 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_an_error_at_the_next_reading(value):
+    plain = regression(nn.Linear(16, 16), width=16)
+    broken = dataclasses.replace(
+        plain, loss=lambda model, batch: plain.loss(model, batch) * 0 + value
+    )
+    loop = training(broken, log_interval=3)
+    loop.step()
+    loop.step()
+    with pytest.raises(NonFiniteLoss, match="step 3"):
+        loop.step()
+
+
+# stream_prefetch, qkv_streams
+
+
+@pytest.mark.parametrize("knob", ["stream_prefetch", "qkv_streams"])
+def test_streams_need_a_cuda_device(knob):
+    reasons = search_spaces.infeasible(knobs(**{knob: True}), Facts("cpu", 2))
+    assert len(reasons) == 1
+    assert f"{knob}=true needs a CUDA device" in reasons[0]
+    assert "CPU" in reasons[0]
+    assert search_spaces.infeasible(knobs(**{knob: True}), Facts("cuda", 2, (7, 0))) == []
+
+
+def test_tf32_needs_a_device_that_has_it():
+    wanted = knobs(precision="tf32")
+    assert "tf32" in search_spaces.infeasible(wanted, Facts("cpu", 2))[0]
+    assert "7.5" in search_spaces.infeasible(wanted, Facts("cuda", 2, (7, 5)))[0]
+    assert search_spaces.infeasible(wanted, Facts("cuda", 2, (8, 0))) == []
+
+
+class Attending(nn.Module):
+    """An attention module of a user's."""
+
+    def __init__(self, *, streams: bool = False) -> None:
+        super().__init__()
+        self.qkv_streams = streams
+        self.layer = nn.Linear(2, 2)
+
+
+def test_qkv_streams_is_set_on_every_module_that_offers_it():
+    model = nn.Sequential(Attending(), nn.Linear(2, 2), nn.Sequential(Attending()))
+    modules = [module for module in model.modules() if isinstance(module, Attending)]
+    apply.qkv_streams(knobs(qkv_streams=True), model)
+    assert [module.qkv_streams for module in modules] == [True, True]
+    apply.qkv_streams(knobs(qkv_streams=False), model)
+    assert [module.qkv_streams for module in modules] == [False, False]
+    assert not hasattr(model[1], "qkv_streams")
+
+
+def test_qkv_streams_off_overrides_a_model_that_has_it_on():
+    model = Attending(streams=True)
+    apply.qkv_streams(knobs(), model)
+    assert model.qkv_streams is False
+
+
+def test_qkv_streams_on_a_model_without_such_modules_is_an_error():
+    with pytest.raises(ValueError, match="no module of the model has a `qkv_streams` attribute"):
+        apply.qkv_streams(knobs(qkv_streams=True), stack())
+    apply.qkv_streams(knobs(qkv_streams=False), stack())
+
+
+# Moving batches
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+def test_a_batch_keeps_its_form_when_it_is_moved():
+    meta = torch.device("meta")
+    tensor = torch.ones(2)
+    batch = {"a": [tensor, (tensor, "text")], "b": Pair(tensor, None), 3: 4.5}
+    moved = apply.move(batch, meta)
+    assert moved["a"][0].device == moved["a"][1][0].device == meta
+    assert isinstance(moved["a"], list) and isinstance(moved["a"][1], tuple)
+    assert isinstance(moved["b"], Pair) and moved["b"].left.device == meta
+    assert (moved["a"][1][1], moved["b"].right, moved[3]) == ("text", None, 4.5)
+    assert tensor.device == CPU
+
+
+def test_a_mapping_that_is_no_dict_is_moved_too():
+    """As Hugging Face's collators return them."""
+    batch = collections.UserDict(ids=torch.ones(2))
+    assert apply.move(batch, torch.device("meta"))["ids"].device.type == "meta"
+
+
+def test_without_prefetch_batches_come_in_order():
+    batches = apply.on_device(iter([torch.tensor(n) for n in range(5)]), knobs(), CPU)
+    assert [int(batch) for batch in batches] == [0, 1, 2, 3, 4]
+
+
+# The knobs and the catalogue
+
+
+@pytest.mark.parametrize("name", search_spaces.CATALOGUE)
+def test_every_knob_of_the_catalogue_is_asked_for_by_the_loop(name):
+    """A knob that nothing reads would be searched in vain."""
+    without = knobs()
+    del without[name]
+    request = TrialRequest("t", "m:f", {}, without, 1, 0, "cpu")
+    with pytest.raises(KeyError, match=name):
+        TrainingLoop(regression(), request, RankContext(0, 0, 1, CPU), lambda: None).step()

@@ -1,0 +1,90 @@
+"""How many steps the next block takes."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.trial.observers.timing import BlockLength
+from autotune.trial.protocol import BlockPlan
+
+THOROUGH = settings(deadline=None, max_examples=300, derandomize=True)
+
+
+def settled(seconds: float, min_steps: int, log_interval: int, step_seconds: float) -> list[int]:
+    """Steps of the first eight blocks, if every step takes the same."""
+    length = BlockLength(BlockPlan(seconds, min_steps), log_interval)
+    taken = []
+    for index in range(8):
+        taken.append(length.steps)
+        length.learn(index, length.steps * step_seconds)
+    return taken
+
+
+plans = st.tuples(
+    st.floats(0.01, 100),
+    st.integers(1, 100),
+    st.integers(1, 10_000),
+    st.floats(1e-6, 1000),
+)
+
+
+@THOROUGH
+@given(plans)
+def test_the_first_block_is_one_step(plan):
+    assert settled(*plan)[0] == 1
+
+
+@THOROUGH
+@given(plans)
+def test_later_blocks_hold_the_least_number_of_steps(plan):
+    assert all(steps >= plan[1] for steps in settled(*plan)[1:])
+
+
+@THOROUGH
+@given(plans)
+def test_the_length_settles_after_three_blocks(plan):
+    assert len(set(settled(*plan)[3:])) == 1
+
+
+@THOROUGH
+@given(plans)
+def test_a_block_lasts_about_as_long_as_asked_for(plan):
+    seconds, min_steps, _, step_seconds = plan
+    steps = settled(*plan)[-1]
+    wanted = max(min_steps, seconds / step_seconds)
+    assert wanted * (1 - 1e-9) <= steps <= 2 * (wanted + 1)
+
+
+@THOROUGH
+@given(plans)
+def test_a_block_holds_whole_logging_intervals_unless_they_are_far_too_long(plan):
+    seconds, min_steps, log_interval, step_seconds = plan
+    steps = settled(*plan)[-1]
+    if steps % log_interval:
+        assert log_interval > max(min_steps, seconds / step_seconds)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "log_interval", "steps"),
+    [(0.1, 1, 10), (0.1, 10, 10), (0.1, 4, 12), (0.1, 15, 15), (0.1, 25, 10), (5.0, 1, 3)],
+)
+def test_examples(step_seconds, log_interval, steps):
+    assert settled(1.0, 3, log_interval, step_seconds)[-1] == steps
+
+
+def test_a_slow_first_step_does_not_decide():
+    length = BlockLength(BlockPlan(1.0, 2), 1)
+    length.learn(0, 30.0)
+    assert length.steps == 2
+    length.learn(1, 0.02)
+    assert length.steps == 100
+    length.learn(2, 0.5)
+    assert length.steps == 200
+
+
+def test_what_comes_after_the_third_block_changes_nothing():
+    length = BlockLength(BlockPlan(1.0, 2), 1)
+    for index in range(3):
+        length.learn(index, 0.1 * length.steps)
+    length.learn(3, 1e-3)
+    assert length.steps == 10

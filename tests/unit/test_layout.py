@@ -1,0 +1,240 @@
+"""How ranks spread over nodes, and which CUDA devices this machine offers."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import LauncherError
+from launchers import Resources
+from launchers.devices import visible
+from launchers.layout import Layout, NodeCapacity, plan
+
+THOROUGH = settings(deadline=None, max_examples=300, derandomize=True)
+
+nodes = st.builds(NodeCapacity, cpus=st.integers(0, 32), gpus=st.integers(0, 8))
+clusters = st.lists(nodes, min_size=1, max_size=6)
+wishes = st.builds(
+    Resources,
+    workers=st.one_of(st.none(), st.integers(1, 16)),
+    gpus_per_worker=st.sampled_from([None, 0, 0.1, 0.25, 0.5, 0.75, 1]),
+    cpus_per_worker=st.integers(1, 8),
+    slots=st.one_of(st.none(), st.integers(1, 6)),
+)
+
+
+def planned(wish: Resources, cluster: list[NodeCapacity]) -> Layout | None:
+    try:
+        return plan(wish, cluster)
+    except LauncherError:
+        return None
+
+
+def bundles_on(capacity: NodeCapacity, layout: Layout) -> int:
+    """How many a node holds. A share of a device lies on one device; more than one are whole."""
+    by_cpu = int(capacity.cpus / layout.bundle["CPU"])
+    share = layout.bundle.get("GPU", 0)
+    if not share:
+        return by_cpu
+    per_device = 1 / math.ceil(share) if share >= 1 else int(1 / share + 1e-9)
+    return min(by_cpu, int(capacity.gpus * per_device + 1e-9))
+
+
+def fits(layout: Layout, cluster: list[NodeCapacity]) -> bool:
+    """Whether all slots can be had at once, each on different nodes: fill the emptiest first."""
+    bundles = [bundles_on(capacity, layout) for capacity in cluster]
+    for _ in range(layout.slots):
+        emptiest = sorted(range(len(bundles)), key=lambda node: -bundles[node])[: layout.nodes]
+        if any(bundles[node] < 1 for node in emptiest) or len(emptiest) < layout.nodes:
+            return False
+        for node in emptiest:
+            bundles[node] -= 1
+    return True
+
+
+@THOROUGH
+@given(wishes, clusters)
+def test_a_layout_never_takes_more_than_the_cluster_has(wish, cluster):
+    layout = planned(wish, cluster)
+    assume(layout is not None)
+    assert fits(layout, cluster)
+
+
+@THOROUGH
+@given(wishes, clusters)
+def test_a_layout_is_what_was_asked_for(wish, cluster):
+    layout = planned(wish, cluster)
+    assume(layout is not None)
+    ranks = layout.nodes * layout.ranks_per_node
+    assert ranks == (wish.workers or ranks)
+    assert layout.slots == (wish.slots or layout.slots) >= 1
+    assert layout.bundle["CPU"] == layout.ranks_per_node * wish.cpus_per_worker
+    share = layout.ranks_per_node * layout.gpus_per_worker
+    assert share - 1e-9 <= layout.bundle.get("GPU", 0) < share + 1
+    if wish.gpus_per_worker is not None:
+        assert layout.gpus_per_worker == wish.gpus_per_worker
+
+
+@THOROUGH
+@given(wishes, clusters)
+def test_a_refusal_is_justified(wish, cluster):
+    """One trial that fits one node is never refused; nor is anything without advice."""
+    try:
+        plan(wish, cluster)
+    except LauncherError as error:
+        assert "lower resources." in str(error)
+        gpus = wish.gpus_per_worker
+        one = (wish.workers or 1) * wish.cpus_per_worker
+        if gpus == 0 and (wish.slots or 1) == 1:
+            assert all(node.cpus < one for node in cluster)
+
+
+@THOROUGH
+@given(wishes, clusters, nodes)
+def test_another_node_never_makes_a_trial_impossible(wish, cluster, more):
+    assume(wish.workers is not None and wish.gpus_per_worker is not None)
+    if planned(wish, cluster):
+        assert planned(wish, [*cluster, more])
+
+
+def test_the_fewest_nodes_are_taken():
+    cluster = [NodeCapacity(8, 4), NodeCapacity(8, 4)]
+    assert plan(Resources(4, 1, 1, 1), cluster).nodes == 1
+    assert plan(Resources(8, 1, 1, 1), cluster).nodes == 2
+
+
+def test_ranks_spread_evenly_or_not_at_all():
+    cluster = [NodeCapacity(8, 2), NodeCapacity(8, 4)]
+    with pytest.raises(LauncherError):
+        plan(Resources(6, 1, 1, None), cluster)
+    assert plan(Resources(4, 1, 1, None), cluster) == Layout(1, 4, 1, {"CPU": 4, "GPU": 4}, 1)
+
+
+def test_on_devices_as_many_trials_as_fit():
+    assert plan(Resources(2, 1, 1, None), [NodeCapacity(64, 8)]).slots == 4
+    assert plan(Resources(2, 1, 1, None), [NodeCapacity(64, 8)] * 2).slots == 8
+    assert plan(Resources(2, 1, 4, None), [NodeCapacity(16, 8)]).slots == 2
+
+
+def test_on_the_cpu_one_trial_per_node():
+    assert plan(Resources(2, 0, 1, None), [NodeCapacity(64, 0)]).slots == 1
+    assert plan(Resources(2, 0, 1, None), [NodeCapacity(64, 0)] * 3).slots == 3
+    assert plan(Resources(2, 0, 1, 4), [NodeCapacity(64, 0)]).slots == 4
+
+
+@pytest.mark.parametrize(
+    ("workers", "share", "devices", "fitting"),
+    [
+        (1, 0.5, 1, 2),
+        (1, 0.25, 1, 4),
+        (1, 0.2, 1, 5),
+        (1, 0.1, 1, 10),
+        (1, 0.1, 2, 20),
+        (1, 0.4, 2, 4),
+        (3, 0.25, 2, 2),
+        (3, 0.1, 3, 9),
+        (2, 0.5, 2, 2),
+        (3, 0.5, 4, 2),
+        (4, 0.75, 3, 1),
+    ],
+)
+def test_a_shared_device_holds_as_many_trials_as_its_shares(workers, share, devices, fitting):
+    cluster = [NodeCapacity(640, devices)]
+    assert plan(Resources(workers, share, 1, None), cluster).slots == fitting
+    assert plan(Resources(workers, share, 1, fitting), cluster).slots == fitting
+    with pytest.raises(LauncherError):
+        plan(Resources(workers, share, 1, fitting + 1), cluster)
+
+
+@THOROUGH
+@given(wishes, clusters)
+def test_a_bundle_of_more_than_one_device_is_of_whole_devices(wish, cluster):
+    """Ray refuses others, and a process cannot be shown half a device."""
+    layout = planned(wish, cluster)
+    assume(layout is not None)
+    devices = layout.bundle.get("GPU", 0)
+    assert devices < 1 or devices == pytest.approx(round(devices))
+
+
+def test_unasked_a_worker_gets_a_device_if_there_are_enough():
+    assert plan(Resources(4, None, 1, None), [NodeCapacity(8, 4)]).gpus_per_worker == 1
+    assert plan(Resources(4, None, 1, None), [NodeCapacity(8, 3)]).gpus_per_worker == 0
+    assert plan(Resources(2, None, 1, None), [NodeCapacity(8, 0)]).gpus_per_worker == 0
+
+
+def test_unasked_there_is_a_worker_per_device_or_two_on_the_cpu():
+    def ranks(cpus: int, gpus: int, gpus_per_worker: float | None = None) -> int:
+        return plan(
+            Resources(None, gpus_per_worker, 1, None), [NodeCapacity(cpus, gpus)]
+        ).ranks_per_node
+
+    assert ranks(8, 4) == 4
+    assert ranks(8, 0) == 2
+    assert ranks(1, 0) == 1
+    assert ranks(8, 4, gpus_per_worker=0) == 2
+    assert ranks(8, 4, gpus_per_worker=0.5) == 4
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Resources(3, 0, 1, None),
+        Resources(1, 0, 3, None),
+        Resources(1, 0, 1, 5),
+        Resources(2, 1, 1, None),
+        Resources(1, 0.6, 1, 2),
+    ],
+)
+def test_a_refusal_says_what_was_asked_what_there_is_and_what_to_do(wish):
+    with pytest.raises(LauncherError) as refused:
+        plan(wish, [NodeCapacity(2, 1), NodeCapacity(2, 0)])
+    text = str(refused.value)
+    assert f"{wish.workers} workers" in text
+    assert "2 CPUs + 1 GPUs, 2 CPUs + 0 GPUs" in text
+    assert re.search(r"lower resources\.workers", text)
+
+
+def test_no_node_at_all():
+    with pytest.raises(LauncherError):
+        plan(Resources(1, 0, 1, None), [])
+
+
+# CUDA devices of this machine
+
+
+@pytest.fixture
+def four_devices(tmp_path: Path) -> Path:
+    names = ["nvidia0", "nvidia1", "nvidia2", "nvidia10", "nvidiactl", "nvidia-uvm", "null"]
+    for name in names:
+        (tmp_path / name).write_text("")
+    (tmp_path / "nvidia-caps").mkdir()
+    return tmp_path
+
+
+def test_devices_are_counted_in_order(four_devices):
+    assert visible({}, four_devices) == ["0", "1", "2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [
+        ("0", ["0"]),
+        ("2,0", ["2", "0"]),
+        (" 1 , 2 ", ["1", "2"]),
+        ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", ["0"]),  # CUDA: what follows an invalid index is invisible
+        ("NoDevFiles", []),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(asked, seen, four_devices):
+    assert visible({"CUDA_VISIBLE_DEVICES": asked}, four_devices) == seen
+
+
+def test_no_devices(tmp_path):
+    assert visible({}, tmp_path) == []
+    assert visible({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == []

@@ -1,0 +1,349 @@
+"""Finding and killing processes: real ones, forked, orphaned, stopped and in sessions of their own.
+
+Each scene is played by a Python process of its own, which becomes a subreaper as the agent does.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.trial import processes
+
+CAST = """
+import contextlib, json, os, signal, subprocess, sys, time
+from pathlib import Path
+from autotune.trial import processes
+
+processes.become_subreaper()
+
+def child(act, *, session=False):
+    pid = os.fork()
+    if pid:
+        return pid
+    if session:
+        os.setsid()
+    act()
+    os._exit(0)
+
+def sleep():
+    time.sleep(60)
+
+def stubborn():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(60)
+
+def alive(pid):
+    return processes.state(pid) not in "ZX?"
+
+def wait_until(true, seconds=10):
+    give_up = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < give_up, "the scene did not come about"
+        time.sleep(0.002)
+
+def tell(**facts):
+    print(json.dumps(facts))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def play(scene: str, **environment: str) -> dict:
+    """What the scene tells. Whatever it leaves behind is cleared away by its session's end."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CAST + textwrap.dedent(scene)],
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# Finding
+
+
+def test_descendants_are_children_and_their_children():
+    told = play(
+        """
+        read, write = os.pipe()
+        def parent():
+            os.write(write, str(child(sleep)).encode())
+            sleep()
+        son = child(parent)
+        grandson = int(os.read(read, 20))
+        found = processes.descendants(os.getpid())
+        of_son = processes.descendants(son)
+        processes.kill_descendants(set())
+        tell(found=sorted(found), family=[son, grandson], of_son=list(of_son))
+        """
+    )
+    assert told["found"] == told["family"]
+    assert told["of_son"] == told["family"][1:]
+
+
+def test_an_orphan_in_its_own_session_is_still_a_descendant():
+    told = play(
+        """
+        read, write = os.pipe()
+        def parent():
+            os.write(write, str(child(sleep, session=True)).encode())
+        son = child(parent)
+        orphan = int(os.read(read, 20))
+        os.waitpid(son, 0)
+        found = orphan in processes.descendants(os.getpid())
+        processes.kill_descendants(set())
+        tell(found=found, left=sorted(processes.descendants(os.getpid())))
+        """
+    )
+    assert told == {"found": True, "left": []}
+
+
+def test_a_zombie_counts_and_a_stranger_does_not():
+    told = play(
+        """
+        dead = child(lambda: None)
+        wait_until(lambda: processes.state(dead) == "Z")
+        found = processes.descendants(os.getpid())
+        tell(zombie=dead in found, parent=os.getppid() in found, me=os.getpid() in found)
+        """
+    )
+    assert told == {"zombie": True, "parent": False, "me": False}
+
+
+def test_of_a_process_that_does_not_exist_there_are_no_descendants():
+    assert processes.descendants(2**22 + 1) == set()
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", "x) R 1 (y", "))", "line\nbreak", "é"])
+def test_no_name_of_a_program_leads_astray(name, tmp_path):
+    program = tmp_path / name
+    program.symlink_to("/bin/sleep")
+    running = subprocess.Popen([program, "60"])
+    try:
+        time.sleep(0.05)
+        assert running.pid in processes.descendants(os.getpid())
+        assert processes.state(running.pid) == "S"
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_states():
+    told = play(
+        """
+        def run():
+            while True:
+                pass
+        busy, asleep, stopped, dead = child(run), child(sleep), child(sleep), child(lambda: None)
+        os.kill(stopped, signal.SIGSTOP)
+        expected = {busy: "R", asleep: "S", stopped: "T", dead: "Z"}
+        wait_until(lambda: {pid: processes.state(pid) for pid in expected} == expected)
+        processes.kill_descendants(set())
+        tell(gone=[processes.state(pid) for pid in expected])
+        """
+    )
+    assert told["gone"] == ["?", "?", "?", "?"]
+
+
+# Killing
+
+
+def test_nothing_survives():
+    told = play(
+        """
+        read, write = os.pipe()
+        def father():
+            child(stubborn, session=True)
+            child(lambda: child(stubborn, session=True), session=True)
+            os.write(write, b"x")
+            stubborn()
+        family = [child(father, session=True), child(stubborn), child(sleep)]
+        os.kill(family[2], signal.SIGSTOP)
+        os.read(read, 1)
+        wait_until(lambda: len(processes.descendants(os.getpid())) >= 5)
+        processes.kill_descendants(set())
+        tell(left=sorted(processes.descendants(os.getpid())))
+        """
+    )
+    assert told["left"] == []
+
+
+def test_one_that_keeps_forking_into_new_sessions_is_caught():
+    told = play(
+        """
+        born = time.monotonic()
+        def flee():
+            while time.monotonic() - born < 20:
+                time.sleep(0.01)
+                if os.fork():
+                    os._exit(0)
+                os.setsid()
+        for _ in range(3):
+            child(flee)
+        time.sleep(0.1)
+        processes.kill_descendants(set())
+        first = processes.descendants(os.getpid())
+        time.sleep(0.1)
+        tell(left=sorted(first | processes.descendants(os.getpid())))
+        """
+    )
+    assert told["left"] == []
+
+
+def test_one_that_breeds_is_caught():
+    told = play(
+        """
+        def breed():
+            for _ in range(500):
+                child(sleep, session=True)
+                time.sleep(0.002)
+        child(breed)
+        time.sleep(0.05)
+        processes.kill_descendants(set())
+        first = processes.descendants(os.getpid())
+        time.sleep(0.1)
+        tell(left=sorted(first | processes.descendants(os.getpid())))
+        """
+    )
+    assert told["left"] == []
+
+
+def test_helpers_are_spared_but_not_their_children():
+    told = play(
+        """
+        read, write = os.pipe()
+        def helper():
+            os.write(write, str(child(sleep)).encode())
+            sleep()
+        spared = child(helper)
+        rank = int(os.read(read, 20))
+        processes.kill_descendants({spared})
+        tell(spared=alive(spared), rank=alive(rank), kill=os.kill(spared, signal.SIGKILL))
+        """
+    )
+    assert told == {"spared": True, "rank": False, "kill": None}
+
+
+def test_the_exit_status_of_a_helper_is_left_to_who_waits_for_it():
+    told = play(
+        """
+        helper = child(lambda: os._exit(7))
+        wait_until(lambda: processes.state(helper) == "Z")
+        processes.kill_descendants({helper})
+        tell(status=os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1]))
+        """
+    )
+    assert told["status"] == 7
+
+
+def test_no_zombies_are_left():
+    told = play(
+        """
+        for _ in range(20):
+            child(lambda: child(sleep, session=True))
+        time.sleep(0.2)
+        processes.kill_descendants(set())
+        tell(left=sorted(processes.descendants(os.getpid())))
+        """
+    )
+    assert told["left"] == []
+
+
+def test_what_cannot_be_killed_in_time_is_named():
+    told = play(
+        """
+        son = child(sleep)
+        try:
+            processes.kill_descendants(set(), timeout=-1)
+        except TimeoutError as error:
+            text = str(error)
+        os.kill(son, signal.SIGKILL)
+        tell(named=str(son) in text)
+        """
+    )
+    assert told["named"]
+
+
+def test_killing_one_that_is_gone_is_no_error():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    processes.kill(gone.pid)
+
+
+# By the mark of a dead agent
+
+
+@contextlib.contextmanager
+def sleeper(code: str = "import time; time.sleep(60)", **environment: str):
+    running = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], env=environment, start_new_session=True
+    )
+    try:
+        # Until exec the child still has this process's environment.
+        wait_for_environment(running.pid, environment)
+        yield running
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+
+
+def wait_for_environment(pid: int, environment: dict[str, str]) -> None:
+    wanted = {f"{name}={value}".encode() for name, value in environment.items()}
+    give_up = time.monotonic() + 10
+    while not wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def test_the_marked_are_killed_and_nobody_else():
+    mark = f"mark-{os.getpid()}"
+    with (
+        sleeper(**{processes.MARKER: mark}) as marked,
+        sleeper(COLOUR="green", **{processes.MARKER: mark}, LAST="x") as marked_too,
+        sleeper(**{processes.MARKER: mark + "-longer"}) as longer,
+        sleeper(**{processes.MARKER: mark[:-1]}) as shorter,
+        sleeper(OTHER=f"{processes.MARKER}={mark}") as mentioning,
+        sleeper() as bare,
+    ):
+        killed = processes.kill_marked(mark)
+        assert sorted(killed) == sorted([marked.pid, marked_too.pid])
+        assert [p.wait(5) for p in (marked, marked_too)] == [-signal.SIGKILL] * 2
+        assert all(p.poll() is None for p in (longer, shorter, mentioning, bare))
+
+
+def test_the_killer_spares_itself():
+    told = play("tell(killed=processes.kill_marked('mine'))", **{processes.MARKER: "mine"})
+    assert told["killed"] == []
+
+
+def test_a_mark_that_nobody_bears():
+    assert processes.kill_marked(f"nobody-{os.getpid()}") == []
+
+
+def test_what_is_born_during_the_search_is_found_too():
+    mark = f"breeding-{os.getpid()}"
+    code = (
+        "import os, time\n"
+        "while True:\n"
+        "    if not os.fork():\n"
+        "        os.setsid(); time.sleep(20); os._exit(0)\n"
+        "    time.sleep(0.001)\n"
+    )
+    with sleeper(code, **{processes.MARKER: mark}):
+        time.sleep(0.2)
+        processes.kill_marked(mark)
+    time.sleep(0.1)
+    assert processes.kill_marked(mark) == []

@@ -1,0 +1,178 @@
+"""Messages survive their journey as lines of JSON; what is no message is refused."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.trial.protocol import (
+    BlockPlan,
+    BlockReport,
+    Deadlines,
+    EndTrial,
+    Hello,
+    NodeReport,
+    Outcome,
+    Placement,
+    RankEnd,
+    StartTrial,
+    TrialRequest,
+    from_line,
+)
+
+THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
+
+# Any text that Python can hold, lone surrogates too: logs and error messages come from anywhere.
+text = st.text(st.characters(), max_size=30)
+count = st.integers(0, 2**53)
+number = st.floats(allow_nan=False)
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), number, text)
+json_values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(text, inner, max_size=3)),
+    max_leaves=8,
+)
+tables = st.dictionaries(text, json_values, max_size=4)
+
+block_plans = st.builds(BlockPlan, seconds=number, min_steps=count, max_blocks=count)
+deadlines = st.builds(Deadlines, startup=number, step=number)
+requests = st.builds(
+    TrialRequest,
+    trial=text,
+    factory=text,
+    args=tables,
+    knobs=tables,
+    world_size=count,
+    seed=count,
+    device=text,
+    devices_per_rank=number,
+    cpus_per_rank=count,
+    memory_per_rank=st.one_of(st.none(), count),
+    blocks=block_plans,
+    deadlines=deadlines,
+    workdir=text,
+    import_paths=st.lists(text, max_size=3).map(tuple),
+    env=st.dictionaries(text, text, max_size=3),
+    log_dir=text,
+)
+placements = st.builds(Placement, count, count, count, text, count, text)
+ends = st.builds(RankEnd, count, st.one_of(st.none(), st.sampled_from(Outcome)), text, text)
+messages = st.one_of(
+    st.builds(StartTrial, requests, placements),
+    st.builds(EndTrial, text),
+    st.builds(Hello, count, count, text, tables),
+    st.builds(
+        BlockReport,
+        trial=text,
+        index=count,
+        steps=count,
+        samples=count,
+        tokens=count,
+        seconds=number,
+        rank_seconds=st.lists(number, max_size=4).map(tuple),
+        wait_seconds=number,
+        loss=number,
+        peak_bytes=count,
+    ),
+    ends,
+    st.builds(NodeReport, text, count, st.lists(ends, max_size=3).map(tuple)),
+)
+
+ENDED = RankEnd(1, Outcome.OOM, "rank 1: out of memory", "the\nlast\nlines")
+BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5, 0.4), 0.1, 2.0, 1000)
+
+
+@THOROUGH
+@given(messages)
+def test_every_message_arrives_as_it_was_sent(message):
+    assert from_line(message.to_line()) == message
+
+
+@THOROUGH
+@given(messages)
+def test_every_message_is_one_line(message):
+    line = message.to_line()
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert len(line.splitlines()) == 1
+
+
+@THOROUGH
+@given(messages)
+def test_what_arrives_has_the_types_that_were_sent(message):
+    arrived = from_line(message.to_line())
+    assert type(arrived) is type(message)
+    if isinstance(arrived, StartTrial):
+        assert type(arrived.request.blocks) is BlockPlan
+        assert type(arrived.request.deadlines) is Deadlines
+        assert type(arrived.request.import_paths) is tuple
+        assert type(arrived.placement) is Placement
+    if isinstance(arrived, NodeReport):
+        assert all(type(end) is RankEnd for end in arrived.ends)
+    if isinstance(arrived, RankEnd):
+        assert arrived.outcome is None or type(arrived.outcome) is Outcome
+    if isinstance(arrived, BlockReport):
+        hash(arrived)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_travels(loss):
+    sent = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5,), 0.1, loss, 1000)
+    assert str(from_line(sent.to_line()).loss) == str(loss)
+
+
+def test_text_and_bytes_are_both_read():
+    line = ENDED.to_line()
+    assert from_line(line) == from_line(line.decode()) == ENDED
+
+
+@pytest.mark.parametrize("message", [ENDED, BLOCK, EndTrial("t"), Hello(1, 2, "lo", {})])
+def test_fields_of_a_newer_version_are_ignored(message):
+    body = json.loads(message.to_line())
+    body["colour"] = "green"
+    assert from_line(json.dumps(body)) == message
+
+
+def test_nested_fields_of_a_newer_version_are_ignored():
+    request = TrialRequest("t", "m:f", {}, {}, 2, 0, "cpu")
+    message = StartTrial(request, Placement(0, 0, 2, "127.0.0.1", 1, "lo"))
+    body = json.loads(message.to_line())
+    for part in (body["request"], body["request"]["blocks"], body["placement"]):
+        part["colour"] = "green"
+    assert from_line(json.dumps(body)) == message
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_an_outcome_arrives_as_itself(outcome):
+    assert from_line(RankEnd(0, outcome, "why").to_line()).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"not json",
+        b"\xff\xfe",
+        b'{"kind": "Hello"',
+        b"{}",
+        b'{"kind": null}',
+        b'{"kind": "Goodbye"}',
+        b'{"kind": "Message"}',
+        b'{"kind": ["Hello"]}',
+        b"3",
+        b"null",
+        b'"Hello"',
+        b'[{"kind": "Hello"}]',
+        b'{"kind": "EndTrial"}',
+        b'{"kind": "RankEnd", "rank": 0, "outcome": "SURPRISE", "cause": ""}',
+        b'{"kind": "RankEnd", "rank": 0}',
+        b'{"kind": "NodeReport", "trial": "t", "node": 0, "ends": [1]}',
+        b'{"kind": "StartTrial", "request": {}, "placement": {}}',
+    ],
+)
+def test_a_line_that_is_no_message_is_a_value_error(line):
+    with pytest.raises(ValueError):
+        from_line(line)

@@ -92,11 +92,11 @@ def start(
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
     from autotune.submission import submit
 
-    url = storage or spec.storage
+    url = _url(storage or spec.storage)
     try:
         repository = _open(url)
     except BadInput as error:
-        if storage:
+        if storage or not spec.storage:
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
     submitted = submit(repository, spec, Path.cwd())
@@ -202,7 +202,10 @@ def export(
     repository = _open(url, existing=True)
     found = repository.study(name)
     if trials:
-        attempts_frame(repository, name).to_csv(trials, index=False)
+        try:
+            attempts_frame(repository, name).to_csv(trials, index=False)
+        except OSError as error:
+            raise BadInput(f"{trials} cannot be written: {error}") from None
         print(trials)
         return
     content = repository.recommendation(found.id)
@@ -276,7 +279,7 @@ def doctor(
 
     spec = load(study) if study else None
     checks = []
-    for check in examine(spec, storage or (spec.storage if spec else _url(None))):
+    for check in examine(spec, _url(storage or (spec.storage if spec else None))):
         checks.append(check)
         if not as_json:
             print(f"{check.level:5} {check.name}: {check.text}")
@@ -401,7 +404,7 @@ def _locate(study: str, storage: str | None) -> tuple[str, str]:
         from autotune.spec import load
 
         spec = load(Path(study))
-        return storage or spec.storage, spec.name
+        return _url(storage or spec.storage), spec.name
     return _url(storage), study
 
 

@@ -110,7 +110,7 @@ class Daemon:
             try:
                 verdict = _Session(study, lease, self._repository, signals).run()
             except Stopped:
-                self._finish(lease, study, StudyState.STOPPED)
+                self._finish(lease, study, self._state_after_stop(study))
             except LeaseLost:
                 raise
             except _UNREACHABLE:
@@ -123,6 +123,12 @@ class Daemon:
             else:
                 self._finish(lease, study, StudyState.DONE, verdict=verdict.as_dict())
         self._signals = None
+
+    def _state_after_stop(self, study: StoredStudy) -> StudyState:
+        resumed = not self._repository.study(study.name).stop_requested
+        if resumed and not self._shutdown.is_set():
+            return StudyState.QUEUED  # somebody thought better of it meanwhile
+        return StudyState.STOPPED
 
     def _finish(
         self,

@@ -194,8 +194,10 @@ class StudySpec(_Section):
     env: dict[EnvName, str] = Field(
         default_factory=dict, description="Environment variables of the ranks."
     )
-    storage: str = Field(
-        default="sqlite:///autotune.db", description="SQLAlchemy URL: SQLite file or PostgreSQL."
+    storage: str | None = Field(
+        default=None,
+        description="SQLAlchemy URL of a SQLite file or a PostgreSQL database. Default: "
+        "$AUTOTUNE_STORAGE, else sqlite:///autotune.db.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Of data, model and sampler.")
     export: str = Field(

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ from launchers.slot import AgentSlot, Node
 _LOOPBACK = "127.0.0.1"
 _PLACEMENT_SECONDS = 60.0
 _CALL_SECONDS = 30.0
+_KNOCK_SECONDS = 5.0
+_FAREWELL_SECONDS = 1.0
+"""How long an agent whose actor has died takes to notice and to clear its node."""
 _READ_AND_SEND_AND_CLOSE = 3
 """Threads of an actor: a blocked `read` must not keep a `send` or `close` waiting."""
 
@@ -57,6 +62,7 @@ class RayLink(Link):
         try:
             return bytes(ray.get(self._actor.read.remote()))
         except ray.exceptions.RayError:
+            time.sleep(_FAREWELL_SECONDS)
             return b""
 
     def close(self) -> None:
@@ -117,7 +123,6 @@ def _connect(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         if address is None:
-            # Its own processes listen on loopback only.
             ray.init(
                 address="local",
                 include_dashboard=False,
@@ -126,13 +131,25 @@ def _connect(address: str | None) -> None:
                 _node_ip_address=_LOOPBACK,
             )
         else:
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise LauncherError(
             f"no Ray cluster at {address or 'this machine'}: {reason}; check `ray status`, and "
             "RAY_AUTH_MODE and the token where the cluster wants them"
         ) from None
+
+
+def _knock(address: str) -> None:
+    """Whether anybody answers; Ray itself takes a minute to find that nobody does.
+
+    Raises:
+        OSError: nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def _capacities() -> list[NodeCapacity]:

@@ -51,6 +51,7 @@ class AgentSlot(Slot):
         self._nodes = nodes
         self._agents: _Agents | None = None
         self._trial: str | None = None
+        self._ending = False
         self._lock = threading.Lock()
         self._agents = _Agents(nodes)
         self.environment = self._agents.environment
@@ -60,17 +61,19 @@ class AgentSlot(Slot):
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
-        agents = self._living_agents()
         with self._lock:
-            self._trial = request.trial
-        agents.start(request)
-        run = _Run(request.trial, agents, watch)
+            self._trial, self._ending = request.trial, False
         try:
+            agents = self._living_agents()
+            run = _Run(request.trial, agents, watch)
+            agents.start(request)
+            if self._ending:  # asked for before all agents had heard of the trial
+                agents.send(EndTrial(request.trial))
             run.wait()
         finally:
             with self._lock:
                 self._trial = None
-        if run.lost_agent:
+        if run.lost_agent or run.agent_leaves:
             self.close()
         cause = failure.cause(run.ends)
         return TrialReport(
@@ -85,6 +88,7 @@ class AgentSlot(Slot):
 
     def end(self) -> None:
         with self._lock:
+            self._ending = True
             if self._trial and self._agents:
                 self._agents.send(EndTrial(self._trial))
 
@@ -106,6 +110,8 @@ class AgentSlot(Slot):
             )
 
     def _living_agents(self) -> "_Agents":
+        if self._agents is not None and self._agents.lost:
+            self.close()
         if self._agents is None:
             self._agents = _Agents(self._nodes)
         return self._agents
@@ -118,6 +124,8 @@ class _Agents:
         self._nodes = nodes
         self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
         self.links: list[Link] = []
+        self.lost = False
+        """One of them is gone: a new trial needs new ones."""
         try:
             for node in nodes:
                 self.links.append(node.connect())
@@ -168,6 +176,7 @@ class _Agents:
     def _listen(self, index: int, link: Link) -> None:
         while line := link.read():
             self._inbox.put((index, from_line(line)))
+        self.lost = True
         self._inbox.put((index, None))
 
     def _hellos(self) -> list[Hello]:
@@ -199,10 +208,20 @@ class _Run:
         self.blocks: list[BlockReport] = []
         self.ends: list[RankEnd] = []
         self.lost_agent = False
+        self.agent_leaves = False
         self.loss = ""
 
     def wait(self) -> None:
-        """Until every node has cleared the trial away."""
+        """Until every node has cleared the trial away; also when the watch raises."""
+        try:
+            self._wait()
+        except BaseException:
+            self._watch = lambda _: True
+            self._end()
+            self._wait()
+            raise
+
+    def _wait(self) -> None:
         while self._open:
             node, message = self._agents.receive()
             if message is None:
@@ -211,6 +230,7 @@ class _Run:
                 self._take(message)
             elif isinstance(message, NodeReport) and message.trial == self._trial:
                 self._open.discard(node)
+                self.agent_leaves |= message.agent_leaves
                 self.ends.extend(message.ends)
                 if any(end.outcome for end in message.ends):
                     self._end()
@@ -226,7 +246,7 @@ class _Run:
         self._open.discard(node)
         self.lost_agent = True
         self.loss = f"the agent of node {node} died"
-        self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss))
+        self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss, at=time.time()))
         self._end()
 
     def _end(self) -> None:

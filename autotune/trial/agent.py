@@ -5,11 +5,13 @@ input ends, whoever started it is gone: it kills everything it started and leave
 """
 
 import argparse
+import dataclasses
 import datetime
 import multiprocessing
 import os
 import socket
 import sys
+import time
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -104,7 +106,8 @@ class Agent:
     def _refuse(self, command: StartTrial, error: OSError) -> None:
         processes.kill_descendants(self._helpers)
         placement = command.placement
-        end = RankEnd(placement.first_rank, Outcome.ERROR, f"ranks cannot be started: {error}")
+        cause = f"ranks cannot be started: {error}"
+        end = RankEnd(placement.first_rank, Outcome.ERROR, cause, at=time.time())
         self._send(NodeReport(command.request.trial, placement.node, (end,)))
 
     def _attend(self) -> None:
@@ -115,7 +118,10 @@ class Agent:
         if self._trial.over():
             report = self._trial.clear()
             self._trial = None
-            self._send(report)
+            crippled = any(processes.state(pid) in "Z?" for pid in self._helpers)
+            self._send(dataclasses.replace(report, agent_leaves=crippled))
+            if crippled:
+                sys.exit("a trial has killed the fork server; a new agent is needed")
 
     def _send(self, message: Message) -> None:
         unsent = memoryview(message.to_line())

@@ -80,13 +80,9 @@ def kernel_oom_kills() -> int:
 
 
 def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The end that explains the others: the gravest, then the first. None if all went well.
-
-    Args:
-        ends: in the order in which they happened.
-    """
+    """The end that explains the others: the gravest, then the first. None if all went well."""
     failed = [end for end in ends if end.outcome is not None]
-    return min(failed, key=lambda end: _SEVERITY.index(_outcome(end)), default=None)
+    return min(failed, key=lambda end: (_SEVERITY.index(_outcome(end)), end.at), default=None)
 
 
 def _outcome(end: RankEnd) -> Outcome:

@@ -1,6 +1,7 @@
 """The ranks of one trial on one node: started, watched by their progress, and cleared away."""
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -124,7 +125,7 @@ class NodeTrial:
             return
         if end.outcome is not None:
             self._failed_at = self._failed_at or time.monotonic()
-            end = RankEnd(end.rank, end.outcome, end.cause, self._log_tail(end.rank))
+            end = dataclasses.replace(end, log_tail=self._log_tail(end.rank))
         self._ends.append(end)
 
     def _note_exit(self, member: _Rank) -> None:
@@ -135,13 +136,13 @@ class NodeTrial:
             self._log_tail(member.number),
             kernel_killed=failure.kernel_oom_kills() > self._kernel_kills,
         )
-        self._note(RankEnd(member.number, outcome, cause))
+        self._note(RankEnd(member.number, outcome, cause, at=time.time()))
 
     def _judge_progress(self, now: float) -> None:
         deadlines = self.request.deadlines
-        ended = {end.rank for end in self._ends}
+        going = self._going()
         for local_rank, member in enumerate(self._ranks):
-            if member.number in ended:
+            if member not in going:
                 continue
             count = self._progress[local_rank]
             if count != member.last_count:
@@ -151,11 +152,15 @@ class NodeTrial:
                 self._note_hang(limit)
                 return
 
+    def _going(self) -> list[_Rank]:
+        ended = {end.rank for end in self._ends}
+        return [member for member in self._ranks if member.number not in ended]
+
     def _note_hang(self, limit: float) -> None:
         counts = [member.last_count for member in self._ranks]
-        behind = self._ranks[counts.index(min(counts))]
+        behind = min(self._going(), key=lambda member: member.last_count)
         doing = "a step" if max(counts) else "start-up"
-        who = "the others wait for it" if min(counts) < max(counts) else "no rank is ahead of it"
+        who = "the others wait for it" if behind.last_count < max(counts) else "none is ahead of it"
         if processes.state(behind.process.pid or 0) == "T":
             who = "its process is stopped"
         for member in self._ranks:
@@ -163,9 +168,8 @@ class NodeTrial:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member.process.pid, rank.DUMP_SIGNAL)
         time.sleep(_DUMP_SECONDS)
-        self._note(
-            RankEnd(behind.number, Outcome.HANG, f"{doing} took more than {limit:g} s; {who}")
-        )
+        cause = f"{doing} took more than {limit:g} s; {who}"
+        self._note(RankEnd(behind.number, Outcome.HANG, cause, at=time.time()))
 
     def _log_tail(self, number: int) -> str:
         try:

@@ -171,6 +171,8 @@ class RankEnd(Message):
     outcome: Outcome | None
     cause: str
     log_tail: str = ""
+    at: float = 0.0
+    """When, by the node's clock, seconds since the epoch: of equals the first is the cause."""
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:
@@ -186,6 +188,8 @@ class NodeReport(Message):
     trial: str
     node: int
     ends: tuple[RankEnd, ...]
+    agent_leaves: bool = False
+    """The agent cannot fork any more; the next trial needs a new one."""
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:

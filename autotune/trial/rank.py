@@ -3,11 +3,13 @@
 import contextlib
 import datetime
 import faulthandler
+import io
 import os
 import random
 import signal
 import sys
 import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.trial import failure, workload
+from autotune.trial import failure, processes, workload
 from autotune.trial.loop import RankContext, TrainingLoop, run_blocks
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
@@ -40,10 +42,11 @@ def main(
     rank = placement.first_rank + local_rank
     try:
         _train(request, placement, local_rank, connection)
-        end = RankEnd(rank, None, "finished")
+        end = RankEnd(rank, None, "finished", at=time.time())
     except BaseException as error:
+        at = time.time()
         traceback.print_exc()
-        end = RankEnd(rank, failure.of_exception(error), _describe(error))
+        end = RankEnd(rank, failure.of_exception(error), _describe(error), at=at)
     sys.stdout.flush()
     sys.stderr.flush()
     connection.send_bytes(end.to_line())
@@ -144,6 +147,9 @@ def _redirect_output(log: Path) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.close(descriptor)
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(line_buffering=True)  # a rank is killed: nothing flushes for it
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
@@ -152,6 +158,8 @@ def _die_with_agent(connection: Connection) -> None:
     # Nothing is ever sent this way: the read ends when the agent does.
     with contextlib.suppress(EOFError, OSError):
         connection.recv_bytes()
+    for pid in processes.descendants(os.getpid()):
+        processes.kill(pid)
     os.killpg(0, signal.SIGKILL)
     os._exit(_AGENT_IS_GONE)
 

@@ -215,7 +215,7 @@ def test_name_and_workload_are_enough(folder):
     loaded = load_text(folder, START)
     assert loaded.workload.factory == "autotune.workloads.gpt:build"
     assert loaded.search_space == "quick"
-    assert loaded.storage == "sqlite:///autotune.db"
+    assert loaded.storage is None
 
 
 @pytest.mark.parametrize("path", [*EXAMPLES, TEMPLATE], ids=lambda path: path.name)

@@ -52,5 +52,6 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     )
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return no_result(attempts)
-    world_size = len(repository.blocks(attempts[0].id)[0].rank_seconds)
+    measured = next(a for a in attempts if a.result.throughput is not None)
+    world_size = len(repository.blocks(measured.id)[0].rank_seconds)
     return conclude(confirmation, spec.objective.unit, world_size)

@@ -8,6 +8,9 @@ from autotune.spec import load
 from autotune.submission import submit as enqueue
 from tests.faults.steering import StudyFolder, quick_measurement, side_by_side
 
+# Minutes of kills and restarts: `make test-full`.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
 ONE_RANK = {"workers": 1}
 
 

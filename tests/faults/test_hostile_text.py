@@ -7,6 +7,9 @@ import pytest
 
 from tests.faults.steering import StudyFolder, study_folder
 
+# Minutes of kills and restarts: `make test-full`.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
 ECHO = """
 import json
 import os

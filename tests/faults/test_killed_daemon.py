@@ -17,6 +17,9 @@ from tests.faults.steering import (
     wait_for,
 )
 
+# Minutes of kills and restarts: `make test-full`.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
 TRIALS = 8
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
 

@@ -10,6 +10,9 @@ from sqlalchemy import text
 from autotune.daemon import LEASE_SECONDS
 from tests.faults.steering import StudyFolder, side_by_side, wait_for
 
+# Minutes of kills and restarts: `make test-full`.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
 SLOW = {"name": "tiny:build", "args": {"sleep": 0.03}}
 

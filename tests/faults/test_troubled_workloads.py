@@ -11,6 +11,9 @@ from search_spaces import CATALOGUE
 from storage import StoredAttempt
 from tests.faults.steering import StudyFolder, quick_measurement, side_by_side, study_folder
 
+# Minutes of kills and restarts: `make test-full`.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
 MEMORY = {"workers": 2, "memory_per_worker": "1GiB"}
 UNSPEAKABLE = """
 import tiny

@@ -1,0 +1,30 @@
+"""kill -9 of the daemon in mid study, then `autotune start` again."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from storage import Database, Repository
+from tests.conftest import autotune, write_study
+
+
+def test_nothing_is_lost_or_recorded_twice(project: Path) -> None:
+    path = write_study(project, budget={"trials": 6})
+    autotune("start", str(path), "--detach", cwd=project, check=True)
+    repository = Repository(Database(f"sqlite:///{project}/autotune.db"))
+    study = repository.study("tiny")
+    give_up = time.monotonic() + 60
+    while sum(a.recorded for a in repository.attempts(study.id)) < 2:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    status = json.loads(autotune("status", "tiny", "--json", cwd=project, check=True).stdout)
+    os.kill(status["daemon"]["pid"], signal.SIGKILL)
+
+    found = autotune("start", str(path), cwd=project)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    searched = [a.trial for a in repository.attempts(study.id) if not a.round and a.recorded]
+    assert sorted(searched) == list(range(6))
+    assert not any(a.running for a in repository.attempts(study.id))

@@ -92,11 +92,11 @@ def start(
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
     from autotune.submission import submit
 
-    url = _url(storage or spec.storage)
+    url = _url(storage, spec.storage)
     try:
         repository = _open(url)
     except BadInput as error:
-        if storage or not spec.storage:
+        if storage is not None or spec.storage is None:
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
     submitted = submit(repository, spec, Path.cwd())
@@ -279,7 +279,7 @@ def doctor(
 
     spec = load(study) if study else None
     checks = []
-    for check in examine(spec, _url(storage or (spec.storage if spec else None))):
+    for check in examine(spec, _url(storage, spec.storage if spec else None)):
         checks.append(check)
         if not as_json:
             print(f"{check.level:5} {check.name}: {check.text}")
@@ -394,8 +394,9 @@ def _open(url: str, *, existing: bool = False) -> Any:
     return Repository(Database(url))
 
 
-def _url(given: str | None) -> str:
-    return given or os.environ.get("AUTOTUNE_STORAGE") or DEFAULT_STORAGE
+def _url(*given: str | None) -> str:
+    named = (url for url in given if url is not None)
+    return next(named, os.environ.get("AUTOTUNE_STORAGE") or DEFAULT_STORAGE)
 
 
 def _locate(study: str, storage: str | None) -> tuple[str, str]:
@@ -404,7 +405,7 @@ def _locate(study: str, storage: str | None) -> tuple[str, str]:
         from autotune.spec import load
 
         spec = load(Path(study))
-        return _url(storage or spec.storage), spec.name
+        return _url(storage, spec.storage), spec.name
     return _url(storage), study
 
 

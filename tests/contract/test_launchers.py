@@ -889,27 +889,6 @@ def test_a_trial_that_loses_its_agent(site: Site) -> None:
     assert not after & before
 
 
-@sites("local")
-def test_a_grandchild_without_environment_dies_with_the_agent(site: Site) -> None:
-    def orphans() -> list[psutil.Process]:
-        found = [p for p in psutil.process_iter() if command(p).endswith(f"(600) {site.mark}")]
-        return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
-
-    counts: list[int] = []
-
-    def strike() -> None:
-        counts.append(len(orphans()))
-        site.agents()[0].kill()
-
-    report = run_with_grandchild_until(site, strike, "odd:build", deed="nameless grandchild", at=2)
-    left = orphans()
-    for orphan in left:
-        orphan.kill()
-    assert report.lost_agent
-    assert counts == [1]
-    assert left == []
-
-
 @sites("local", "ray")
 def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
     site.check_next_trial()

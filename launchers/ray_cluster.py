@@ -96,8 +96,8 @@ class RayLauncher(Launcher):
     def close(self) -> None:
         for slot in self.slots:
             slot.close()
-        for group in self._groups:
-            remove_placement_group(group)
+        while self._groups:  # closing again must not call Ray: it would connect by itself
+            remove_placement_group(self._groups.pop())
         ray.shutdown()
 
     def _open_slot(self, number: int, layout: Layout, log_dir: str) -> AgentSlot:

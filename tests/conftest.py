@@ -1,19 +1,16 @@
 """Fixtures that several tests share: real databases, the real command, a workload of milliseconds."""
 
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from tests.steering import TINY_WORKLOAD, StudyFolder, study_folder
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
-
-TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 
 
 @pytest.fixture(scope="session")
@@ -54,59 +51,8 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def tiny_study(**changes: Any) -> dict[str, Any]:
-    """A study of seconds over the tiny workload; keyword arguments replace whole sections."""
-    study: dict[str, Any] = {
-        "name": "tiny",
-        "workload": "tiny:build",
-        "resources": {"workers": 2},
-        "search_space": {"micro_batch": [1, 2, 4, 8], "log_interval": [1, 10]},
-        "baseline": {"micro_batch": 2},
-        "budget": {"trials": 4},
-        "measurement": {
-            "block_seconds": 0.05,
-            "min_steps": 2,
-            "warmup": 0.1,
-            "longest": 0.2,
-            "search_precision": 0.2,
-            "confirm_precision": 0.2,
-            "finalists": 1,
-            "rounds": 3,
-            "startup_deadline": 60,
-            "step_deadline": 20,
-        },
-    }
-    study.update(changes)
-    return study
-
-
-def write_study(folder: Path, **changes: Any) -> Path:
-    """tiny_study as a file study.yaml in the folder."""
-    path = folder / "study.yaml"
-    path.write_text(yaml.safe_dump(tiny_study(**changes)))
-    return path
-
-
-Autotune = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def autotune(
-    *arguments: str,
-    cwd: Path,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 120,
-    check: bool = False,
-) -> subprocess.CompletedProcess[str]:
-    """Run the real command, as a user would."""
-    found = subprocess.run(
-        [sys.executable, "-P", "-m", "autotune", *arguments],
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if check and found.returncode:
-        raise AssertionError(f"exit {found.returncode}\n{found.stdout}\n{found.stderr}")
-    return found
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[StudyFolder]:
+    """A user's folder with the tiny workload, to run studies in."""
+    with study_folder(tmp_path) as found:
+        yield found

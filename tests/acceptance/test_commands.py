@@ -16,8 +16,7 @@ import autotune as library
 from autotune.cli import app
 from autotune.spec import load
 from storage import StoredAttempt
-from tests.conftest import autotune, tiny_study
-from tests.faults.steering import StudyFolder, alive, side_by_side, study_folder, wait_for
+from tests.steering import StudyFolder, alive, autotune, study_folder, tiny_study, wait_for
 
 SLOW = {"name": "tiny:build", "args": {"sleep": 0.02}}
 ONE_RANK = {"workers": 1}
@@ -79,7 +78,6 @@ def test_schema_accepts_our_studies_and_refuses_mistakes(tmp_path: Path) -> None
             jsonschema.validate(tiny_study(**mistake), schema)
 
 
-@side_by_side
 def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
     tiny.write()
     found = tiny.run("doctor", "study.yaml", "--json")
@@ -89,7 +87,6 @@ def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
     assert {check["level"] for check in checks.values()} <= {"ok", "warn"}
 
 
-@side_by_side
 def test_doctor_fails_where_a_study_cannot_run(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1000})
     found = tiny.run("doctor", "study.yaml")
@@ -109,7 +106,6 @@ def test_a_folder_without_studies_says_so(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@side_by_side
 def test_a_space_of_one_configuration_is_tried_once(tiny: StudyFolder) -> None:
     one = {"micro_batch": [2]}
     tiny.write(resources=ONE_RANK, search_space=one, baseline={"micro_batch": 2})
@@ -242,7 +238,6 @@ def test_an_unknown_study_is_answered_with_the_known_ones(
 # Studies that are stopped, left, and gone on with
 
 
-@side_by_side
 def test_a_larger_budget_goes_on_where_the_study_stood(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, budget={"trials": 2})
     assert tiny.run("start", "study.yaml", "--foreground").returncode == 0
@@ -271,7 +266,6 @@ def in_turn(attempts: list[StoredAttempt], members: set[int]) -> bool:
     return {a.trial for a in confirmed} == members
 
 
-@side_by_side
 def test_detach_stop_resume(tiny: StudyFolder) -> None:
     slower = {"name": "tiny:build", "args": {"sleep": 0.05}}
     tiny.write(resources=ONE_RANK, workload=slower)
@@ -294,7 +288,6 @@ def test_detach_stop_resume(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=4)
 
 
-@side_by_side
 def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
     """The daemon has heard of the stop and clears away when the user thinks better of it."""
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
@@ -310,7 +303,6 @@ def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
 
 
 @pytest.mark.slow
-@side_by_side
 def test_resume_from_another_folder_with_a_relative_storage(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, budget={"trials": 2})
     tiny.run("start", "study.yaml", "--detach")
@@ -324,7 +316,6 @@ def test_resume_from_another_folder_with_a_relative_storage(tiny: StudyFolder) -
 
 
 @pytest.mark.slow
-@side_by_side
 def test_a_larger_budget_reaches_a_study_that_runs(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 2})
     tiny.run("start", "study.yaml", "--detach")
@@ -335,7 +326,6 @@ def test_a_larger_budget_reaches_a_study_that_runs(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=4)
 
 
-@side_by_side
 def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     following = tiny.spawn("start", "study.yaml")
@@ -351,7 +341,6 @@ def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=3)
 
 
-@side_by_side
 def test_ctrl_c_stops_a_study_in_the_foreground(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     running = tiny.spawn("start", "study.yaml", "--foreground")

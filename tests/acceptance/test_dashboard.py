@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import TINY_WORKLOAD, autotune, write_study
 
 from storage import Database, Repository, StoredAttempt
+from tests.steering import TINY_WORKLOAD, autotune, write_study
 
 CHROMIUM = shutil.which("chromium")
 BROWSER_ARGUMENTS = [

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from storage import Database, Repository
-from tests.conftest import autotune, write_study
+from tests.steering import autotune, write_study
 
 
 def test_nothing_is_lost_or_recorded_twice(project: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 import autotune as library
-from tests.conftest import TINY_WORKLOAD, tiny_study
-from tests.faults.steering import StudyFolder, quick_measurement, study_folder
+from tests.steering import TINY_WORKLOAD, StudyFolder, quick_measurement, study_folder, tiny_study
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = ("autotune", "launchers", "search_spaces", "storage")

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.spec import load
 from autotune.submission import submit as enqueue
-from tests.faults.steering import StudyFolder, quick_measurement, side_by_side
+from tests.steering import StudyFolder, quick_measurement
 
 # Minutes of kills and restarts: `make test-full`.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -25,7 +25,6 @@ def go_on(tiny: StudyFolder) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@side_by_side
 def test_deaths_all_through_the_search_lose_and_repeat_nothing(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 4})
     tiny.die("after", "Repository.claim")
@@ -39,7 +38,6 @@ def test_deaths_all_through_the_search_lose_and_repeat_nothing(tiny: StudyFolder
     assert json.loads(again.stdout)["trial"] == tiny.study().verdict["trial"]  # type: ignore[index]
 
 
-@side_by_side
 def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 4})
     tiny.die("after", "Optuna.create_new_trial", 2)  # asked for, nothing of it stored
@@ -49,7 +47,6 @@ def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder) ->
     tiny.assert_complete(trials=4)
 
 
-@side_by_side
 def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
     tiny.die("after", "Repository.begin_attempt", 2)
@@ -57,7 +54,6 @@ def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: Stud
     tiny.assert_complete(trials=2)
 
 
-@side_by_side
 def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
     tiny.die("after", "Repository.finish_attempt", 3)
@@ -67,7 +63,6 @@ def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFol
     assert (tiny.folder / "best.yaml").exists()
 
 
-@side_by_side
 def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 30}, search_space={"micro_batch": [1, 2]})
     tiny.die("before", "Repository.finish_study")
@@ -75,7 +70,6 @@ def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder) -> Non
     tiny.assert_complete(trials=2)
 
 
-@side_by_side
 def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFolder) -> None:
     """Its first knob was drawn by a daemon that is dead; the second must still fit to it."""
     submit(
@@ -106,7 +100,6 @@ EVERY_COMMIT = [
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", EVERY_COMMIT)
-@side_by_side
 def test_a_death_at_any_commit(tiny: StudyFolder, when: str, method: str, call: int) -> None:
     once = ("recommend", "finish_study", "record_environment", "create_new_study", "claim")
     once += ("note", "name_objective", "enqueue")

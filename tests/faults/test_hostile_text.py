@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.steering import StudyFolder, study_folder
+from tests.steering import StudyFolder, study_folder
 
 # Minutes of kills and restarts: `make test-full`.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

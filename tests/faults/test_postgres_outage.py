@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import inspect, text
 
-from tests.faults.steering import Command, StudyFolder, processes_in, study_folder, wait_for
+from tests.steering import Command, StudyFolder, processes_in, study_folder, wait_for
 
 # Minutes of kills and restarts: `make test-full`.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

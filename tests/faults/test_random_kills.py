@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.steering import (
+from tests.steering import (
     StudyFolder,
     alive,
     ends_within,
     processes_in,
     quick_measurement,
-    side_by_side,
     wait_for,
 )
 
@@ -47,7 +46,6 @@ def kill_at_random(tiny: StudyFolder, seed: int, kills: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@side_by_side
 def test_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
     kill_at_random(tiny, seed, kills=3)
 
@@ -55,12 +53,10 @@ def test_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 160))
-@side_by_side
 def test_three_hundred_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
     kill_at_random(tiny, seed, kills=5)
 
 
-@side_by_side
 def test_no_process_of_a_study_survives_its_daemon(tiny: StudyFolder) -> None:
     """Not even one that left its session and ignores SIGTERM."""
     arguments = {"trouble": "grandchild", "sleep": 0.005}
@@ -85,7 +81,6 @@ def is_marked(pid: int) -> bool:
         return False
 
 
-@side_by_side
 def test_start_brings_a_killed_daemon_back_while_it_follows(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1}, budget={"trials": 3})
     following = tiny.spawn("start", "study.yaml")
@@ -96,7 +91,6 @@ def test_start_brings_a_killed_daemon_back_while_it_follows(tiny: StudyFolder) -
     tiny.assert_complete(trials=3)
 
 
-@side_by_side
 def test_foreground_goes_on_at_once_after_a_killed_daemon(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1}, budget={"trials": 3})
     tiny.run("start", "study.yaml", "--detach")
@@ -107,7 +101,6 @@ def test_foreground_goes_on_at_once_after_a_killed_daemon(tiny: StudyFolder) -> 
     tiny.assert_complete(trials=3)
 
 
-@side_by_side
 def test_a_study_whose_daemon_was_killed_can_be_stopped(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1})
     tiny.run("start", "study.yaml", "--detach")
@@ -134,7 +127,6 @@ def kill_agent(tiny: StudyFolder, *, after: int) -> None:
     wait_for(given_up, "the attempt is given up")
 
 
-@side_by_side
 def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder) -> None:
     slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
     tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)
@@ -147,7 +139,6 @@ def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder) -> 
 
 
 @pytest.mark.slow
-@side_by_side
 def test_a_trial_that_kills_its_agent_every_time_is_a_crash(tiny: StudyFolder) -> None:
     slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
     tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from autotune.daemon import LEASE_SECONDS
-from tests.faults.steering import StudyFolder, side_by_side, wait_for
+from tests.steering import StudyFolder, wait_for
 
 # Minutes of kills and restarts: `make test-full`.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -25,7 +25,6 @@ def rows(tiny: StudyFolder, query: str) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(
     "comes_back", ["in mid study", pytest.param("when all is done", marks=pytest.mark.slow)]
 )
-@side_by_side
 def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes_back: str) -> None:
     trials = 14 if comes_back == "in mid study" else 4
     tiny.write(
@@ -67,7 +66,6 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
     tiny.wait_nothing_runs()
 
 
-@side_by_side
 def test_of_several_daemons_one_runs_the_study(tiny: StudyFolder) -> None:
     """They even create the tables at the same time."""
     daemons = [tiny.spawn("daemon", "--idle-exit", "8", "--storage", tiny.url) for _ in range(3)]

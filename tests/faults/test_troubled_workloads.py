@@ -9,7 +9,7 @@ import pytest
 
 from search_spaces import CATALOGUE
 from storage import StoredAttempt
-from tests.faults.steering import StudyFolder, quick_measurement, side_by_side, study_folder
+from tests.steering import StudyFolder, quick_measurement, study_folder
 
 # Minutes of kills and restarts: `make test-full`.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -43,7 +43,6 @@ def searched(tiny: StudyFolder, state: str) -> list[StoredAttempt]:
     return [a for a in tiny.attempts("search") if a.result.state == state]
 
 
-@side_by_side
 def test_out_of_memory_is_recorded_and_nothing_larger_is_launched(tiny: StudyFolder) -> None:
     found = run(
         tiny,
@@ -72,7 +71,6 @@ def needs_as_much(knobs: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and knobs["micro_batch"] >= other["micro_batch"]
 
 
-@side_by_side
 def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "oom"}, resources=MEMORY, budget={"trials": 8})
     assert found.returncode == 1
@@ -82,7 +80,6 @@ def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None
     tiny.assert_complete()
 
 
-@side_by_side
 def test_a_study_whose_every_trial_raises_ends_early_and_shows_the_error(
     tiny: StudyFolder,
 ) -> None:
@@ -96,7 +93,6 @@ def test_a_study_whose_every_trial_raises_ends_early_and_shows_the_error(
     assert "ValueError: planted error" in tiny.run("logs", tiny.name, "--trial", "0").stdout
 
 
-@side_by_side
 def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "nan", "above": 4}, budget={"trials": 7})
     assert found.returncode == 0, found.stdout + found.stderr
@@ -109,7 +105,6 @@ def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["hang", pytest.param("stop", marks=pytest.mark.slow)])
-@side_by_side
 def test_a_hang_is_recorded_with_its_rank_and_the_study_goes_on(
     tiny: StudyFolder, trouble: str
 ) -> None:
@@ -150,7 +145,6 @@ def test_an_error_with_a_nul_is_recorded(tmp_path: Path, postgres_url: str) -> N
         assert_error_is_recorded(tiny, "\\x00")
 
 
-@side_by_side
 def test_an_error_with_half_a_surrogate_is_recorded(tiny: StudyFolder) -> None:
     """As Python shows a byte in a file name that is not UTF-8; no UTF-8 text holds it."""
     assert_error_is_recorded(tiny, "\\udcff")

@@ -4,7 +4,6 @@ import itertools
 import math
 
 import pytest
-from conftest import tiny_study
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from autotune.spec import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
 from search_spaces.constraints import global_batch, refused_global_batch, unmet_needs
 from search_spaces.knob import Choice, Range
+from tests.steering import tiny_study
 
 CPU = Facts("cpu", 2)
 AMPERE = Facts("cuda", 2, (8, 0))

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from conftest import write_study
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, make_url, text
 from sqlalchemy import inspect as inspected
 from sqlalchemy.exc import OperationalError, ProgrammingError
@@ -29,6 +28,7 @@ from autotune.submission import submit
 from storage import Database, Repository, TrialLedger
 from storage.database import VERSION_TABLE, file_system, parse
 from storage.models import Base
+from tests.steering import write_study
 
 SECRET = "hunter2secret"
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from conftest import tiny_study, write_study
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from autotune import document, spec
 from autotune.errors import SpecError
 from search_spaces import CATALOGUE, defaults, preset_names
 from search_spaces.knob import Choice
+from tests.steering import tiny_study, write_study
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
@@ -152,6 +152,20 @@ def as_json(study: Any) -> str:
     return json.dumps(study, indent=1, ensure_ascii=False)
 
 
+def as_yaml(study: Any) -> str:
+    """Strings in quotes: PyYAML leaves them off where YAML 1.1 would not see a number but 1.2 does."""
+    return yaml.dump(study, Dumper=_Quoting, allow_unicode=True)
+
+
+class _Quoting(yaml.SafeDumper):
+    pass
+
+
+_Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
+
+
 def exact(value: Any) -> str:
     """Comparable without mercy: True == 1 == 1.0 in Python, but not to a trainer."""
     return json.dumps(value, sort_keys=True)
@@ -160,7 +174,7 @@ def exact(value: Any) -> str:
 @THOROUGH
 @given(studies())
 def test_a_study_survives_file_and_storage(folder, study):
-    loaded = load_text(folder, yaml.safe_dump(study, allow_unicode=True))
+    loaded = load_text(folder, as_yaml(study))
     stored = json.loads(json.dumps(loaded.model_dump(mode="json", exclude={"storage"})))
     again = spec.StudySpec.model_validate(stored)
     assert again == loaded
@@ -170,7 +184,7 @@ def test_a_study_survives_file_and_storage(folder, study):
 @THOROUGH
 @given(studies())
 def test_what_the_file_says_is_what_is_loaded(folder, study):
-    loaded = load_text(folder, yaml.safe_dump(study, allow_unicode=True))
+    loaded = load_text(folder, as_yaml(study))
     workload = study["workload"]
     assert loaded.name == study["name"]
     assert loaded.workload.name == (workload if isinstance(workload, str) else workload["name"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import json
 import os
 import signal
@@ -11,18 +10,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
-import pytest
+import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.daemon import this_cluster
 from autotune.errors import StudyNotFound
 from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
-from tests.conftest import TINY_WORKLOAD, autotune, tiny_study, write_study
 
 NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")
 OPTUNA_STATE = {
@@ -33,10 +30,66 @@ OPTUNA_STATE = {
     "CRASH": TrialState.FAIL,
     "ERROR": TrialState.FAIL,
 }
-_DYING_COMMAND = Path(__file__).parent / "dying_command.py"
+TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
+_DYING_COMMAND = Path(__file__).parent / "faults" / "dying_command.py"
 _POLL_SECONDS = 0.05
 
 Found = TypeVar("Found")
+
+
+def tiny_study(**changes: Any) -> dict[str, Any]:
+    """A study of seconds over the tiny workload; keyword arguments replace whole sections."""
+    study: dict[str, Any] = {
+        "name": "tiny",
+        "workload": "tiny:build",
+        "resources": {"workers": 2},
+        "search_space": {"micro_batch": [1, 2, 4, 8], "log_interval": [1, 10]},
+        "baseline": {"micro_batch": 2},
+        "budget": {"trials": 4},
+        "measurement": {
+            "block_seconds": 0.05,
+            "min_steps": 2,
+            "warmup": 0.1,
+            "longest": 0.2,
+            "search_precision": 0.2,
+            "confirm_precision": 0.2,
+            "finalists": 1,
+            "rounds": 3,
+            "startup_deadline": 60,
+            "step_deadline": 20,
+        },
+    }
+    study.update(changes)
+    return study
+
+
+def write_study(folder: Path, **changes: Any) -> Path:
+    """tiny_study as a file study.yaml in the folder."""
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(tiny_study(**changes)))
+    return path
+
+
+def autotune(
+    *arguments: str,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run the real command, as a user would."""
+    found = subprocess.run(
+        [sys.executable, "-P", "-m", "autotune", *arguments],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if check and found.returncode:
+        raise AssertionError(f"exit {found.returncode}\n{found.stdout}\n{found.stderr}")
+    return found
 
 
 def wait_for(condition: Callable[[], Found], what: str, timeout: float = 60.0) -> Found:
@@ -303,42 +356,3 @@ def study_folder(parent: Path, url: str | None = None, name: str = "tiny") -> It
         yield found
     finally:
         found.kill_everything()
-
-
-def side_by_side(body: Callable[..., None]) -> Callable[..., None]:
-    """Make a test of a function over a StudyFolder. All such tests of a module that are selected run
-    two at a time, each in a folder of its own, because a study mostly starts up and waits."""
-
-    def test(request: pytest.FixtureRequest, tmp_path_factory: Any, **_: Any) -> None:
-        _started(request, tmp_path_factory)[request.node.nodeid].result()
-
-    asked = inspect.signature(test).parameters
-    parameters = [asked["request"], asked["tmp_path_factory"]]
-    parameters += list(inspect.signature(body).parameters.values())[1:]
-    test.__name__, test.__doc__ = body.__name__, body.__doc__
-    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    test.body = body  # type: ignore[attr-defined]
-    return test
-
-
-_FUTURES = pytest.StashKey[dict[str, Future[None]]]()
-
-
-def _started(request: pytest.FixtureRequest, folders: Any) -> dict[str, Future[None]]:
-    """The runs of all tests of this module, by node id; starts them when the first one is asked."""
-    module = request.node.getparent(pytest.Module)
-    if _FUTURES not in module.stash:
-        pool = ThreadPoolExecutor(2)
-        module.addfinalizer(functools.partial(pool.shutdown, cancel_futures=True))
-        module.stash[_FUTURES] = {
-            item.nodeid: pool.submit(_run_in, folders.mktemp(item.name[:40], numbered=True), item)
-            for item in request.session.items
-            if item.getparent(pytest.Module) is module and hasattr(item.function, "body")
-        }
-    return module.stash[_FUTURES]
-
-
-def _run_in(folder: Path, item: Any) -> None:
-    arguments = item.callspec.params if hasattr(item, "callspec") else {}
-    with study_folder(folder) as study:
-        item.function.body(study, **arguments)

@@ -126,27 +126,27 @@ class Tuner:
         reason = ""
         while True:
             self._signals.check()
+            # Trials that were begun before are finished, whatever the budget: none stays open.
+            while bench.has_free_slot and unlaunched:
+                self._launch(bench, unlaunched.pop(0))
             while bench.has_free_slot and not reason:
-                reason = self._why_enough(bench)
-                if not reason:
-                    reason = self._launch_next(bench, unlaunched)
-            if bench.idle:
+                reason = self._why_enough() or self._launch_next(bench)
+            if bench.idle and not unlaunched:
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
                 self._tell(finished, unlaunched)
 
-    def _launch_next(self, bench: Bench, unlaunched: list[FrozenTrial]) -> str:
-        if unlaunched:
-            trial = unlaunched.pop(0)
-        elif self._sampler.has_more(self._ledger.trials()):
-            trial = self._ledger.ask(self._space.distributions())
-        else:
+    def _launch_next(self, bench: Bench) -> str:
+        if not self._sampler.has_more(self._ledger.trials()):
             return "every feasible configuration has been tried"
+        self._launch(bench, self._ledger.ask(self._space.distributions()))
+        return ""
+
+    def _launch(self, bench: Bench, trial: FrozenTrial) -> None:
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._spec.full_baseline()
         bench.start(trial.number, knobs, incumbent_low=self._incumbent_low() if racing else 0.0)
-        return ""
 
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
         number = finished.attempt.trial
@@ -173,7 +173,7 @@ class Tuner:
                 self._ledger.tell(trial.number, attempt.result, note)
         return unlaunched
 
-    def _why_enough(self, bench: Bench) -> str:
+    def _why_enough(self) -> str:
         budget = self._spec.budget
         trials = [t for t in self._ledger.trials() if t.state != TrialState.WAITING]
         if budget.trials is not None and self._launched(trials) >= budget.trials:

@@ -2,30 +2,39 @@
 
 import concurrent.futures
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.measurement.watch import Limits, Watch
+from autotune.judging import LOST, Judge, TimedRun
+from autotune.measurement import numerics
+from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.measurement.watch import Limits, Seen
 from autotune.spec import StudySpec
 from autotune.trial.protocol import (
     BlockPlan,
-    BlockReport,
     Deadlines,
     Outcome,
     TrialReport,
     TrialRequest,
 )
 from launchers import Slot
-from storage import AttemptResult, Lease, Repository, StoredAttempt, StoredBlock, StoredStudy
+from storage import (
+    AttemptResult,
+    Lease,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredBlock,
+    StoredNoise,
+    StoredStudy,
+)
 
-LOST = "LOST"
 MOST_LAUNCHES = 3
 """How often a trial is launched again when its agent dies under it."""
-
+TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 
 _END_AGAIN_SECONDS = 0.2
 
@@ -59,21 +68,45 @@ class Job:
             memory_per_rank=spec.resources.memory_per_worker,
             blocks=BlockPlan(measurement.block_seconds, measurement.min_steps),
             deadlines=Deadlines(measurement.startup_deadline, measurement.step_deadline),
+            trajectory=numerics.STEPS if attempt.purpose in TRAJECTORIES else 0,
             workdir=self.study.workdir,
             import_paths=(self.study.workdir,),
             env=spec.env,
             log_dir=str(self.log_dir / name),
         )
 
-    def limits(self, *, confirming: bool, incumbent_low: float) -> Limits:
+    def known_sigma(self) -> float | None:
+        """Run-to-run noise that an earlier study has found here."""
+        found = self.repository.noise_before(
+            self.study.id,
+            self.environment_id,
+            workload=self.spec.workload.name,
+            world_size=self.world_size,
+        )
+        return found.sigma_run if found else None
+
+    def record_noise(self, noise: StoredNoise) -> None:
+        """Keep what this study has found of run-to-run noise."""
+        self.repository.record_noise(
+            self.lease,
+            self.study.id,
+            self.environment_id,
+            noise,
+            workload=self.spec.workload.name,
+            world_size=self.world_size,
+        )
+
+    def limits(self, purpose: Purpose, incumbent_low: float, sigma_run: float) -> Limits:
         """How long to measure."""
         plan = self.spec.measurement
+        confirming = purpose is Purpose.CONFIRM
         return Limits(
             warmup=plan.warmup,
             longest=plan.longest,
             precision=plan.confirm_precision if confirming else plan.search_precision,
             tokens=self.spec.objective.metric == "tokens_per_second",
             incumbent_low=incumbent_low,
+            sigma_run=sigma_run,
         )
 
 
@@ -93,7 +126,9 @@ class Bench:
         self._slots = list(slots)
         self._free = set(range(len(slots)))
         self._pool = ThreadPoolExecutor(len(slots), thread_name_prefix="slot")
-        self._running: dict[Future[TrialReport], tuple[int, StoredAttempt, Watch]] = {}
+        self.sigma_run = PRIOR_SIGMA
+        """Relative standard deviation between runs, as far as it is known."""
+        self._running: dict[Future[TrialReport], tuple[int, StoredAttempt, Judge]] = {}
 
     @property
     def idle(self) -> bool:
@@ -106,18 +141,29 @@ class Bench:
         return bool(self._free)
 
     def start(
-        self, trial: int, knobs: dict[str, Any], *, round_: int = 0, incumbent_low: float = 0.0
+        self,
+        trial: int,
+        knobs: dict[str, Any],
+        purpose: Purpose = Purpose.SEARCH,
+        *,
+        round_: int = 0,
+        incumbent_low: float = 0.0,
+        judge: Judge | None = None,
     ) -> None:
-        """Record an attempt as begun and launch it on a free slot."""
+        """Record an attempt as begun and launch it on a free slot.
+
+        Args:
+            judge: what the run is watched for; its speed if not given.
+        """
         attempt = self._job.repository.begin_attempt(
-            self._job.lease, self._job.study.id, trial, knobs, round_=round_
+            self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
         )
         number = min(self._free)  # the same slot, hence the same devices, when one is wanted
         self._free.discard(number)
         slot = self._slots[number]
-        watch = Watch(self._job.limits(confirming=round_ > 0, incumbent_low=incumbent_low))
-        future = self._pool.submit(slot.run, self._job.request(attempt, slot), watch)
-        self._running[future] = (number, attempt, watch)
+        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run))
+        future = self._pool.submit(slot.run, self._job.request(attempt, slot), judge)
+        self._running[future] = (number, attempt, judge)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
         """Attempts that end within so many seconds, each recorded before it is given out."""
@@ -125,17 +171,16 @@ class Bench:
             self._running, timeout, return_when=concurrent.futures.FIRST_COMPLETED
         )
         for future in done:
-            number, attempt, watch = self._running.pop(future)
+            number, attempt, judge = self._running.pop(future)
             self._free.add(number)
-            report = future.result()
-            result = judge(report, watch)
+            result = judge.result(future.result())
             if result.state == LOST and attempt.attempt >= MOST_LAUNCHES:
                 result = dataclasses.replace(result, state=Outcome.CRASH.value)
             self._job.repository.finish_attempt(
                 self._job.lease,
                 attempt.id,
                 result,
-                [*_blocks(watch.warmup, kept=False), *_blocks(watch.kept, kept=True)],
+                [_stored(seen) for seen in judge.seen],
                 self._job.environment_id,
             )
             yield Finished(attempt, result)
@@ -151,45 +196,19 @@ class Bench:
         self._pool.shutdown()
 
 
-def judge(report: TrialReport, watch: Watch) -> AttemptResult:
-    """What a trial's report means. A figure that is no positive finite number is an ERROR."""
-    common: dict[str, Any] = {
-        "peak_bytes": max((block.peak_bytes for block in report.blocks), default=0),
-        "wall_seconds": report.wall_seconds,
-        "log_tail": report.log_tail,
-    }
-    if report.lost_agent:
-        return AttemptResult(LOST, report.cause, **common)
-    if report.outcome is not None:
-        return AttemptResult(report.outcome.value, report.cause, **common)
-    if watch.problem:
-        return AttemptResult("ERROR", watch.problem, **common)
-    if not watch.kept:
-        return AttemptResult("ERROR", "ended before a block could be timed", **common)
-    found = watch.estimate()
-    return AttemptResult(
-        state=(Outcome.PRUNED if watch.lost else Outcome.COMPLETE).value,
-        cause="cannot catch up with the best" if watch.lost else "",
-        throughput=found.rate,
-        half_width=found.half_width if math.isfinite(found.half_width) else 1.0,
-        steady=watch.steady,
-        **common,
+def _stored(seen: Seen) -> StoredBlock:
+    block = seen.block
+    return StoredBlock(
+        index=block.index,
+        steps=block.steps,
+        samples=block.samples,
+        tokens=block.tokens,
+        seconds=block.seconds,
+        rank_seconds=list(block.rank_seconds),
+        wait_seconds=block.wait_seconds,
+        loss=block.loss,
+        peak_bytes=block.peak_bytes,
+        kept=seen.kept,
+        contended=seen.contended,
+        observed=dict(block.observed),
     )
-
-
-def _blocks(blocks: Sequence[BlockReport], *, kept: bool) -> list[StoredBlock]:
-    return [
-        StoredBlock(
-            index=block.index,
-            steps=block.steps,
-            samples=block.samples,
-            tokens=block.tokens,
-            seconds=block.seconds,
-            rank_seconds=list(block.rank_seconds),
-            wait_seconds=block.wait_seconds,
-            loss=block.loss,
-            peak_bytes=block.peak_bytes,
-            kept=kept,
-        )
-        for block in blocks
-    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.measurement.estimate import Ratio, paired_ratio
-from storage import StoredAttempt
+from storage import Purpose, StoredAttempt
 
 FEWEST_ROUNDS = 3
 ALIKE = 0.02
@@ -57,7 +57,10 @@ class Confirmation:
         return {
             a.trial: a.result.throughput
             for a in attempts
-            if a.round == self.next_round and a.trial in members and a.recorded
+            if a.purpose == Purpose.CONFIRM
+            and a.round == self.next_round
+            and a.trial in members
+            and a.recorded
         }
 
     def close_round(self, results: Mapping[int, float | None]) -> None:
@@ -150,8 +153,9 @@ def replay(
 ) -> Confirmation | None:
     """The confirmation as the records show it, less a round that is not complete.
 
-    Rounds that were measured before the search went on (with a larger budget) do not count: what is
-    compared must have been measured in turn.
+    Trials that the numerics gate has refused are no candidates. Rounds that were measured before the
+    search went on (with a larger budget) do not count: what is compared must have been measured in
+    turn.
 
     Args:
         attempts: of a study whose search has ended, in the order in which they were started.
@@ -173,14 +177,24 @@ def replay(
 
 def first_round(attempts: Sequence[StoredAttempt]) -> int:
     """Number of the first round after the search has last gone on."""
-    last_search = max((a.id for a in attempts if not a.round), default=0)
-    return 1 + max((a.round for a in attempts if a.id < last_search), default=0)
+    last_search = max((a.id for a in attempts if a.purpose == Purpose.SEARCH), default=0)
+    confirmed = [a for a in attempts if a.purpose == Purpose.CONFIRM]
+    return 1 + max((a.round for a in confirmed if a.id < last_search), default=0)
 
 
 def _candidates(
     attempts: Sequence[StoredAttempt], baseline: Mapping[str, Any], finalists: int
 ) -> tuple[list[Candidate], int | None]:
-    complete = {a.trial: a for a in attempts if not a.round and a.result.state == "COMPLETE"}
+    refused = {
+        a.trial
+        for a in attempts
+        if a.purpose == Purpose.NUMERICS and a.recorded and a.result.state != "COMPLETE"
+    }
+    complete = {
+        a.trial: a
+        for a in attempts
+        if a.purpose == Purpose.SEARCH and a.result.state == "COMPLETE" and a.trial not in refused
+    }
     ranked = sorted(complete.values(), key=lambda a: -(a.result.throughput or 0.0))
     today = next((a for a in ranked if a.knobs == baseline), None)
     others = [a for a in ranked if a is not today][:finalists]

@@ -152,6 +152,13 @@ class MeasurementSpec(_Section):
     confirm_precision: float = Field(
         default=0.01, gt=0, lt=1, description="The same for a run of the confirmation."
     )
+    baseline_runs: int = Field(
+        default=3,
+        ge=1,
+        le=100,
+        description="Runs of the baseline before the search goes on, each in new processes: they tell "
+        "how far equal runs lie apart. 1: it is not run again.",
+    )
     finalists: int = Field(default=3, ge=1, le=20, description="Configurations measured again.")
     rounds: int = Field(
         default=5, ge=2, le=50, description="Most rounds of finalists against the baseline."

@@ -8,9 +8,12 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.attempts import LOST, Bench, Finished, Job
+from autotune import gate
+from autotune.attempts import Bench, Finished, Job
+from autotune.calibration import Calibration
 from autotune.confirmation import Confirmation, replay
 from autotune.errors import BadInput, LeaseLost
+from autotune.judging import LOST, TrajectoryRun
 from autotune.notes import trial_note
 from autotune.search.sampling import sampler
 from autotune.search.space import Space
@@ -19,7 +22,7 @@ from autotune.verdict import Verdict, conclude, no_result
 from launchers import Launcher
 from search_spaces import Facts
 from search_spaces.constraints import refused_global_batch
-from storage import StoredAttempt, TrialLedger
+from storage import Purpose, StoredAttempt, StoredBlock, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
 _CONFIRMATION_SHARE = 0.25
@@ -64,6 +67,9 @@ class Tuner:
         self._space = Space(
             job.spec.values(), job.spec.full_baseline(), facts_of(job.spec, launcher)
         )
+        self._calibration = Calibration(
+            job.spec.full_baseline(), job.spec.measurement.baseline_runs, job.known_sigma()
+        )
         before = len(self._attempts())
         self._sampler = sampler(self._spec.sampler, self._space, self._spec.seed + before)
         self._ledger = self._open_ledger()
@@ -77,6 +83,7 @@ class Tuner:
         """
         self._check_baseline()
         bench = Bench(self._job, self._launcher.slots)
+        bench.sigma_run = self._calibration.noise(self._attempts()).sigma_run
         try:
             reason = self._search(bench)
             self._say(f"The search ends: {reason}.")
@@ -85,7 +92,8 @@ class Tuner:
             bench.abandon()
         if confirmation is None:
             return no_result(self._attempts())
-        return conclude(confirmation, self.unit, self._job.world_size)
+        found = gate.record(self._attempts(), self._spec.full_baseline(), self._blocks)
+        return conclude(confirmation, self.unit, self._job.world_size, found)
 
     @property
     def ledger(self) -> TrialLedger:
@@ -129,12 +137,17 @@ class Tuner:
             # Trials that were begun before are finished, whatever the budget: none stays open.
             while bench.has_free_slot and unlaunched:
                 self._launch(bench, unlaunched.pop(0))
+            while bench.has_free_slot and self._run_baseline_again(bench):
+                pass
             while bench.has_free_slot and not reason:
                 reason = self._why_enough() or self._launch_next(bench)
             if bench.idle and not unlaunched:
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
-                self._tell(finished, unlaunched)
+                if finished.attempt.purpose == Purpose.CALIBRATE:
+                    self._learn_noise(bench)
+                else:
+                    self._tell(finished, unlaunched)
 
     def _launch_next(self, bench: Bench) -> str:
         if not self._sampler.has_more(self._ledger.trials()):
@@ -148,6 +161,20 @@ class Tuner:
         racing = knobs != self._spec.full_baseline()
         bench.start(trial.number, knobs, incumbent_low=self._incumbent_low() if racing else 0.0)
 
+    def _run_baseline_again(self, bench: Bench) -> bool:
+        attempts = self._attempts()
+        own = self._calibration.due(attempts)
+        if own is None:
+            return False
+        number = 1 + sum(a.purpose == Purpose.CALIBRATE for a in attempts)
+        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, round_=number)
+        return True
+
+    def _learn_noise(self, bench: Bench) -> None:
+        found = self._calibration.noise(self._attempts())
+        bench.sigma_run = found.sigma_run
+        self._job.record_noise(StoredNoise(**vars(found)))
+
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
         number = finished.attempt.trial
         if finished.result.state == LOST:
@@ -159,7 +186,9 @@ class Tuner:
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""
-        recorded = {a.trial: a for a in self._attempts() if a.purpose == "search" and a.recorded}
+        recorded = {
+            a.trial: a for a in self._attempts() if a.purpose == Purpose.SEARCH and a.recorded
+        }
         unlaunched = []
         for trial in self._ledger.trials():
             if trial.state != TrialState.RUNNING:
@@ -192,7 +221,7 @@ class Tuner:
         return ""
 
     def _launched(self, trials: list[FrozenTrial]) -> int:
-        launched = {a.trial for a in self._attempts() if a.purpose == "search"}
+        launched = {a.trial for a in self._attempts() if a.purpose == Purpose.SEARCH}
         return sum(trial.number in launched for trial in trials)
 
     def _elapsed(self) -> float:
@@ -203,7 +232,8 @@ class Tuner:
         return wall_time is not None and self._elapsed() >= wall_time
 
     def _device_hours(self) -> float:
-        spent = sum(a.result.wall_seconds for a in self._attempts() if a.purpose == "search")
+        searching = (Purpose.SEARCH, Purpose.CALIBRATE)
+        spent = sum(a.result.wall_seconds for a in self._attempts() if a.purpose in searching)
         return spent * self._job.world_size / 3600
 
     def _incumbent_low(self) -> float:
@@ -211,7 +241,7 @@ class Tuner:
             a.result.throughput * (1 - a.result.half_width)
             for a in self._attempts()
             if a.result.state == "COMPLETE"
-            and a.purpose == "search"
+            and a.purpose == Purpose.SEARCH
             and a.result.throughput is not None
             and a.result.half_width is not None
         ]
@@ -225,9 +255,23 @@ class Tuner:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
                 return None
+            if self._check_numerics(bench, confirmation):
+                continue
             if confirmation.decided(in_a_hurry=self._out_of_time()):
                 return confirmation
             self._complete_round(bench, confirmation)
+
+    def _check_numerics(self, bench: Bench, confirmation: Confirmation) -> bool:
+        """Make one run that the numerics gate needs; False if it needs none."""
+        candidates = list(confirmation.candidates.values())
+        baseline, attempts = self._spec.full_baseline(), self._attempts()
+        check = gate.next_check(candidates, baseline, attempts, self._blocks)
+        if check is None:
+            return False
+        judge = TrajectoryRun(check.reference)
+        bench.start(check.trial, check.knobs, check.purpose, judge=judge)
+        self._wait_for_one(bench)
+        return True
 
     def _replay(self) -> Confirmation | None:
         plan = self._spec.measurement
@@ -244,8 +288,9 @@ class Tuner:
         order = confirmation.members()
         random.Random(f"{self._spec.seed}/{number}").shuffle(order)
         for trial in order:
+            knobs = confirmation.candidates[trial].knobs
             while trial not in confirmation.recorded(self._attempts()):
-                bench.start(trial, confirmation.candidates[trial].knobs, round_=number)
+                bench.start(trial, knobs, Purpose.CONFIRM, round_=number)
                 self._wait_for_one(bench)
 
     def _wait_for_one(self, bench: Bench) -> Finished:
@@ -253,6 +298,9 @@ class Tuner:
             self._signals.check()
             for finished in bench.finished(_POLL_SECONDS):
                 return finished
+
+    def _blocks(self, attempt_id: int) -> list[StoredBlock]:
+        return self._job.repository.blocks(attempt_id)
 
     def _attempts(self) -> list[StoredAttempt]:
         return self._job.repository.attempts(self._job.study.id)

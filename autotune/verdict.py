@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.confirmation import ALIKE, Confirmation
+from autotune.gate import GateRecord, touched
 from autotune.measurement.estimate import Ratio, paired_ratio
-from search_spaces import CATALOGUE
+from autotune.measurement.numerics import STEPS
 from search_spaces.constraints import global_batch
 from storage import StoredAttempt
 
@@ -26,6 +27,9 @@ class Verdict:
         finalists: each candidate with its ratio to the recommended one, and the round after which
             it was dropped, if it was.
         rounds: complete rounds measured.
+        numerics: how closely the recommended configuration follows the fp32 reference; None where
+            nothing in it can change numerics.
+        refused: configurations that do not, with the reason.
     """
 
     kind: str
@@ -37,13 +41,15 @@ class Verdict:
     baseline: Ratio | None = None
     finalists: tuple[dict[str, Any], ...] = ()
     rounds: int = 0
+    numerics: dict[str, Any] | None = None
+    refused: tuple[dict[str, Any], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
 
 
-def conclude(confirmation: Confirmation, unit: str, world_size: int) -> Verdict:
+def conclude(confirmation: Confirmation, unit: str, world_size: int, checks: GateRecord) -> Verdict:
     """The verdict of a confirmation; at least one candidate finished a round."""
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
@@ -56,6 +62,8 @@ def conclude(confirmation: Confirmation, unit: str, world_size: int) -> Verdict:
         "throughput": throughput,
         "finalists": finalists,
         "rounds": len(confirmation.rounds),
+        "numerics": _numerics(chosen, checks),
+        "refused": tuple(asdict(refusal) for refusal in checks.refused),
     }
     if baseline is None or not confirmation.rates(baseline):
         sentence = (
@@ -66,6 +74,7 @@ def conclude(confirmation: Confirmation, unit: str, world_size: int) -> Verdict:
     before = mean_rate(confirmation.rates(baseline))
     if chosen == baseline:
         kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit))
+        sentence += _refusals(checks, knobs)
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.ratio(chosen, baseline)
     today = confirmation.candidates[baseline].knobs
@@ -73,7 +82,9 @@ def conclude(confirmation: Confirmation, unit: str, world_size: int) -> Verdict:
         f"{speedup.value:.2f}x your configuration (95 % interval {speedup.low:.2f} to "
         f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"measured again {len(confirmation.rounds)} times in turn with yours."
-        + _caveats(knobs, today, world_size)
+        + _global_batch_changes(knobs, today, world_size)
+        + _numerics_sentence(chosen, touched(knobs, today), checks)
+        + _refusals(checks, today)
     )
     return Verdict("better", sentence, baseline=before, speedup=speedup, **common)
 
@@ -145,15 +156,42 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _caveats(knobs: Mapping[str, Any], today: Mapping[str, Any], world_size: int) -> str:
-    text = ""
+def _global_batch_changes(
+    knobs: Mapping[str, Any], today: Mapping[str, Any], world_size: int
+) -> str:
     before, after = global_batch(today, world_size), global_batch(knobs, world_size)
-    if before != after:
-        text += f" The global batch changes from {before} to {after}: adjust the learning rate."
-    numerics = [n for n, knob in CATALOGUE.items() if knob.numerics and knobs[n] != today[n]]
-    if numerics:
-        text += f" {', '.join(numerics)} can change the loss: compare a longer run."
-    return text
+    if before == after:
+        return ""
+    return f" The global batch changes from {before} to {after}: adjust the learning rate."
+
+
+def _numerics(trial: int, checks: GateRecord) -> dict[str, Any] | None:
+    if trial in checks.passed:
+        found = checks.passed[trial]
+        return {"loss_distance": found.loss_distance, "norm_ratio": found.norm_ratio}
+    if trial in checks.unchecked:
+        return {"unchecked": checks.unchecked[trial]}
+    return None
+
+
+def _numerics_sentence(trial: int, names: Sequence[str], checks: GateRecord) -> str:
+    if not names:
+        return ""
+    what = ", ".join(names)
+    if trial not in checks.passed:
+        return f" {what} can change the loss, which could not be checked: compare a longer run."
+    distance = checks.passed[trial].loss_distance
+    return f" With {what} the loss stays within {distance:.1%} of fp32 over {STEPS} steps."
+
+
+def _refusals(checks: GateRecord, today: Mapping[str, Any]) -> str:
+    if not checks.refused:
+        return ""
+    first = checks.refused[0]
+    return (
+        f" {_count(len(checks.refused), 'faster trial')} refused: {difference(first.knobs, today)}, as "
+        f"{first.reason}."
+    )
 
 
 def _finalist(confirmation: Confirmation, trial: int, chosen: int) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class AttemptRow(Base):
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("autotune_environment.id"))
     trial: Mapped[int] = mapped_column(Integer)  # Optuna's trial number
-    purpose: Mapped[str] = mapped_column(String(16))  # search, confirm
-    round: Mapped[int] = mapped_column(Integer)  # of the confirmation; 0 in the search
+    purpose: Mapped[str] = mapped_column(String(16))  # storage.records.Purpose
+    round: Mapped[int] = mapped_column(Integer)  # of the confirmation; 0 elsewhere
     attempt: Mapped[int] = mapped_column(Integer)  # from 1
     epoch: Mapped[int] = mapped_column(Integer)  # of the lease it was started under
     knobs: Mapped[dict[str, Any]] = mapped_column(AnyJson)
@@ -71,7 +71,10 @@ class AttemptRow(Base):
     cause: Mapped[str] = mapped_column(AnyText, default="")
     log_tail: Mapped[str] = mapped_column(AnyText, default="")
     throughput: Mapped[float | None] = mapped_column(Float)
-    half_width: Mapped[float | None] = mapped_column(Float)
+    half_width: Mapped[float | None] = mapped_column(Float)  # of blocks and runs together
+    block_half_width: Mapped[float | None] = mapped_column(Float)  # of the blocks alone
+    sigma_run: Mapped[float | None] = mapped_column(Float)  # as it was known at the time
+    contended: Mapped[bool] = mapped_column(default=False)
     steady: Mapped[bool] = mapped_column(default=True)
     peak_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     wall_seconds: Mapped[float] = mapped_column(Float, default=0.0)
@@ -95,6 +98,24 @@ class BlockRow(Base):
     loss: Mapped[float] = mapped_column(AnyFloat, nullable=True)
     peak_bytes: Mapped[int] = mapped_column(BigInteger)
     kept: Mapped[bool] = mapped_column()
+    contended: Mapped[bool] = mapped_column(default=False)
+    observed: Mapped[dict[str, Any]] = mapped_column(AnyJson)
+
+
+class NoiseRow(Base):
+    """How far runs of one configuration in new processes lie apart, as a study found it."""
+
+    __tablename__ = "autotune_noise"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("autotune_environment.id"), index=True)
+    workload: Mapped[str] = mapped_column(String(255))
+    world_size: Mapped[int] = mapped_column(Integer)
+    sigma_run: Mapped[float] = mapped_column(Float)  # relative standard deviation
+    runs: Mapped[int] = mapped_column(Integer)
+    drift_per_hour: Mapped[float | None] = mapped_column(Float)  # relative
+    at: Mapped[float] = mapped_column(Float)
 
 
 class MessageRow(Base):

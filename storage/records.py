@@ -1,6 +1,6 @@
 """What the repository gives and takes: plain frozen records, never live database objects."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -57,14 +57,48 @@ class StoredStudy:
     created: float
 
 
+class Purpose(StrEnum):
+    """What an attempt is for."""
+
+    SEARCH = "search"
+    CALIBRATE = "calibrate"
+    """The baseline once more, in new processes: how far do equal runs lie apart?"""
+    REFERENCE = "reference"
+    """A loss trajectory with every knob that can change numerics at its default."""
+    NUMERICS = "numerics"
+    """A loss trajectory of a finalist, to be held against a reference."""
+    CONFIRM = "confirm"
+
+
+@dataclass(frozen=True)
+class StoredNoise:
+    """Run-to-run noise as a study found it.
+
+    Attributes:
+        sigma_run: relative standard deviation between runs in new processes, blocks' own scatter
+            taken out.
+        runs: how many it rests on.
+        drift_per_hour: relative change of the throughput of equal runs; None if not known.
+    """
+
+    sigma_run: float
+    runs: int
+    drift_per_hour: float | None
+
+
 @dataclass(frozen=True)
 class AttemptResult:
     """What came of one attempt.
 
     Attributes:
-        state: COMPLETE, PRUNED, OOM, HANG, CRASH, ERROR, or LOST (the agent died; may be repeated).
+        state: COMPLETE, PRUNED, OOM, HANG, CRASH, ERROR, REFUSED (a loss trajectory that leaves its
+            reference) or LOST (the agent died; may be repeated).
         throughput: of the study's objective, per second; None if nothing usable was measured.
-        half_width: relative half-width of its 95 % interval; None as above.
+        half_width: relative half-width of its 95 % interval, scatter of blocks and of runs together;
+            None as above.
+        block_half_width: the same, of the blocks alone.
+        sigma_run: relative standard deviation between runs, as it was known at the time.
+        contended: blocks count that others disturbed, because all repetitions were disturbed too.
     """
 
     state: str
@@ -72,6 +106,9 @@ class AttemptResult:
     log_tail: str = ""
     throughput: float | None = None
     half_width: float | None = None
+    block_half_width: float | None = None
+    sigma_run: float | None = None
+    contended: bool = False
     steady: bool = True
     peak_bytes: int = 0
     wall_seconds: float = 0.0
@@ -91,7 +128,11 @@ class StoredBlock:
     loss: float
     peak_bytes: int
     kept: bool
-    """False: warm-up, not part of the estimate."""
+    """False: warm-up, or disturbed and repeated; not part of the estimate."""
+    contended: bool = False
+    """Others disturbed it."""
+    observed: dict[str, Any] = field(default_factory=dict)
+    """See autotune.trial.protocol.Observed."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +146,7 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StoredAttempt:
-    """One execution of a trial: for the search, or in a round of the confirmation."""
+    """One execution of a trial; `purpose` says what for, `round` counts those of the confirmation."""
 
     id: int
     trial: int

@@ -28,6 +28,7 @@ from storage.models import (
     EnvironmentRow,
     LeaseRow,
     MessageRow,
+    NoiseRow,
     RecommendationRow,
     StudyRow,
 )
@@ -35,9 +36,11 @@ from storage.records import (
     AttemptResult,
     Lease,
     LeaseState,
+    Purpose,
     StoredAttempt,
     StoredBlock,
     StoredMessage,
+    StoredNoise,
     StoredStudy,
     StudyState,
 )
@@ -203,14 +206,20 @@ class Repository:
             return _study(row)
 
     def begin_attempt(
-        self, lease: Lease, study_id: int, trial: int, knobs: dict[str, Any], *, round_: int = 0
+        self,
+        lease: Lease,
+        study_id: int,
+        trial: int,
+        knobs: dict[str, Any],
+        purpose: Purpose = Purpose.SEARCH,
+        *,
+        round_: int = 0,
     ) -> StoredAttempt:
         """Record that a trial is about to be launched, once more if it was before.
 
         Args:
-            round_: of the confirmation; 0 for the search.
+            round_: of the confirmation, or of the calibration.
         """
-        purpose = "confirm" if round_ else "search"
         with self._fenced(lease) as session:
             earlier = session.scalar(
                 select(func.count())
@@ -304,6 +313,29 @@ class Repository:
         with self._reading() as session:
             return session.scalars(known).one()
 
+    def record_noise(
+        self,
+        lease: Lease,
+        study_id: int,
+        environment_id: int,
+        noise: StoredNoise,
+        *,
+        workload: str,
+        world_size: int,
+    ) -> None:
+        """Keep what a study found of run-to-run noise, for itself and for later studies."""
+        with self._fenced(lease) as session:
+            session.add(
+                NoiseRow(
+                    study_id=study_id,
+                    environment_id=environment_id,
+                    workload=workload,
+                    world_size=world_size,
+                    at=self._now(session),
+                    **vars(noise),
+                )
+            )
+
     def recommend(self, lease: Lease, study_id: int, trial: int, body: dict[str, Any]) -> None:
         """Keep what a study recommends, as it is exported."""
         with self._fenced(lease) as session:
@@ -330,6 +362,35 @@ class Repository:
                 select(BlockRow).where(BlockRow.attempt_id == attempt_id).order_by(BlockRow.index)
             )
             return [_block(row) for row in rows]
+
+    def noise_before(
+        self, study_id: int, environment_id: int, *, workload: str, world_size: int
+    ) -> StoredNoise | None:
+        """The newest that other studies found of run-to-run noise in this environment."""
+        with self._reading() as session:
+            row = session.scalar(
+                select(NoiseRow)
+                .where(
+                    NoiseRow.study_id != study_id,
+                    NoiseRow.environment_id == environment_id,
+                    NoiseRow.workload == workload,
+                    NoiseRow.world_size == world_size,
+                )
+                .order_by(NoiseRow.id.desc())
+                .limit(1)
+            )
+            return _noise(row) if row else None
+
+    def noise_of(self, study_id: int) -> StoredNoise | None:
+        """The newest that a study itself found of run-to-run noise; None if nothing."""
+        with self._reading() as session:
+            row = session.scalar(
+                select(NoiseRow)
+                .where(NoiseRow.study_id == study_id)
+                .order_by(NoiseRow.id.desc())
+                .limit(1)
+            )
+            return _noise(row) if row else None
 
     def messages(self, study_id: int, after: int = 0) -> list[StoredMessage]:
         """The messages of a study that are newer than number `after`."""
@@ -434,11 +495,18 @@ def _attempt(row: AttemptRow) -> StoredAttempt:
             log_tail=row.log_tail or "",
             throughput=row.throughput,
             half_width=row.half_width,
+            block_half_width=row.block_half_width,
+            sigma_run=row.sigma_run,
+            contended=bool(row.contended),
             steady=bool(row.steady) if row.steady is not None else True,
             peak_bytes=row.peak_bytes or 0,
             wall_seconds=row.wall_seconds or 0.0,
         ),
     )
+
+
+def _noise(row: NoiseRow) -> StoredNoise:
+    return StoredNoise(row.sigma_run, row.runs, row.drift_per_hour)
 
 
 def _block(row: BlockRow) -> StoredBlock:
@@ -453,4 +521,6 @@ def _block(row: BlockRow) -> StoredBlock:
         loss=row.loss,
         peak_bytes=row.peak_bytes,
         kept=row.kept,
+        contended=bool(row.contended),
+        observed=row.observed or {},
     )

@@ -3,11 +3,16 @@
 import math
 from dataclasses import dataclass
 
-from autotune.measurement.estimate import Estimate, estimate, steady
+from autotune.measurement.contention import contended
+from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
+from autotune.measurement.noise import total_half_width
 from autotune.trial.protocol import BlockReport
 
 _FEWEST_BLOCKS = 3
 _HOPELESS = 0.98
+_MOST_REPEATS = 3
+_HALF_OF_RUN_NOISE = 0.5
+"""Blocks that scatter this much less than runs do add nothing: both add up as squares."""
 _FASTEST_STEP = 1e-7
 """Seconds: no optimizer step is faster; a workload that reports one is broken."""
 
@@ -22,6 +27,7 @@ class Limits:
         precision: relative half-width of the 95 % interval at which it ends.
         tokens: rate in tokens instead of samples.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
+        sigma_run: relative standard deviation between runs in new processes.
     """
 
     warmup: float
@@ -29,6 +35,26 @@ class Limits:
     precision: float
     tokens: bool = False
     incumbent_low: float = 0.0
+    sigma_run: float = 0.0
+
+    @property
+    def enough(self) -> float:
+        """Relative half-width of the blocks' interval below which more of them change nothing."""
+        return max(self.precision, _HALF_OF_RUN_NOISE * total_half_width(0.0, self.sigma_run))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A block, and what became of it.
+
+    Attributes:
+        kept: it counts; if not, it belongs to the warm-up or was repeated.
+        contended: others disturbed it.
+    """
+
+    block: BlockReport
+    kept: bool
+    contended: bool = False
 
 
 class Watch:
@@ -36,30 +62,43 @@ class Watch:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.warmup: list[BlockReport] = []
-        self.kept: list[BlockReport] = []
+        self.seen: list[Seen] = []
         self.steady = False
         self.lost = False
         """The trial cannot catch up with the incumbent any more."""
         self.problem: str | None = None
         """A block that cannot be true, in words."""
+        self._repeats = 0
+
+    @property
+    def kept(self) -> list[BlockReport]:
+        """The blocks that count."""
+        return [seen.block for seen in self.seen if seen.kept]
+
+    @property
+    def contended(self) -> bool:
+        """Whether blocks count that others disturbed."""
+        return any(seen.kept and seen.contended for seen in self.seen)
 
     def __call__(self, block: BlockReport) -> bool:
         self.problem = self.problem or unusable(block)
         if self.problem:
             return True
         if self._warming_up():
-            self.warmup.append(block)
-            # The first block holds a single step, with all that happens once.
-            self.steady = steady([b.seconds / b.steps for b in self.warmup[1:]])
+            self.seen.append(Seen(block, kept=False))
+            self.steady = self._steady()
             return False
-        self.kept.append(block)
+        disturbed = contended(block, self.kept)
+        repeat = disturbed and self._repeats < _MOST_REPEATS
+        self._repeats += repeat
+        self.seen.append(Seen(block, kept=not repeat, contended=disturbed))
         if len(self.kept) < _FEWEST_BLOCKS:
             return False
         now = self.estimate()
-        self.lost = now.high < _HOPELESS * self._limits.incumbent_low
+        total = total_half_width(now.half_width, self._limits.sigma_run)
+        self.lost = now.rate * (1 + total) < _HOPELESS * self._limits.incumbent_low
         spent = sum(kept.seconds for kept in self.kept)
-        return self.lost or now.half_width <= self._limits.precision or spent > self._limits.longest
+        return self.lost or now.half_width <= self._limits.enough or spent > self._limits.longest
 
     def estimate(self) -> Estimate:
         """Of the blocks that count; at least one must have come."""
@@ -70,9 +109,18 @@ class Watch:
         return block.tokens if self._limits.tokens else block.samples
 
     def _warming_up(self) -> bool:
-        if self.steady or self.kept:
+        if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
-        return sum(block.seconds for block in self.warmup) < self._limits.warmup
+        return sum(seen.block.seconds for seen in self.seen) < self._limits.warmup
+
+    def _steady(self) -> bool:
+        # The first block holds a single step, with all that happens once.
+        blocks = [seen.block for seen in self.seen[1:]]
+        last = blocks[-STEADY_BLOCKS:]
+        settling = any(
+            b.observed.get("compilations", 0) or b.observed.get("alloc_retries", 0) for b in last
+        )
+        return not settling and steady([b.seconds / b.steps for b in blocks])
 
 
 def unusable(block: BlockReport) -> str | None:

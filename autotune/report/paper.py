@@ -7,7 +7,7 @@ from typing import Any
 from autotune.notes import study_note
 from autotune.spec import StudySpec
 from autotune.verdict import difference, quantity
-from storage import Repository, StoredAttempt, StoredBlock
+from storage import Purpose, Repository, StoredAttempt, StoredBlock
 
 _MIB = 2**20
 _SHOWN = 10
@@ -26,7 +26,9 @@ def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
 
 
 def _how_it_ran(repository: Repository, attempts: list[StoredAttempt], trial: int) -> Iterator[str]:
-    again = [a for a in attempts if a.trial == trial and a.round and a.recorded]
+    again = [
+        a for a in attempts if a.trial == trial and a.purpose == Purpose.CONFIRM and a.recorded
+    ]
     blocks = [block for a in again for block in repository.blocks(a.id) if block.kept]
     if not blocks:
         return
@@ -60,7 +62,7 @@ def _quantile(blocks: list[StoredBlock], percent: int) -> float:
 
 
 def _best_trials(spec: StudySpec, attempts: list[StoredAttempt]) -> Iterator[str]:
-    searched = [a for a in attempts if not a.round and a.result.state == "COMPLETE"]
+    searched = [a for a in attempts if a.purpose == Purpose.SEARCH and a.result.state == "COMPLETE"]
     searched.sort(key=lambda a: -(a.result.throughput or 0.0))
     yield f"### Best trials of the search ({spec.objective.unit}, seen once)"
     yield ""

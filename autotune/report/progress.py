@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from autotune.spec import StudySpec
 from autotune.verdict import difference, quantity
-from storage import Repository, StoredAttempt, StoredStudy
+from storage import Purpose, Repository, StoredAttempt, StoredStudy
+
+_CHECKED = {"COMPLETE": "ok", "REFUSED": "refused:"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Standing:
 
 def standing(spec: StudySpec, attempts: list[StoredAttempt]) -> Standing:
     """Where a study with these attempts stands."""
-    searched = {a.trial: a for a in attempts if a.purpose == "search" and a.recorded}
+    searched = {a.trial: a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded}
     by_state: dict[str, int] = {}
     for attempt in searched.values():
         by_state[attempt.result.state] = by_state.get(attempt.result.state, 0) + 1
@@ -51,7 +53,7 @@ def standing(spec: StudySpec, attempts: list[StoredAttempt]) -> Standing:
         best=best.result.throughput if best else None,
         best_trial=best.trial if best else None,
         baseline=baseline,
-        confirming=max((a.round for a in attempts), default=0),
+        confirming=max((a.round for a in attempts if a.purpose == Purpose.CONFIRM), default=0),
     )
 
 
@@ -94,9 +96,9 @@ class ProgressLines:
 
     def _line(self, attempt: StoredAttempt, baseline: float | None) -> str:
         result = attempt.result
-        label = f"trial {attempt.trial:>3}"
-        if attempt.round:
-            label = f"round {attempt.round}, trial {attempt.trial:>3}"
+        label = self._label(attempt)
+        if attempt.purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
+            return f"{label}  {_CHECKED.get(result.state, result.state)}  {result.cause}".rstrip()
         if result.throughput is None:
             return f"{label}  {result.state}  {result.cause}"
         rate = f"{quantity(result.throughput):>8} {self._unit}"
@@ -106,16 +108,30 @@ class ProgressLines:
         mark = self._mark(attempt)
         return f"{label}  {rate} {spread:>8}  {times}  {mark:8}  {changed}"
 
+    @staticmethod
+    def _label(attempt: StoredAttempt) -> str:
+        trial = f"trial {attempt.trial:>3}"
+        if attempt.purpose == Purpose.CONFIRM:
+            return f"round {attempt.round}, {trial}"
+        if attempt.purpose == Purpose.REFERENCE:
+            return f"{trial}, numerics: fp32 reference"
+        if attempt.purpose == Purpose.NUMERICS:
+            return f"{trial}, numerics: loss against fp32"
+        return trial
+
     def _mark(self, attempt: StoredAttempt) -> str:
         result = attempt.result
-        if attempt.knobs == self._spec.full_baseline():
+        searching = attempt.purpose == Purpose.SEARCH
+        if attempt.purpose == Purpose.CALIBRATE:
+            mark = "again"
+        elif attempt.knobs == self._spec.full_baseline():
             mark = "baseline"
         elif result.state == "PRUNED":
             mark = "stopped"
-        elif not attempt.round and (result.throughput or 0) > self._best:
+        elif searching and (result.throughput or 0) > self._best:
             mark = "best"
         else:
             mark = ""
-        if result.state == "COMPLETE" and not attempt.round:
+        if result.state == "COMPLETE" and searching:
             self._best = max(self._best, result.throughput or 0)
         return mark

@@ -3,11 +3,14 @@
 import dataclasses
 import math
 
+from autotune import gate
 from autotune.confirmation import replay
+from autotune.judging import REFUSED
 from autotune.measurement.estimate import Estimate, estimate
+from autotune.measurement.noise import total_half_width
 from autotune.spec import StudySpec
 from autotune.verdict import Verdict, conclude, no_result
-from storage import Repository, StoredAttempt, StoredBlock
+from storage import Purpose, Repository, StoredAttempt, StoredBlock
 
 
 def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
@@ -30,10 +33,12 @@ def recomputed_attempts(repository: Repository, name: str) -> list[StoredAttempt
             continue
         blocks = repository.blocks(attempt.id)
         again = estimate_of(blocks, tokens=spec.objective.metric == "tokens_per_second")
+        own = again.half_width if again and math.isfinite(again.half_width) else 1.0
         result = dataclasses.replace(
             attempt.result,
             throughput=again.rate if again else None,
-            half_width=again.half_width if again and math.isfinite(again.half_width) else 1.0,
+            block_half_width=own,
+            half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         found.append(dataclasses.replace(attempt, result=result))
     return found
@@ -43,10 +48,11 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     """The verdict that the recorded blocks give."""
     study = repository.study(name)
     spec = StudySpec.model_validate(study.spec)
-    attempts = recomputed_attempts(repository, name)
+    baseline = spec.full_baseline()
+    attempts = judged_again(recomputed_attempts(repository, name), repository)
     confirmation = replay(
         attempts,
-        spec.full_baseline(),
+        baseline,
         finalists=spec.measurement.finalists,
         most_rounds=spec.measurement.rounds,
     )
@@ -54,4 +60,21 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
         return no_result(attempts)
     measured = next(a for a in attempts if a.result.throughput is not None)
     world_size = len(repository.blocks(measured.id)[0].rank_seconds)
-    return conclude(confirmation, spec.objective.unit, world_size)
+    checks = gate.record(attempts, baseline, repository.blocks)
+    return conclude(confirmation, spec.objective.unit, world_size, checks)
+
+
+def judged_again(attempts: list[StoredAttempt], repository: Repository) -> list[StoredAttempt]:
+    """The same attempts; whether a loss trajectory is refused is decided anew."""
+    return [_judged_again(attempt, attempts, repository) for attempt in attempts]
+
+
+def _judged_again(
+    attempt: StoredAttempt, attempts: list[StoredAttempt], repository: Repository
+) -> StoredAttempt:
+    if attempt.purpose != Purpose.NUMERICS or attempt.result.state not in ("COMPLETE", REFUSED):
+        return attempt
+    problem = gate.compared(attempt, attempts, repository.blocks).problem
+    state = REFUSED if problem else "COMPLETE"
+    result = dataclasses.replace(attempt.result, state=state, cause=problem)
+    return dataclasses.replace(attempt, result=result)

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.trial import apply
 from autotune.trial.observers import memory
+from autotune.trial.observers.block import BlockObservers, together
 from autotune.trial.observers.timing import BlockClock, BlockLength
 from autotune.trial.protocol import BlockReport, TrialRequest
 from autotune.trial.workload import Workload
@@ -66,6 +67,9 @@ class TrainingLoop:
         )
         batches = self.clock.watched(apply.endless(source))
         self.batches = apply.on_device(batches, self.knobs, context.device)
+        self.samples_per_step = (
+            self.knobs["micro_batch"] * self.knobs["accumulation_steps"] * context.world_size
+        )
 
     def step(self) -> None:
         """One optimizer step: all micro-batches, gradient exchange, update, logging when due."""
@@ -105,24 +109,24 @@ def run_blocks(
 ) -> None:
     """Train block after block; on rank 0 report each."""
     length = BlockLength(request.blocks, loop.knobs["log_interval"])
-    samples_per_step = (
-        loop.knobs["micro_batch"] * loop.knobs["accumulation_steps"] * context.world_size
-    )
+    observers = BlockObservers(loop.model, context.device, node=context.local_rank == 0)
     for index in range(request.blocks.max_blocks):
         steps = length.steps
         loop.loss_read = math.nan
+        observers.start()
         loop.clock.start()
         for _ in range(steps):
             loop.step()
+            observers.marks.mark()
         if math.isnan(loop.loss_read):
             loop.read_loss()
         seconds = loop.clock.stop()
-        mine = (seconds, loop.clock.wait_seconds, loop.loss_read, memory.peak_bytes(loop.device))
-        ranks = _gather(mine, context.world_size)
-        all_seconds, waits, losses, peaks = zip(*ranks, strict=True)
+        timed = (seconds, loop.clock.wait_seconds, loop.loss_read, memory.peak_bytes(loop.device))
+        ranks = gather((*timed, *observers.stop()), context.world_size)
+        all_seconds, waits, losses, peaks, *seen = zip(*ranks, strict=True)
         length.learn(index, max(all_seconds))
         if context.rank == 0:
-            samples = steps * samples_per_step
+            samples = steps * loop.samples_per_step
             report(
                 BlockReport(
                     trial=request.trial,
@@ -135,11 +139,12 @@ def run_blocks(
                     wait_seconds=max(waits),
                     loss=sum(losses) / len(losses),
                     peak_bytes=int(max(peaks)),
+                    observed=together(seen),
                 )
             )
 
 
-def _gather(mine: tuple[float, ...], world_size: int) -> list[tuple[float, ...]]:
+def gather(mine: tuple[float, ...], world_size: int) -> list[tuple[float, ...]]:
     """Every rank's numbers, on every rank: all of them must choose the same next block."""
     sent = torch.tensor(mine, dtype=torch.float64)
     received = [torch.empty_like(sent) for _ in range(world_size)]

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
@@ -79,6 +79,9 @@ class TrialRequest(Message):
     """Bytes a rank may take (host memory on 'cpu', device memory on 'cuda'); None: no limit."""
     blocks: BlockPlan = field(default_factory=BlockPlan)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    trajectory: int = 0
+    """When above 0: no timing; so many single optimizer steps, each a block that reports its loss,
+    gradient norm and how far the replicas of the model lie apart."""
     workdir: str = "."
     import_paths: tuple[str, ...] = ()
     """Put before sys.path in every rank, as python does with a script's folder."""
@@ -141,6 +144,33 @@ class Hello(Message):
     environment: dict[str, Any]
 
 
+class Observed(TypedDict, total=False):
+    """What was seen of a block besides its time. A key is there when it could be observed."""
+
+    step_p50: float
+    """Median step time of the slowest rank, seconds; on CUDA between events of the device."""
+    step_p95: float
+    step_max: float
+    exposed_seconds: list[float]
+    """Per rank: communication of one optimizer step that the backward pass did not hide, as DDP logs
+    it for one step in ten. The rank with the least is the one that the others wait for."""
+    foreign_cpu: float
+    """Share of a node's processors that other processes used, on the node where it was largest."""
+    idle_cpu: float
+    """Share of that node's processors that was idle."""
+    compilations: int
+    """Graphs that torch.compile compiled in the block."""
+    compile_seconds: float
+    alloc_retries: int
+    """How often the CUDA allocator had to free its cache and try again."""
+    gradient_norm: float
+    """Of the whole model, before the update; trajectories only."""
+    replica_spread: float
+    """Largest relative difference of the parameters' sums between ranks; trajectories only."""
+    flops_per_sample: float
+    """Of forward and backward pass, as torch.utils.flop_counter counts them; trajectories only."""
+
+
 @dataclass(frozen=True)
 class BlockReport(Message):
     """Rank 0 -> tuner: one timed block of whole optimizer steps over all ranks."""
@@ -161,6 +191,7 @@ class BlockReport(Message):
     """Mean over ranks of the last loss read in the block."""
     peak_bytes: int
     """Largest peak memory of any rank since the trial began (reserved on CUDA, resident on CPU)."""
+    observed: Observed = field(default_factory=Observed)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from autotune.trial.loop import RankContext, TrainingLoop, run_blocks
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import BlockReport, Placement, RankEnd, TrialRequest
+from autotune.trial.trajectory import run_trajectory
 
 _AGENT_IS_GONE = 86
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
@@ -84,7 +85,8 @@ def _train(
     def report(block: BlockReport) -> None:
         connection.send_bytes(block.to_line())
 
-    run_blocks(loop, request, context, report)
+    run = run_trajectory if request.trajectory else run_blocks
+    run(loop, request, context, report)
     dist.barrier()
 
 

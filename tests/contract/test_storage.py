@@ -21,8 +21,10 @@ from storage import (
     AttemptResult,
     Database,
     Lease,
+    Purpose,
     Repository,
     StoredBlock,
+    StoredNoise,
     StoredStudy,
     StudyState,
 )
@@ -102,6 +104,8 @@ def block(index: int = 0, **changes: Any) -> StoredBlock:
         "loss": 1.5,
         "peak_bytes": 1024,
         "kept": True,
+        "contended": False,
+        "observed": {"step_p50": 0.025, "exposed_seconds": [0.001, 0.002]},
     }
     return StoredBlock(**{**values, **changes})
 
@@ -336,7 +340,7 @@ class TestQueue:
         recorded = repository.begin_attempt(lease, study.id, 0, {})
         repository.finish_attempt(lease, recorded.id, AttemptResult("CRASH"), [])
         repository.begin_attempt(lease, study.id, 1, {})
-        repository.begin_attempt(lease, study.id, 1, {}, round_=1)
+        repository.begin_attempt(lease, study.id, 1, {}, Purpose.CONFIRM, round_=1)
         other = submit(repository, "second")
         repository.begin_attempt(lease, other.id, 1, {})
 
@@ -501,6 +505,14 @@ class TestLease:
                 repository.release(winners[0])
 
 
+def some_environment(repository: Repository) -> int:
+    """The id of an environment that is recorded already."""
+    with repository.database.engine.connect() as connection:
+        return int(
+            connection.execute(text("select max(id) from autotune_environment")).scalar_one()
+        )
+
+
 FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "renew": lambda r, lease, study, attempt: r.renew(lease, LONG),
     "claim": lambda r, lease, study, attempt: r.claim(lease),
@@ -514,6 +526,14 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "add_elapsed": lambda r, lease, study, attempt: r.add_elapsed(lease, study, 1.0),
     "say": lambda r, lease, study, attempt: r.say(lease, study, "late"),
     "record_environment": lambda r, lease, study, attempt: r.record_environment(lease, {"a": 1}),
+    "record_noise": lambda r, lease, study, attempt: r.record_noise(
+        lease,
+        study,
+        some_environment(r),
+        StoredNoise(0.01, 3, None),
+        workload="gpt",
+        world_size=2,
+    ),
     "recommend": lambda r, lease, study, attempt: r.recommend(lease, study, 0, {"late": True}),
 }
 
@@ -532,6 +552,7 @@ class TestFence:
     def test_a_daemon_that_lost_its_lease_writes_nothing(
         self, repository: Repository, lease: Lease, study: StoredStudy, write: str
     ) -> None:
+        repository.record_environment(lease, {})
         attempt = repository.begin_attempt(lease, study.id, 0, {})
         submit(repository, "second")
         taken_over(repository)
@@ -544,6 +565,7 @@ class TestFence:
     def test_the_holder_of_the_lease_writes(
         self, repository: Repository, lease: Lease, study: StoredStudy, write: str
     ) -> None:
+        repository.record_environment(lease, {})
         attempt = repository.begin_attempt(lease, study.id, 0, {})
         before = rows(repository)
         FENCED[write](repository, lease, study.id, attempt.id)
@@ -609,7 +631,9 @@ class TestAttempts:
         other = submit(repository, "second")
 
         def begin(study_id: int, trial: int, round_: int) -> int:
-            return repository.begin_attempt(lease, study_id, trial, {}, round_=round_).attempt
+            purpose = Purpose.CONFIRM if round_ else Purpose.SEARCH
+            begun = repository.begin_attempt(lease, study_id, trial, {}, purpose, round_=round_)
+            return begun.attempt
 
         assert [begin(study.id, 0, 0) for _ in range(3)] == [1, 2, 3]
         assert begin(study.id, 1, 0) == 1
@@ -641,6 +665,9 @@ class TestAttempts:
             log_tail="line\r\n\ttab \x1b[31mred\x1b[0m" * 500,
             throughput=1234.5678901234567,
             half_width=1 / 3,
+            block_half_width=1 / 4,
+            sigma_run=1 / 9,
+            contended=True,
             steady=False,
             peak_bytes=2**43 + 1,
             wall_seconds=12.25,
@@ -673,6 +700,31 @@ class TestAttempts:
         assert repository.blocks(attempt.id) == blocks
         assert untouched.running
         assert repository.blocks(other.id) == []
+
+    def test_noise_is_found_by_later_studies_in_the_same_environment(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        here = repository.record_environment(lease, {"cpu": "x"})
+        there = repository.record_environment(lease, {"cpu": "y"})
+        later = submit(repository, "second")
+
+        def record(environment: int, sigma: float, world_size: int = 2) -> None:
+            noise = StoredNoise(sigma, 3, None)
+            repository.record_noise(
+                lease, study.id, environment, noise, workload="gpt", world_size=world_size
+            )
+
+        def before(study_id: int, environment: int) -> StoredNoise | None:
+            return repository.noise_before(study_id, environment, workload="gpt", world_size=2)
+
+        assert before(later.id, here) is None
+        record(here, 0.01)
+        record(here, 0.02)
+        record(here, 0.03, world_size=4)
+        assert before(later.id, here) == StoredNoise(0.02, 3, None)
+        assert before(study.id, here) is None  # its own is no news to it
+        assert before(later.id, there) is None
+        assert repository.noise_of(study.id) == StoredNoise(0.03, 3, None)
 
     def test_a_result_without_a_figure_stays_without(
         self, repository: Repository, lease: Lease, study: StoredStudy

@@ -5,19 +5,19 @@ import math
 
 import pytest
 
-from autotune.attempts import LOST, judge
-from autotune.measurement.watch import Limits, Watch
+from autotune.judging import LOST, TimedRun
+from autotune.measurement.watch import Limits
 from autotune.trial.protocol import BlockReport, Outcome, TrialReport
 
 BLOCK = BlockReport("t", 0, 10, 100, 0, 1.0, (1.0,), 0.0, 0.5, 1 << 30)
 
 
 def judged(blocks, outcome=None, **changes):
-    watch = Watch(Limits(warmup=0.5, longest=100, precision=1e-9))
+    judge = TimedRun(Limits(warmup=0.5, longest=100, precision=1e-9))
     for block in blocks:
-        watch(block)
+        judge(block)
     report = TrialReport("t", outcome, "cause", tuple(blocks), 5.0)
-    return judge(dataclasses.replace(report, **changes), watch)
+    return judge.result(dataclasses.replace(report, **changes))
 
 
 def numbered(count, **changes):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from autotune.confirmation import Candidate, Confirmation, replay
+from autotune.gate import GateRecord
 from autotune.verdict import conclude, difference, no_result
 from search_spaces import defaults
 from storage import AttemptResult, StoredAttempt
@@ -31,7 +32,7 @@ def noisy(level, seed, rounds=5, noise=0.004):
 def test_a_clear_winner():
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     found = conclude(
-        confirmed({0: noisy(100, 1), 1: noisy(150, 2)}, candidates), "samples/s", world_size=2
+        confirmed({0: noisy(100, 1), 1: noisy(150, 2)}, candidates), "samples/s", 2, GateRecord()
     )
     assert found.kind == "better"
     assert found.trial == 1
@@ -44,7 +45,7 @@ def test_a_clear_winner():
 def test_nothing_beats_the_baseline():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     found = conclude(
-        confirmed({0: noisy(100, 1), 1: noisy(97, 2)}, candidates), "samples/s", world_size=2
+        confirmed({0: noisy(100, 1), 1: noisy(97, 2)}, candidates), "samples/s", 2, GateRecord()
     )
     assert found.kind == "nothing_better"
     assert found.trial == 0
@@ -54,13 +55,13 @@ def test_nothing_beats_the_baseline():
 def test_an_advantage_within_the_noise_is_none():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     rates = {0: [100, 103, 98, 101, 99], 1: [101, 100, 102, 99, 101]}
-    assert conclude(confirmed(rates, candidates), "samples/s", 2).trial == 0
+    assert conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 0
 
 
 def test_what_the_noise_hides_is_called_undecided():
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     rates = {0: [490, 298, 147, 300, 300], 1: [762, 300, 200, 260, 330]}
-    found = conclude(confirmed(rates, candidates), "samples/s", 2)
+    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
     assert found.kind == "undecided"
     assert found.trial == 0
     assert "Cannot tell" in found.sentence
@@ -73,7 +74,7 @@ def test_of_equals_the_one_with_less_memory():
         candidate(2, micro_batch=32, peak=4 << 30),
     ]
     rates = {0: noisy(100, 1), 1: noisy(150.3, 2, noise=0.001), 2: noisy(150, 3, noise=0.001)}
-    assert conclude(confirmed(rates, candidates), "samples/s", 2).trial == 2
+    assert conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 2
 
 
 def test_of_equals_with_the_same_memory_the_nearest_to_the_baseline():
@@ -83,7 +84,7 @@ def test_of_equals_with_the_same_memory_the_nearest_to_the_baseline():
         candidate(2, micro_batch=64),
     ]
     rates = {0: noisy(100, 1), 1: noisy(150.3, 2, noise=0.001), 2: noisy(150, 3, noise=0.001)}
-    assert conclude(confirmed(rates, candidates), "samples/s", 2).trial == 2
+    assert conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 2
 
 
 def test_a_slower_finalist_drops_out_after_three_rounds():
@@ -100,13 +101,13 @@ def test_a_finalist_that_fails_when_run_again_is_not_recommended():
     confirmation = Confirmation(candidates, 0, 5)
     for _ in range(5):
         confirmation.close_round({t: None if t == 1 else 100.0 for t in confirmation.members()})
-    assert conclude(confirmation, "samples/s", 2).trial == 0
+    assert conclude(confirmation, "samples/s", 2, GateRecord()).trial == 0
 
 
 def test_without_a_baseline_the_best_is_named_and_no_speed_up_claimed():
     candidates = [candidate(3, micro_batch=4), candidate(5, micro_batch=2)]
     rates = {3: noisy(100, 1), 5: noisy(90, 2)}
-    found = conclude(confirmed(rates, candidates, baseline=None), "samples/s", 2)
+    found = conclude(confirmed(rates, candidates, baseline=None), "samples/s", 2, GateRecord())
     assert found.kind == "no_baseline"
     assert found.speedup is None
     assert "does not run" in found.sentence
@@ -117,7 +118,7 @@ def test_two_that_are_the_same_are_rarely_called_different():
     for seed in range(200):
         candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
         rates = {0: noisy(100, 2 * seed, noise=0.02), 1: noisy(100, 2 * seed + 1, noise=0.02)}
-        different += conclude(confirmed(rates, candidates), "samples/s", 2).trial == 1
+        different += conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 1
     assert different <= 14  # 2.5 % one-sided, looked at up to three times
 
 

@@ -38,7 +38,7 @@ TROUBLE = {
 }
 
 
-def build(*, trouble="", rank=1, at=5, above=0, sleep=0.0):
+def build(*, trouble="", rank=1, at=5, above=0, sleep=0.0, slow_rank=None, compiled=False):
     """Build it.
 
     Args:
@@ -47,16 +47,24 @@ def build(*, trouble="", rank=1, at=5, above=0, sleep=0.0):
         at: with which forward pass.
         above: only for batches of more samples than this.
         sleep: seconds per forward pass.
+        slow_rank: only this one sleeps.
+        compiled: the loss goes through torch.compile.
     """
     passes = 0
     data = torch.utils.data.TensorDataset(torch.randn(1024, 16), torch.randn(1024, 1))
 
+    def squared(found, wanted):
+        return ((found - wanted) ** 2).mean()
+
+    if compiled:
+        squared = torch.compile(squared, backend="eager")
+
     def loss(model, batch):
         nonlocal passes
         passes += 1
-        if sleep:
+        if sleep and slow_rank in (None, dist.get_rank()):
             time.sleep(sleep)
-        value = ((model(batch[0]) - batch[1]) ** 2).mean()
+        value = squared(model(batch[0]), batch[1])
         unlucky = passes >= at and dist.get_rank() == rank and len(batch[0]) > above
         if trouble == "nan" and unlucky:
             return value * float("nan")

@@ -1,6 +1,8 @@
 """Wall time of blocks of whole optimizer steps, and the time spent waiting for the loader."""
 
+import itertools
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +46,41 @@ class BlockClock:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+class StepMarks:
+    """The time of every step of a block, without waiting for any: events of the device on CUDA, the
+    host's clock on CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+        self._pool: list[torch.cuda.Event] = []
+
+    def start(self) -> None:
+        """Begin a block."""
+        if self._cuda:
+            self._pool += self._marks
+        self._marks = []
+        self.mark()
+
+    def mark(self) -> None:
+        """A step ends."""
+        if not self._cuda:
+            self._marks.append(time.perf_counter())
+            return
+        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def percentiles(self) -> tuple[float, float, float]:
+        """Median, 95th percentile and maximum, in seconds; on CUDA after a synchronisation."""
+        pairs = itertools.pairwise(self._marks)
+        if self._cuda:
+            steps = sorted(before.elapsed_time(after) / 1e3 for before, after in pairs)
+        else:
+            steps = sorted(after - before for before, after in pairs)
+        return statistics.median(steps), steps[math.ceil(0.95 * len(steps)) - 1], steps[-1]
 
 
 @dataclass

@@ -1,0 +1,137 @@
+"""The numerics gate: no finalist is recommended whose loss leaves the fp32 reference.
+
+Pure functions over what is recorded: what is to be run next, and what the runs have shown.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.confirmation import Candidate
+from autotune.judging import trajectory
+from autotune.measurement.numerics import Agreement, Trajectory, agreement
+from search_spaces import CATALOGUE, defaults
+from storage import Purpose, StoredAttempt, StoredBlock
+
+Blocks = Callable[[int], Sequence[StoredBlock]]
+"""Attempt id -> its blocks."""
+Knobs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A run that the gate needs.
+
+    Attributes:
+        reference: to hold it against; None: it is the reference.
+    """
+
+    purpose: Purpose
+    trial: int
+    knobs: dict[str, Any]
+    reference: Trajectory | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A finalist that did not pass."""
+
+    trial: int
+    knobs: dict[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
+class GateRecord:
+    """What the gate has found.
+
+    Attributes:
+        passed: trial -> how closely it follows the reference.
+        refused: in the order in which they were checked.
+        unchecked: trial -> why there is nothing to compare it with.
+    """
+
+    passed: dict[int, Agreement] = field(default_factory=dict)
+    refused: tuple[Refusal, ...] = ()
+    unchecked: dict[int, str] = field(default_factory=dict)
+
+
+def next_check(
+    candidates: Sequence[Candidate],
+    baseline: Knobs,
+    attempts: Sequence[StoredAttempt],
+    blocks: Blocks,
+) -> Check | None:
+    """The run that is missing before these candidates may be confirmed; None if none is."""
+    for candidate in candidates:
+        if not touched(candidate.knobs, baseline):
+            continue
+        checked = checked_knobs(candidate.knobs, baseline)
+        safe = reference_knobs(checked)
+        reference = _reference(safe, attempts)
+        if reference is None:
+            return Check(Purpose.REFERENCE, candidate.trial, safe)
+        done = any(
+            a.purpose == Purpose.NUMERICS and a.trial == candidate.trial and a.recorded
+            for a in attempts
+        )
+        if not done and reference.result.state == "COMPLETE":
+            found = trajectory(blocks(reference.id))
+            return Check(Purpose.NUMERICS, candidate.trial, checked, found)
+    return None
+
+
+def record(attempts: Sequence[StoredAttempt], baseline: Knobs, blocks: Blocks) -> GateRecord:
+    """What the recorded runs have shown."""
+    passed: dict[int, Agreement] = {}
+    refused: list[Refusal] = []
+    for attempt in attempts:
+        if attempt.purpose != Purpose.NUMERICS or not attempt.recorded:
+            continue
+        if attempt.result.state == "COMPLETE":
+            passed[attempt.trial] = compared(attempt, attempts, blocks)
+        else:
+            cause = attempt.result.cause or attempt.result.state
+            refused.append(Refusal(attempt.trial, attempt.knobs, cause))
+    unchecked = {
+        a.trial: f"the reference ended in {a.result.state}: {a.result.cause}"
+        for a in attempts
+        if a.purpose == Purpose.REFERENCE and a.recorded and a.result.state != "COMPLETE"
+    }
+    return GateRecord(passed, tuple(refused), unchecked)
+
+
+def compared(
+    attempt: StoredAttempt, attempts: Sequence[StoredAttempt], blocks: Blocks
+) -> Agreement:
+    """How a recorded trajectory compares with its reference, which is always recorded before it."""
+    reference = _reference(reference_knobs(attempt.knobs), attempts)
+    assert reference is not None
+    return agreement(trajectory(blocks(attempt.id)), trajectory(blocks(reference.id)))
+
+
+def touched(knobs: Knobs, baseline: Knobs) -> list[str]:
+    """Knobs that may change the numbers which training computes, against baseline and defaults."""
+    return [
+        name
+        for name, knob in CATALOGUE.items()
+        if knob.numerics and knobs[name] not in (baseline[name], knob.default)
+    ]
+
+
+def checked_knobs(knobs: Knobs, baseline: Knobs) -> dict[str, Any]:
+    """The configuration as it is checked: with a micro-batch that also fits in the reference."""
+    return {**knobs, "micro_batch": min(knobs["micro_batch"], baseline["micro_batch"])}
+
+
+def reference_knobs(checked: Knobs) -> dict[str, Any]:
+    """The same samples in the same steps, everything else as a plain fp32 script does it."""
+    batches = {name: checked[name] for name in ("micro_batch", "accumulation_steps")}
+    return {**defaults(), **batches}
+
+
+def _reference(safe: Knobs, attempts: Sequence[StoredAttempt]) -> StoredAttempt | None:
+    return next(
+        (a for a in attempts if a.purpose == Purpose.REFERENCE and a.recorded and a.knobs == safe),
+        None,
+    )

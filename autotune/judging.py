@@ -1,0 +1,119 @@
+"""What a run is watched for while its blocks stream in, and what its report then means."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from autotune.measurement.noise import total_half_width
+from autotune.measurement.numerics import STEPS, Trajectory, agreement
+from autotune.measurement.watch import Limits, Seen, Watch
+from autotune.trial.protocol import BlockReport, Outcome, TrialReport
+from storage import AttemptResult, StoredBlock
+
+LOST = "LOST"
+REFUSED = "REFUSED"
+
+
+class Judge(Protocol):
+    """Watches one run and judges it."""
+
+    seen: list[Seen]
+
+    def __call__(self, block: BlockReport) -> bool:
+        """Take in a block; True: the run may end."""
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """What the run has come to. A figure that is no positive finite number is an ERROR."""
+
+
+class TimedRun:
+    """A run that is measured: how fast is it?"""
+
+    def __init__(self, limits: Limits) -> None:
+        self._watch = Watch(limits)
+        self._sigma_run = limits.sigma_run
+        self.seen = self._watch.seen
+
+    def __call__(self, block: BlockReport) -> bool:
+        return self._watch(block)
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """COMPLETE or PRUNED with its throughput, or how it failed."""
+        watch, common = self._watch, _common(report)
+        if failed := _failure(report):
+            return failed
+        if watch.problem:
+            return AttemptResult("ERROR", watch.problem, **common)
+        if not watch.kept:
+            return AttemptResult("ERROR", "ended before a block could be timed", **common)
+        found = watch.estimate()
+        half_width = found.half_width if math.isfinite(found.half_width) else 1.0
+        return AttemptResult(
+            state=(Outcome.PRUNED if watch.lost else Outcome.COMPLETE).value,
+            cause="cannot catch up with the best" if watch.lost else "",
+            throughput=found.rate,
+            half_width=total_half_width(half_width, self._sigma_run),
+            block_half_width=half_width,
+            sigma_run=self._sigma_run,
+            steady=watch.steady,
+            contended=watch.contended,
+            **common,
+        )
+
+
+class TrajectoryRun:
+    """A run that is checked: does it compute what the reference computes?"""
+
+    def __init__(self, reference: Trajectory | None = None) -> None:
+        """Without a reference the run becomes one itself."""
+        self._reference = reference
+        self.seen: list[Seen] = []
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.seen.append(Seen(block, kept=False))
+        return False
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """COMPLETE, REFUSED with the reason, or how it failed."""
+        if failed := _failure(report):
+            return failed
+        if len(self.seen) < STEPS:
+            cause = f"ended after {len(self.seen)} of {STEPS} steps"
+            return AttemptResult("ERROR", cause, **_common(report))
+        found = trajectory([seen.block for seen in self.seen])
+        if self._reference is None:
+            if not all(map(math.isfinite, found.losses)):
+                return AttemptResult("ERROR", "its loss is not finite", **_common(report))
+            return AttemptResult(Outcome.COMPLETE.value, **_common(report))
+        problem = agreement(found, self._reference).problem
+        state = REFUSED if problem else Outcome.COMPLETE.value
+        return AttemptResult(state, problem, **_common(report))
+
+
+Step = BlockReport | StoredBlock
+"""A block of one step, as reported or as stored."""
+
+
+def trajectory(steps: Sequence[Step]) -> Trajectory:
+    """The trajectory that these blocks of one step each describe."""
+    return Trajectory(
+        losses=tuple(step.loss for step in steps),
+        norms=tuple(step.observed.get("gradient_norm", math.nan) for step in steps),
+        spread=max(step.observed.get("replica_spread", 0.0) for step in steps),
+    )
+
+
+def _failure(report: TrialReport) -> AttemptResult | None:
+    if report.lost_agent:
+        return AttemptResult(LOST, report.cause, **_common(report))
+    if report.outcome is not None:
+        return AttemptResult(report.outcome.value, report.cause, **_common(report))
+    return None
+
+
+def _common(report: TrialReport) -> dict[str, Any]:
+    return {
+        "peak_bytes": max((block.peak_bytes for block in report.blocks), default=0),
+        "wall_seconds": report.wall_seconds,
+        "log_tail": report.log_tail,
+    }

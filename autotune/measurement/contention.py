@@ -1,0 +1,45 @@
+"""Whether others disturbed a block, judged by what they took and not by how slow the block was."""
+
+import statistics
+from collections.abc import Sequence
+
+from autotune.trial.protocol import BlockReport
+
+_BUSY = 0.90
+_FOREIGN = 0.10
+_STRAGGLING = 1.5
+_ENOUGH = 3
+
+
+def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
+    """Whether the figures of this block belong to somebody else as well.
+
+    So it is when the processors of a node were at least 90 % busy and others took more than 10 % of
+    them, or when one rank suddenly lags behind the others half as much again as it did before.
+
+    Args:
+        block: the one in question.
+        before: blocks of the same trial that count.
+    """
+    seen = block.observed
+    busy = 1 - seen.get("idle_cpu", 1.0)
+    if busy >= _BUSY and seen.get("foreign_cpu", 0.0) > _FOREIGN:
+        return True
+    usual = [ratio for ratio in map(straggler_ratio, before) if ratio is not None]
+    now = straggler_ratio(block)
+    if now is None or len(usual) < _ENOUGH:
+        return False
+    return now > _STRAGGLING * statistics.median(usual)
+
+
+def straggler_ratio(block: BlockReport) -> float | None:
+    """Own time of the slowest rank over that of the median one; None where it was not observed.
+
+    A rank's own time of a step is what it does not spend waiting for collectives.
+    """
+    exposed = block.observed.get("exposed_seconds")
+    if not exposed or len(exposed) < 2:
+        return None
+    step = block.seconds / block.steps
+    own = [max(step - waited, 1e-9) for waited in exposed]
+    return max(own) / statistics.median_low(own)

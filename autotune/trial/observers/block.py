@@ -1,0 +1,64 @@
+"""All that is observed of a block besides its time: on each rank, then put together over the ranks."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.trial.observers import communication, settling
+from autotune.trial.observers.contention import NodeLoad
+from autotune.trial.observers.timing import StepMarks
+from autotune.trial.protocol import Observed
+
+
+class BlockObservers:
+    """One rank's observers. All but `marks` look only between blocks."""
+
+    def __init__(self, model: DistributedDataParallel, device: torch.device, *, node: bool) -> None:
+        """Attach to a model; `node`: this rank also watches the node that it is on."""
+        self.marks = StepMarks(device)
+        self._model = model
+        self._device = device
+        self._load = NodeLoad() if node else None
+        self._settled = settling.so_far(device)
+        communication.sample(model)
+
+    def start(self) -> None:
+        """Just before a block."""
+        if self._load:
+            self._load.start()
+        self.marks.start()
+
+    def stop(self) -> tuple[float, ...]:
+        """Just after a block: this rank's part for `together`."""
+        load = self._load.stop() if self._load else None
+        settled = settling.so_far(self._device)
+        news, self._settled = settled.since(self._settled), settled
+        return (
+            *self.marks.percentiles(),
+            communication.exposed_seconds(self._model),
+            load.foreign if load else math.nan,
+            load.idle if load else math.nan,
+            news.compilations,
+            news.compile_seconds,
+            news.alloc_retries,
+        )
+
+
+def together(columns: Sequence[Sequence[float]]) -> Observed:
+    """What the ranks saw of a block, from the columns of their `BlockObservers.stop`."""
+    p50, p95, longest, exposed, foreign, idle, compilations, compiling, retries = columns
+    observed = Observed(
+        step_p50=max(p50),
+        step_p95=max(p95),
+        step_max=max(longest),
+        compilations=int(max(compilations)),
+        compile_seconds=max(compiling),
+        alloc_retries=int(max(retries)),
+    )
+    if not any(map(math.isnan, exposed)):
+        observed["exposed_seconds"] = list(exposed)
+    nodes = [(f, i) for f, i in zip(foreign, idle, strict=True) if not math.isnan(f)]
+    observed["foreign_cpu"], observed["idle_cpu"] = max(nodes)
+    return observed

@@ -1,0 +1,24 @@
+"""Communication that the backward pass does not hide, from what DDP itself logs of sampled steps."""
+
+import math
+
+from torch.nn.parallel import DistributedDataParallel
+
+_EVERY = 10
+_NANOSECONDS = 1e-9
+
+
+def sample(model: DistributedDataParallel) -> None:
+    """Have DDP time one backward pass in ten; its own default of one in a hundred is too rare."""
+    model._set_ddp_runtime_logging_sample_rate(_EVERY)
+
+
+def exposed_seconds(model: DistributedDataParallel) -> float:
+    """Seconds that this rank waited for collectives after its backward pass had computed all, in the
+    last step that DDP timed; NaN before there is one."""
+    logged = model._get_ddp_logging_data()
+    communication = logged.get("backward_comm_time", 0)
+    if not communication:
+        return math.nan
+    hidden = logged.get("backward_compute_comm_overlap_time", 0)
+    return float(max(0, communication - hidden)) * _NANOSECONDS

@@ -1,0 +1,63 @@
+"""How much of a node's processors others take while a block is timed.
+
+Linux accounts for it: /proc/stat has the busy time of all processors, including what a hypervisor gave
+to other machines ("steal"), and /proc/<pid>/stat that of each process.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.trial import processes
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of all processors of this node over a block."""
+
+    foreign: float
+    idle: float
+
+
+class NodeLoad:
+    """Reads the accounts at both ends of a block, outside of the timed steps."""
+
+    def __init__(self) -> None:
+        # Ranks are children of the fork server: it and all below it are this trial on this node.
+        self._root = os.getppid()
+        self._before = (0.0, 0.0, 0.0)
+
+    def start(self) -> None:
+        """Begin a block."""
+        self._before = self._accounts()
+
+    def stop(self) -> Shares:
+        """What happened since `start`."""
+        busy, idle, ours = (
+            now - then for now, then in zip(self._accounts(), self._before, strict=True)
+        )
+        total = busy + idle
+        if total <= 0:
+            return Shares(0.0, 1.0)
+        return Shares(max(0.0, busy - ours) / total, idle / total)
+
+    def _accounts(self) -> tuple[float, float, float]:
+        user, nice, system, idle, iowait, irq, softirq, steal = (
+            int(ticks) / _TICKS for ticks in _STAT.read_text().split(maxsplit=9)[1:9]
+        )
+        busy = user + nice + system + irq + softirq + steal
+        pids = {self._root, *processes.descendants(self._root)}
+        return busy, idle + iowait, sum(map(_cpu_seconds, pids))
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor time of a process and of its children that have ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS

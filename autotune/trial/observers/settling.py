@@ -1,0 +1,36 @@
+"""Events that make a step slow once: compilation, and the allocator starting over."""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Settling:
+    """Counted since the process began."""
+
+    compilations: int
+    compile_seconds: float
+    alloc_retries: int
+
+    def since(self, before: "Settling") -> "Settling":
+        """What has been added."""
+        return Settling(
+            self.compilations - before.compilations,
+            self.compile_seconds - before.compile_seconds,
+            self.alloc_retries - before.alloc_retries,
+        )
+
+
+def so_far(device: torch.device) -> Settling:
+    """The counters as they stand."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    graphs, seconds = 0, 0.0
+    if dynamo is not None:
+        graphs = int(dynamo.counters["stats"]["unique_graphs"])
+        seconds = sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ()))
+    retries = 0
+    if device.type == "cuda":
+        retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+    return Settling(graphs, float(seconds), retries)

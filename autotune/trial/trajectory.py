@@ -1,0 +1,88 @@
+"""A short loss trajectory, step by step: what two configurations compute, not how fast.
+
+Beside the loss, each step reports the norm of the gradient that the optimizer sees, and whether the
+replicas of the model are still alike: a wrong loss scale hides behind Adam, and a gradient that is not
+exchanged behind a loss that falls all the same.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.trial.loop import RankContext, TrainingLoop, gather
+from autotune.trial.observers import memory
+from autotune.trial.protocol import BlockReport, Observed, TrialRequest
+
+
+def run_trajectory(
+    loop: TrainingLoop,
+    request: TrialRequest,
+    context: RankContext,
+    report: Callable[[BlockReport], None],
+) -> None:
+    """Take `request.trajectory` optimizer steps; on rank 0 report each as a block of one step."""
+    norms: list[float] = []
+    loop.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: norms.append(_norm(p.grad for p in _parameters(optimizer)))
+    )
+    for index in range(request.trajectory):
+        norms.clear()
+        loop.clock.start()
+        with _counting_flops(only=index == 0) as flops:
+            loop.step()
+        seconds = loop.clock.stop()
+        loss = float(loop.loss)
+        # fp16: the scaler skips a step whose gradients overflow; there is no norm then.
+        norm = norms[-1] if norms else math.nan
+        total = float(sum(p.detach().double().sum() for p in loop.model.parameters()))
+        size = float(sum(p.detach().double().abs().sum() for p in loop.model.parameters()))
+        mine = (seconds, loop.clock.wait_seconds, loss, memory.peak_bytes(loop.device), norm)
+        ranks = gather((*mine, total, size), context.world_size)
+        all_seconds, waits, losses, peaks, all_norms, totals, sizes = zip(*ranks, strict=True)
+        if context.rank:
+            continue
+        observed = Observed(replica_spread=(max(totals) - min(totals)) / max(*sizes, 1e-30))
+        if not math.isnan(norm):
+            observed["gradient_norm"] = max(all_norms)
+        if flops is not None:
+            mine_alone = loop.samples_per_step / context.world_size
+            observed["flops_per_sample"] = flops.get_total_flops() / mine_alone
+        report(
+            BlockReport(
+                trial=request.trial,
+                index=index,
+                steps=1,
+                samples=loop.samples_per_step,
+                tokens=loop.samples_per_step * loop.workload.tokens_per_sample,
+                seconds=max(all_seconds),
+                rank_seconds=all_seconds,
+                wait_seconds=max(waits),
+                loss=sum(losses) / len(losses),
+                peak_bytes=int(max(peaks)),
+                observed=observed,
+            )
+        )
+
+
+def _norm(gradients: Iterable[Tensor | None]) -> float:
+    squares = [g.detach().double().square().sum() for g in gradients if g is not None]
+    return math.sqrt(float(sum(squares)))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+@contextmanager
+def _counting_flops(*, only: bool) -> Iterator[Any]:
+    if not only:
+        yield None
+        return
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        yield counter

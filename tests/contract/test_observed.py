@@ -1,0 +1,107 @@
+"""What is observed of a block besides its time, on real ranks."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.judging import TimedRun
+from autotune.measurement.contention import straggler_ratio
+from autotune.measurement.watch import Limits
+from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
+from launchers import Launcher, Resources, open_launcher
+from search_spaces import defaults
+from storage import AttemptResult
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    resources = Resources(workers=2, gpus_per_worker=None, cpus_per_worker=1, slots=1)
+    folder = str(tmp_path_factory.mktemp("observed"))
+    with open_launcher("local", resources, folder, None) as opened:
+        yield opened
+
+
+def measured(
+    launcher: Launcher, folder: Path, *, seconds: float = 0.6, **arguments: Any
+) -> tuple[AttemptResult, list[BlockReport]]:
+    """A trial of the tiny workload, and its blocks."""
+    judge = TimedRun(Limits(warmup=0.2, longest=seconds, precision=1e-9))
+    request = TrialRequest(
+        trial=folder.name,
+        factory="tiny:build",
+        args=arguments,
+        knobs={**defaults(), "micro_batch": 4},
+        world_size=2,
+        seed=0,
+        device="cpu",
+        blocks=BlockPlan(seconds=0.1, min_steps=2),
+        workdir=str(folder),
+        import_paths=(str(Path(__file__).parent.parent / "workloads"),),
+        log_dir=str(folder / "log"),
+    )
+    report = launcher.slots[0].run(request, judge)
+    return judge.result(report), [seen.block for seen in judge.seen]
+
+
+def test_percentiles_of_steps_are_in_order_and_agree_with_the_block(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    _, blocks = measured(launcher, tmp_path, sleep=0.01)
+    for block in blocks[1:]:
+        seen = block.observed
+        assert 0.01 <= seen["step_p50"] <= seen["step_p95"] <= seen["step_max"]
+        assert seen["step_p50"] * block.steps / 2 <= block.seconds
+        assert seen["step_max"] <= block.seconds
+
+
+def test_the_rank_that_the_others_wait_for_shows(launcher: Launcher, tmp_path: Path) -> None:
+    _, blocks = measured(launcher, tmp_path, sleep=0.02, slow_rank=1)
+    waited = blocks[-1].observed["exposed_seconds"]
+    assert waited[0] > 0.015  # rank 0 waits in its collectives for as long as rank 1 sleeps
+    assert waited[1] < 0.010
+    ratio = straggler_ratio(blocks[-1])
+    assert ratio is not None
+    assert ratio > 2
+    _, alike = measured(launcher, tmp_path / "alike", sleep=0.02)
+    ratio = straggler_ratio(alike[-1])
+    assert ratio is not None
+    assert ratio < 1.5
+
+
+def test_a_compilation_shows_in_its_block_and_is_no_part_of_the_estimate(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    result, blocks = measured(launcher, tmp_path, compiled=True)
+    assert result.state == "COMPLETE", result.cause
+    assert blocks[0].observed["compilations"] >= 1
+    assert blocks[0].observed["compile_seconds"] > 0
+    assert [b.observed["compilations"] for b in blocks[-3:]] == [0, 0, 0]
+
+
+@contextmanager
+def others_at_work() -> Iterator[None]:
+    """Two other processes per processor that never rest."""
+    count = subprocess.run(["nproc"], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", "while True: pass"]
+    hogs = [subprocess.Popen(command) for _ in range(2 * int(count))]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def test_blocks_that_others_disturb_are_repeated_three_times_then_kept_and_flagged(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    with others_at_work():
+        judge_result, blocks = measured(launcher, tmp_path, sleep=0.001)
+    assert judge_result.contended
+    assert blocks[-1].observed["foreign_cpu"] > 0.4
+    assert blocks[-1].observed["idle_cpu"] < 0.1

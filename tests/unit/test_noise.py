@@ -1,0 +1,69 @@
+"""How far equal runs lie apart."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measurement.noise import PRIOR_SIGMA, Run, run_noise, total_half_width
+
+NORMAL = 1.959964
+
+
+def runs(rates, half_width=0.0, apart=60.0):
+    return [Run(rate, half_width, index * apart) for index, rate in enumerate(rates)]
+
+
+def drawn(sigma, within, count, seed):
+    """Rates of runs that differ by sigma, each known from its blocks up to `within`."""
+    generator = np.random.default_rng(seed)
+    spread = np.hypot(sigma, within)
+    rates = 100 * np.exp(spread * generator.standard_normal(count))
+    return runs(rates, half_width=NORMAL * within)
+
+
+def test_before_anything_is_measured_the_prior_holds():
+    assert run_noise([]).sigma_run == PRIOR_SIGMA
+    assert run_noise(runs([100.0]), prior_sigma=0.07).sigma_run == 0.07
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.005, 0.02, 0.05])
+@pytest.mark.parametrize("within", [0.0, 0.01])
+def test_many_runs_find_the_noise_between_them_and_not_that_of_their_blocks(sigma, within):
+    found = np.mean([run_noise(drawn(sigma, within, 200, s)).sigma_run for s in range(20)])
+    # Two runs' worth of the prior are left in two hundred.
+    assert found == pytest.approx(np.hypot(sigma, 0.1 * PRIOR_SIGMA), abs=0.0012)
+
+
+def test_a_few_quiet_runs_do_not_talk_the_noise_away():
+    assert run_noise(runs([100.0, 100.0, 100.0])).sigma_run > 0.5 * PRIOR_SIGMA
+
+
+def test_drift_is_found_and_its_absence_too():
+    hours = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    slowing = [Run(100 * np.exp(-0.05 * h), 0.0, 3600 * h) for h in hours]
+    assert run_noise(slowing).drift_per_hour == pytest.approx(-0.05, rel=1e-6)
+    steady = drawn(0.01, 0.0, 8, seed=1)
+    assert run_noise(steady).drift_per_hour == 0.0
+    assert run_noise(steady[:3]).drift_per_hour is None
+
+
+@given(
+    st.lists(st.floats(1e-3, 1e9), min_size=2, max_size=12),
+    st.floats(0, 0.5),
+    st.floats(1e-4, 0.2),
+    st.floats(1e-3, 1e3),
+)
+def test_the_unit_of_the_rate_does_not_matter(rates, half_width, prior, scale):
+    found = run_noise(runs(rates, half_width), prior)
+    scaled = run_noise(runs([scale * rate for rate in rates], half_width), prior)
+    assert scaled.sigma_run == pytest.approx(found.sigma_run, rel=1e-6, abs=1e-9)
+    assert found.sigma_run >= 0.35 * prior or len(rates) > 3
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_both_kinds_of_noise_widen_the_interval(blocks, sigma):
+    total = total_half_width(blocks, sigma)
+    assert total >= blocks
+    assert total >= NORMAL * sigma - 1e-5
+    assert total <= blocks + NORMAL * sigma + 1e-5

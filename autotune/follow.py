@@ -1,16 +1,19 @@
 """Following a study on the terminal until it ends."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 
+from autotune.errors import StorageUnreachable
 from autotune.report.progress import ProgressLines
 from storage import Repository, StoredStudy, StudyState
 
 _POLL_SECONDS = 0.3
 _LOOK_AFTER_SECONDS = 3.0
+_LONGEST_ABSENCE_SECONDS = 600.0
 
 
 def follow(
@@ -24,19 +27,46 @@ def follow(
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
     last_look = time.monotonic()
+    away = _Absence(console)
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
-            study = repository.study(study.name)
-            for line in lines.new():
-                console.print(line, markup=False)
-            if study.state.ended:
-                return study
-            if console.is_terminal:
-                headline.update(lines.headline())
-            if keep_alive and time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
-                last_look = time.monotonic()
-                keep_alive()
+            with away.waiting():
+                study = repository.study(study.name)
+                for line in lines.new():
+                    console.print(line, markup=False)
+                if study.state.ended:
+                    return study
+                if console.is_terminal:
+                    headline.update(lines.headline())
+                if keep_alive and time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
+                    last_look = time.monotonic()
+                    keep_alive()
             time.sleep(_POLL_SECONDS)
+
+
+class _Absence:
+    """A storage that goes away for a while: the daemon waits for it, and so does whoever follows."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._since: float | None = None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say when the storage goes and when it is back; raise when it stays away."""
+        try:
+            yield
+        except StorageUnreachable as error:
+            now = time.monotonic()
+            if self._since is None:
+                self._console.print(f"{error}; waiting for it.", markup=False)
+            self._since = self._since or now
+            if now - self._since > _LONGEST_ABSENCE_SECONDS:
+                raise
+        else:
+            if self._since is not None:
+                self._console.print("The storage is back.")
+            self._since = None
 
 
 def conclusion(study: StoredStudy, exported: Path) -> str:

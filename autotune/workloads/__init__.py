@@ -2,6 +2,8 @@
 
 BUILT_IN = {
     "gpt": "autotune.workloads.gpt:build",
+    "images": "autotune.workloads.images:build",
+    "mlp": "autotune.workloads.mlp:build",
     "transformer": "autotune.workloads.transformer:build",
 }
 """Name in study.yaml -> factory."""

@@ -32,7 +32,7 @@ HOSTILE = {
     "flag": "--foreground",
     "spaces": "  around  ",
     "unicode": "Grüße, 世界 \u2028 \u200f",
-    "controls": "\x00\x01\x1b[31m\x7f",
+    "controls": "\x01\x1b[31m\x7f",
     "markup": "[bold]not markup[/bold] {braces} %s %(x)s",
     "numbers": [0, -1, 2**70, 1e-300, 0.1, True, None],
     "nested": {"a b": [{"--x": "'"}], "": []},

@@ -1,0 +1,314 @@
+"""Can one bet on a trial? Short trials against long runs, planted slow-downs, and what looking costs.
+
+    python benchmarks/fidelity.py [--json] [--full] [--only WORKLOAD]
+
+For a compute-bound, a communication-bound and a loader-bound workload, two ranks each:
+
+- agreement: 20 configurations (40 with --full), each as a trial and as a run ten times longer, in turn
+  and in random order: relative error of the trial, and how often the 95 % intervals of the two agree;
+- finalists: rounds of the same configuration, twice as it is and with 3 % of slow-down planted in all
+  ranks, one rank or the loader: how often the confirmation calls equals different, and finds the planted
+  ones, after so many rounds;
+- observers: what a trial loses when everything is observed;
+- time: device seconds of the 20 trials with racing and adaptive stop, over trials of the fixed length
+  that the slowest to settle needs.
+
+Everything is compared within one run and in turn. `noise` is the standard deviation of equal runs in new
+processes (A/A) on this machine while it ran: no figure can be better than that allows.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from autotune.judging import TimedRun
+from autotune.measurement.estimate import paired_ratio
+from autotune.measurement.noise import Run, run_noise, total_half_width
+from autotune.measurement.watch import Limits
+from autotune.trial.protocol import BlockPlan, TrialRequest
+from launchers import Launcher, Resources, open_launcher
+from search_spaces import defaults
+from storage import AttemptResult
+
+WORKERS = 2
+KINDS: dict[str, dict[str, Any]] = {
+    "compute: gpt": {
+        "factory": "autotune.workloads.gpt:build",
+        "args": {"layers": 2, "d_model": 128, "heads": 4, "length": 64},
+    },
+    "communication: mlp": {
+        "factory": "autotune.workloads.mlp:build",
+        "args": {"layers": 4, "width": 512},
+    },
+    "loader: images": {
+        "factory": "autotune.workloads.images:build",
+        "args": {"size": 48, "width": 4},
+    },
+}
+SPACE = {
+    "micro_batch": [8, 16, 32],
+    "accumulation_steps": [1, 2],
+    "precision": ["fp32", "bf16"],
+    "log_interval": [1, 10],
+    "bucket_cap_mb": [1, 25],
+}
+PLANTED = 0.03
+TRIAL = Limits(warmup=1.0, longest=1.5, precision=0.02)
+BLOCKS = BlockPlan(seconds=0.15, min_steps=2)
+LONGER = 10
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run, in short."""
+
+    rate: float
+    block_half_width: float
+    seconds: float
+    lost: bool
+    contended: bool
+
+
+class Bench:
+    """Runs trials of the workloads on one slot."""
+
+    def __init__(self, launcher: Launcher, folder: str, kind: dict[str, Any]) -> None:
+        self._slot = launcher.slots[0]
+        self._folder = folder
+        self._kind = kind
+        self._count = 0
+
+    def run(self, knobs: dict[str, Any], limits: Limits, **planted: Any) -> Measured:
+        """One trial in new processes."""
+        self._count += 1
+        name = f"{self._kind['factory']}-{self._count}"
+        request = TrialRequest(
+            trial=name,
+            factory="planted:build",
+            args={**self._kind, **planted},
+            knobs={**defaults(), **knobs},
+            world_size=WORKERS,
+            seed=0,
+            device=self._slot.device,
+            devices_per_rank=self._slot.devices_per_rank,
+            blocks=BLOCKS,
+            import_paths=(str(Path(__file__).parent),),
+            log_dir=f"{self._folder}/{name}",
+        )
+        judge = TimedRun(limits)
+        result: AttemptResult = judge.result(self._slot.run(request, judge))
+        if result.throughput is None or result.block_half_width is None:
+            raise SystemExit(f"{knobs}: {result.state} {result.cause}\n{result.log_tail}")
+        return Measured(
+            rate=result.throughput,
+            block_half_width=result.block_half_width,
+            seconds=result.wall_seconds,
+            lost=result.state == "PRUNED",
+            contended=result.contended,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--full", action="store_true", help="twice the counts")
+    parser.add_argument("--only", choices=KINDS, help="one workload")
+    arguments = parser.parse_args()
+    many = 2 if arguments.full else 1
+    report = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        launcher = stack.enter_context(
+            open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None)
+        )
+        for name, kind in KINDS.items():
+            if arguments.only in (None, name):
+                report[name] = fidelity(Bench(launcher, folder, kind), many)
+    print(json.dumps(report, indent=2) if arguments.json else table(report))
+
+
+def fidelity(bench: Bench, many: int) -> dict[str, Any]:
+    """All figures of one workload."""
+    draw = random.Random(0)
+    configurations = [
+        dict(zip(SPACE, values, strict=True))
+        for values in draw.sample(list(combinations(SPACE)), 20 * many)
+    ]
+    rounds = finalists(bench, 24 * many, draw)
+    sigma = noise_of(rounds)
+    return {
+        "noise": sigma,
+        "agreement": agreement(bench, configurations, sigma, draw),
+        "finalists": judged(rounds),
+        "observers": observers(rounds),
+        "time": device_time(bench, configurations, sigma),
+    }
+
+
+def combinations(space: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
+    """The full factorial."""
+    found: list[tuple[Any, ...]] = [()]
+    for values in space.values():
+        found = [(*before, value) for before in found for value in values]
+    return found
+
+
+def agreement(
+    bench: Bench, configurations: Sequence[dict[str, Any]], sigma: float, draw: random.Random
+) -> dict[str, Any]:
+    """Trials against runs ten times longer."""
+    errors, covered, settled = [], 0, []
+    for knobs in configurations:
+        runs: dict[bool, Measured] = {}
+        for long in draw.sample([False, True], 2):
+            if long:
+                spent = LONGER * TRIAL.longest
+                runs[long] = bench.run(knobs, Limits(TRIAL.warmup, spent, precision=1e-9))
+            else:
+                runs[long] = bench.run(knobs, TRIAL)
+        short, truth = runs[False], runs[True]
+        errors.append(abs(short.rate / truth.rate - 1))
+        settled.append(short.seconds)
+        # Both are runs of their own: each carries its blocks' scatter and that between runs.
+        widths = [total_half_width(run.block_half_width, sigma) for run in (short, truth)]
+        covered += errors[-1] <= math.hypot(*widths)
+    low, high = stats.binomtest(covered, len(errors)).proportion_ci(method="wilson")
+    return {
+        "configurations": len(errors),
+        "median_error": statistics.median(errors),
+        "p95_error": statistics.quantiles(errors, n=20, method="inclusive")[18],
+        "coverage": covered / len(errors),
+        "coverage_interval": [low, high],
+        "trial_seconds": statistics.median(settled),
+    }
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "a": {},
+    "a again": {},
+    "all": {"slow": "all", "share": PLANTED},
+    "rank": {"slow": "rank", "share": PLANTED},
+    "loader": {"slow": "loader", "share": PLANTED},
+    "blind": {"observers": False},
+}
+Rounds = list[dict[str, Measured]]
+
+
+def finalists(bench: Bench, count: int, draw: random.Random) -> Rounds:
+    """So many rounds of all variants, each round in an order of its own."""
+    knobs = {"micro_batch": 16}
+    rounds = []
+    for _ in range(count):
+        order = draw.sample(list(VARIANTS), len(VARIANTS))
+        confirming = Limits(TRIAL.warmup, TRIAL.longest, precision=0.01)
+        rounds.append({name: bench.run(knobs, confirming, **VARIANTS[name]) for name in order})
+    return rounds
+
+
+def noise_of(rounds: Rounds) -> float:
+    """Relative standard deviation of equal runs, from the pairs of a round."""
+    pairs = [
+        run_noise([Run(r[n].rate, 0.0, 0.0) for n in ("a", "a again")], prior_sigma=0.0)
+        for r in rounds
+    ]
+    # A prior of weight 2 in each pair of weight 1: undo it, then average the variances.
+    return math.sqrt(statistics.fmean(3 * pair.sigma_run**2 for pair in pairs))
+
+
+def judged(rounds: Rounds) -> dict[str, Any]:
+    """How often the confirmation is right, after 3, 6, 12 and all rounds."""
+    found: dict[str, Any] = {}
+    for length in (3, 6, 12, len(rounds)):
+        windows = [rounds[i : i + length] for i in range(len(rounds) - length + 1)]
+        share = {
+            name: statistics.fmean(differs(window, name, "a") for window in windows)
+            for name in ("a again", "all", "rank", "loader")
+        }
+        found[f"{length} rounds"] = {
+            "equals_called_different": share.pop("a again"),
+            "planted_3_percent_found": share,
+        }
+    found["measured_slow_down"] = {
+        name: 1 - ratio(rounds, name, "a").value for name in ("all", "rank", "loader")
+    }
+    return found
+
+
+def differs(rounds: Rounds, name: str, other: str) -> bool:
+    """Whether the 95 % interval of the paired ratio leaves 1 out."""
+    found = ratio(rounds, name, other)
+    return found.high < 1 if name != "a again" else not found.low <= 1 <= found.high
+
+
+def ratio(rounds: Rounds, name: str, other: str) -> Any:
+    """Paired, with its interval."""
+    return paired_ratio([r[name].rate for r in rounds], [r[other].rate for r in rounds])
+
+
+def observers(rounds: Rounds) -> dict[str, Any]:
+    """Throughput without observers over that with them, less one."""
+    found = ratio(rounds, "blind", "a")
+    again = ratio(rounds, "a again", "a")
+    return {
+        "cost": found.value - 1,
+        "interval": [found.low - 1, found.high - 1],
+        "noise": [again.low - 1, again.high - 1],
+    }
+
+
+def device_time(
+    bench: Bench, configurations: Sequence[dict[str, Any]], sigma: float
+) -> dict[str, Any]:
+    """Racing and adaptive stop against trials of one length that suits them all."""
+    incumbent, raced, lost, full = 0.0, 0.0, 0, []
+    for knobs in configurations:
+        limits = Limits(
+            TRIAL.warmup, TRIAL.longest, TRIAL.precision, incumbent_low=incumbent, sigma_run=sigma
+        )
+        found = bench.run(knobs, limits)
+        raced += found.seconds
+        lost += found.lost
+        if not found.lost:
+            full.append(found.seconds)
+            low = found.rate * (1 - total_half_width(found.block_half_width, sigma))
+            incumbent = max(incumbent, low)
+    fixed = len(configurations) * max(full)
+    return {
+        "adaptive_seconds": raced,
+        "fixed_seconds": fixed,
+        "times_less": fixed / raced,
+        "stopped_by_racing": lost,
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The figures that matter, as text."""
+    lines = []
+    for name, found in report.items():
+        six = found["finalists"]["6 rounds"]
+        planted = six["planted_3_percent_found"]
+        lines += [
+            f"{name}: noise of equal runs {found['noise']:.1%}",
+            f"  error of a trial: median {found['agreement']['median_error']:.1%}, "
+            f"p95 {found['agreement']['p95_error']:.1%}",
+            f"  coverage of the 95 % interval: {found['agreement']['coverage']:.0%}",
+            f"  after 6 rounds: equals called different {six['equals_called_different']:.0%}; "
+            "3 % found: " + ", ".join(f"{n} {share:.0%}" for n, share in planted.items()),
+            f"  observers cost {found['observers']['cost']:+.2%}",
+            f"  device time: {found['time']['times_less']:.1f} times less",
+        ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

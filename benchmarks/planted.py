@@ -1,0 +1,85 @@
+"""Shipped workloads with a slow-down of known size planted in them, for benchmarks/fidelity.py."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import default_collate
+
+import autotune
+from autotune.trial import loop
+from autotune.trial import workload as workloads
+
+
+def build(
+    *,
+    factory: str,
+    args: dict[str, Any],
+    slow: str = "",
+    share: float = 0.0,
+    observers: bool = True,
+) -> autotune.Workload:
+    """A workload that idles for a share of the time since its last forward pass.
+
+    Args:
+        factory: `module:function` of the workload.
+        args: for it.
+        slow: 'all' ranks, one 'rank', or the 'loader' of all ranks.
+        share: of the time that is added, e.g. 0.03.
+        observers: off: nothing of a block is observed but its time.
+    """
+    if not observers:
+        loop.BlockObservers = Blind  # type: ignore[misc,assignment]
+    built = workloads.build(factory, args)
+    idle = Idle(share)
+    if slow == "loader":
+        collate = built.collate or default_collate
+
+        def slow_collate(samples: list[Any]) -> Any:
+            idle.once_more()
+            return collate(samples)
+
+        return dataclasses.replace(built, collate=slow_collate)
+
+    def slow_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        if slow == "all" or (slow == "rank" and dist.get_rank() == 0):
+            idle.once_more()
+        return built.loss(model, batch)
+
+    return dataclasses.replace(built, loss=slow_loss)
+
+
+class Idle:
+    """Waits for a share of the time that has passed since it last did."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._last = time.perf_counter()
+
+    def once_more(self) -> None:
+        """Wait, on the processor: a sleep is too coarse."""
+        until = time.perf_counter() + self._share * (time.perf_counter() - self._last)
+        while time.perf_counter() < until:
+            pass
+        self._last = time.perf_counter()
+
+
+class Blind:
+    """Stands in for BlockObservers and observes nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.marks = self
+
+    def mark(self) -> None:
+        """A step ends."""
+
+    def start(self) -> None:
+        """Just before a block."""
+
+    def stop(self) -> Iterator[float]:
+        """Just after a block."""
+        nothing = (0.0, 0.0, 0.0, float("nan"), 0.0, 1.0, 0.0, 0.0, 0.0)
+        return iter(nothing)

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import webbrowser
 from collections.abc import Callable
 from importlib import resources
@@ -124,11 +123,14 @@ def resume(
 @app.command()
 def stop(study: StudyArgument, storage: StorageOption = None) -> None:
     """Stop a study; its running trial is given up, everything recorded stays."""
+    from autotune.submission import living_holder
+
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     if repository.study(name).state.ended:
         print(f"{name} is not running ({repository.study(name).state}).")
         return
+    living_holder(repository, repository.study(name).cluster)  # a dead one loses its lease
     repository.request_stop(name)
     print(f"{name} stops within seconds; autotune resume {name} goes on.")
 
@@ -239,7 +241,8 @@ def report(
     if verdict is None:
         raise BadInput(f"{name} has no verdict yet ({found.state}); autotune status {name}")
     if as_json:
-        print(json.dumps(verdict, indent=2))
+        ran = paper.how_it_ran(repository, name, verdict["trial"])
+        print(json.dumps({**verdict, "running": ran and dataclasses.asdict(ran)}, indent=2))
     else:
         print(paper.report(repository, name, verdict))
 
@@ -345,22 +348,13 @@ def _attend(
 
 
 def _run_here(repository: Any, study: Any) -> Callable[[], None]:
-    """Run the study in a thread of this process; returns a check that the thread lives."""
+    """Run the study in a thread of this process; returns a check that it is run."""
     from autotune.daemon import Daemon
+    from autotune.submission import Here
 
     running = Daemon(repository, study.cluster)
     _shut_down_on_signals(running)
-    thread = threading.Thread(
-        target=running.serve, kwargs={"idle_seconds": 0.0}, name="daemon", daemon=True
-    )
-
-    def check() -> None:
-        if thread.ident is None:
-            thread.start()
-        elif not thread.is_alive() and not repository.study(study.name).state.ended:
-            raise AutotuneError("the study's thread died; its traceback is above")
-
-    return check
+    return Here(repository, study, running)
 
 
 def _interruptible(repository: Any, name: str, action: Any) -> Any:

@@ -19,12 +19,19 @@ def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
             result.throughput * (1 + result.half_width),
         )
         lines.append(f"- throughput: {rate_text(rate, unit)}")
+    if result.block_half_width is not None and result.sigma_run is not None:
+        lines.append(
+            f"- of the interval: ±{result.block_half_width:.1%} from the blocks; equal runs differ by "
+            f"{result.sigma_run:.1%} (standard deviation)"
+        )
     if result.peak_bytes:
         lines.append(f"- peak memory of a rank: {quantity(result.peak_bytes / _MIB)} MiB")
     if result.cause:
         lines.append(f"- cause: {result.cause}")
     if result.throughput is not None and not result.steady:
         lines.append("- unsteady: still drifting or scattering when its warm-up ran out")
+    if result.contended:
+        lines.append("- contended: other processes used the processors in every repetition too")
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
     return "\n".join([*lines, "", *_configuration(attempt.knobs)])
 
@@ -37,6 +44,15 @@ def study_note(verdict: dict[str, Any]) -> str:
         lines += ["", "### Finalists, measured again in turn", ""]
         lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
         lines += [_finalist_row(finalist) for finalist in verdict["finalists"]]
+    if verdict.get("refused"):  # a verdict of an older version has none
+        lines += [
+            "",
+            "### Refused: they compute something else",
+            "",
+            "| trial | why |",
+            "|---|---|",
+        ]
+        lines += [f"| {refused['trial']} | {refused['reason']} |" for refused in verdict["refused"]]
     return "\n".join(lines)
 
 

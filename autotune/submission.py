@@ -3,14 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.daemon import cluster_of, this_cluster, this_host
+from autotune.daemon import Daemon, cluster_of, this_cluster, this_host
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
 from autotune.spec import StudySpec
-from storage import Repository, StoredStudy, StudyState
+from storage import LeaseState, Repository, StoredStudy, StudyState
 
 _CHANGEABLE = {"budget", "export"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
@@ -48,11 +49,8 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
 
     A holder on this machine whose process is gone is not waited for.
     """
-    state = repository.lease_state(cluster)
-    if state is not None and state.seconds_left > 0:
-        if state.host != this_host() or _is_daemon(state.pid):
-            return False
-        repository.reclaim(state)
+    if living_holder(repository, cluster):
+        return False
     if cluster.startswith("host:") and cluster != this_cluster():
         raise BadInput(
             f"this study runs on {cluster.removeprefix('host:')}; start it there, or start a "
@@ -60,6 +58,45 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
         )
     _spawn(cluster, url, folder)
     return True
+
+
+def living_holder(repository: Repository, cluster: str) -> LeaseState | None:
+    """Who holds the lease of a cluster. One on this machine whose process is gone loses it at once."""
+    state = repository.lease_state(cluster)
+    if state is None or state.seconds_left <= 0:
+        return None
+    if state.host != this_host() or _is_daemon(state.pid):
+        return state
+    repository.reclaim(state)
+    return None
+
+
+class Here:
+    """Runs a study in a thread of this process, unless a daemon runs it."""
+
+    def __init__(self, repository: Repository, study: StoredStudy, daemon: Daemon) -> None:
+        self._repository = repository
+        self._study = study
+        self._daemon = daemon
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> None:
+        """Look, and start the thread if nobody runs the study.
+
+        Raises:
+            AutotuneError: the thread has died.
+        """
+        if self._thread and self._thread.is_alive():
+            return
+        ended = self._repository.study(self._study.name).state.ended
+        if ended or living_holder(self._repository, self._study.cluster):
+            return
+        if self._thread:
+            raise AutotuneError("the study's thread died; its traceback is above")
+        self._thread = threading.Thread(
+            target=self._daemon.serve, kwargs={"idle_seconds": 0.0}, name="daemon", daemon=True
+        )
+        self._thread.start()
 
 
 class Keeper:

@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.2
 _CONFIRMATION_SHARE = 0.25
 """Of the wall time: kept back from the search."""
 _BROKEN_AFTER = 5
-"""When the first trials, and so many, all end in ERROR, it is the workload and not the knobs."""
+"""When the first trials, and so many, all fail, it is the workload and not the knobs."""
 
 
 class Stopped(Exception):
@@ -166,7 +166,8 @@ class Tuner:
         own = self._calibration.due(attempts)
         if own is None:
             return False
-        number = 1 + sum(a.purpose == Purpose.CALIBRATE for a in attempts)
+        again = [a for a in attempts if a.purpose == Purpose.CALIBRATE]
+        number = 1 + sum(a.running or a.recorded for a in again)  # a lost one is repeated
         bench.start(own.trial, own.knobs, Purpose.CALIBRATE, round_=number)
         return True
 
@@ -215,7 +216,7 @@ class Tuner:
             return f"the budget of {budget.device_hours:g} device hours is spent"
         finished = [t for t in trials if t.state.is_finished()]
         if len(finished) >= _BROKEN_AFTER and all(
-            t.user_attrs.get("end") == "ERROR" for t in finished
+            t.user_attrs.get("end") in ("ERROR", "CRASH") for t in finished
         ):
             return "every trial ends in an error"
         return ""

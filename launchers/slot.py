@@ -64,7 +64,10 @@ class AgentSlot(Slot):
         with self._lock:
             self._trial, self._ending = request.trial, False
         try:
-            agents = self._living_agents()
+            try:
+                agents = self._living_agents()
+            except AgentDied as error:
+                return _lost_before_it_began(request.trial, str(error), started)
             run = _Run(request.trial, agents, watch)
             agents.start(request)
             if self._ending:  # asked for before all agents had heard of the trial
@@ -115,6 +118,15 @@ class AgentSlot(Slot):
         if self._agents is None:
             self._agents = _Agents(self._nodes)
         return self._agents
+
+
+class AgentDied(LauncherError):
+    """An agent was gone before it was ready."""
+
+
+def _lost_before_it_began(trial: str, cause: str, started: float) -> TrialReport:
+    wall_seconds = time.monotonic() - started
+    return TrialReport(trial, Outcome.CRASH, cause, (), wall_seconds, lost_agent=True)
 
 
 class _Agents:
@@ -188,7 +200,7 @@ class _Agents:
             except queue.Empty:
                 raise LauncherError(f"an agent was not ready after {START_SECONDS:g} s") from None
             if not isinstance(message, Hello):
-                raise LauncherError(
+                raise AgentDied(
                     f"the agent of node {index} died while it started; its messages are in "
                     "agent.log in the study's log folder (`autotune logs`)"
                 )

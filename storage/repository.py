@@ -112,17 +112,15 @@ class Repository:
             )
 
     def request_stop(self, name: str) -> None:
-        """Ask the daemon to stop a study; one that no daemon has begun stops at once."""
+        """Ask the daemon to stop a study; one that no daemon runs stops at once."""
         with self._writing() as session:
-            study = select(StudyRow.id).where(StudyRow.name == name).scalar_subquery()
-            session.execute(
-                update(StudyRow).where(StudyRow.id == study).values(stop_requested=True)
-            )
-            session.execute(
-                update(StudyRow)
-                .where(StudyRow.id == study, StudyRow.state == StudyState.QUEUED)
-                .values(state=StudyState.STOPPED)
-            )
+            row = session.scalars(select(StudyRow).where(StudyRow.name == name)).one()
+            row.stop_requested = True
+            lease = session.get(LeaseRow, row.cluster, with_for_update=True)
+            held = lease is not None and lease.expires > self._now(session)
+            if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
+                row.state = StudyState.STOPPED
+                self._abandon(session, row.id)
 
     # The lease of a cluster
 
@@ -198,12 +196,15 @@ class Repository:
             if row is None:
                 return None
             row.state = StudyState.RUNNING
-            session.execute(
-                update(AttemptRow)
-                .where(AttemptRow.study_id == row.id, AttemptRow.state == _RUNNING)
-                .values(state=_ABANDONED, ended=self._now(session))
-            )
+            self._abandon(session, row.id)
             return _study(row)
+
+    def _abandon(self, session: Session, study_id: int) -> None:
+        session.execute(
+            update(AttemptRow)
+            .where(AttemptRow.study_id == study_id, AttemptRow.state == _RUNNING)
+            .values(state=_ABANDONED, ended=self._now(session))
+        )
 
     def begin_attempt(
         self,
@@ -362,6 +363,15 @@ class Repository:
                 select(BlockRow).where(BlockRow.attempt_id == attempt_id).order_by(BlockRow.index)
             )
             return [_block(row) for row in rows]
+
+    def environment_of(self, attempt_id: int) -> dict[str, Any] | None:
+        """Where an attempt ran; None while it has not ended."""
+        with self._reading() as session:
+            return session.scalar(
+                select(EnvironmentRow.body)
+                .join(AttemptRow, AttemptRow.environment_id == EnvironmentRow.id)
+                .where(AttemptRow.id == attempt_id)
+            )
 
     def noise_before(
         self, study_id: int, environment_id: int, *, workload: str, world_size: int

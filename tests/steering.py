@@ -140,6 +140,7 @@ def ends_within(pid: int, seconds: float) -> bool:
 def quick_measurement(**changes: Any) -> dict[str, Any]:
     """The measurement section of tiny_study at its shortest; keyword arguments replace fields."""
     section = {**tiny_study()["measurement"], "warmup": 0.05, "longest": 0.1, "rounds": 2}
+    section["baseline_runs"] = 1
     return {**section, **changes}
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from autotune.trial.protocol import BlockReport
 
@@ -9,6 +10,17 @@ _BUSY = 0.90
 _FOREIGN = 0.10
 _STRAGGLING = 1.5
 _ENOUGH = 3
+
+
+class Timed(Protocol):
+    """A block, as reported or as stored."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def observed(self) -> Any: ...
 
 
 def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
@@ -32,7 +44,7 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     return now > _STRAGGLING * statistics.median(usual)
 
 
-def straggler_ratio(block: BlockReport) -> float | None:
+def straggler_ratio(block: Timed) -> float | None:
     """Own time of the slowest rank over that of the median one; None where it was not observed.
 
     A rank's own time of a step is what it does not spend waiting for collectives.
@@ -42,4 +54,4 @@ def straggler_ratio(block: BlockReport) -> float | None:
         return None
     step = block.seconds / block.steps
     own = [max(step - waited, 1e-9) for waited in exposed]
-    return max(own) / statistics.median_low(own)
+    return float(max(own) / statistics.median_low(own))

@@ -1,67 +1,99 @@
 """The report of a study, in Markdown."""
 
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.notes import study_note
+from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
 from autotune.verdict import difference, quantity
-from storage import Purpose, Repository, StoredAttempt, StoredBlock
+from storage import Purpose, Repository, StoredAttempt, StoredNoise
 
 _MIB = 2**20
 _SHOWN = 10
 
 
 def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
-    """The verdict, how the recommended configuration ran, and the best trials."""
+    """The verdict, how the recommended configuration ran, the noise, and the best trials."""
     study = repository.study(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = repository.attempts(study.id)
-    parts = [f"# {name}", study_note(verdict)]
-    if verdict["trial"] is not None:
-        parts.append("\n".join(_how_it_ran(repository, attempts, verdict["trial"])))
-    parts.append("\n".join(_best_trials(spec, attempts)))
-    return "\n\n".join(parts)
+    parts = [[f"# {name}"], [study_note(verdict)]]
+    ran = how_it_ran(repository, name, verdict["trial"])
+    if ran:
+        parts.append(["### How the recommended configuration ran", "", *_running(ran)])
+    parts.append(list(_measurement(attempts, repository.noise_of(study.id), racing(attempts))))
+    parts.append(list(_best_trials(spec, attempts)))
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _how_it_ran(repository: Repository, attempts: list[StoredAttempt], trial: int) -> Iterator[str]:
-    again = [
-        a for a in attempts if a.trial == trial and a.purpose == Purpose.CONFIRM and a.recorded
+def how_it_ran(repository: Repository, name: str, trial: int | None) -> Running | None:
+    """Figures of a trial in the confirmation; None if it was not in it."""
+    if trial is None:
+        return None
+    attempts = repository.attempts(repository.study(name).id)
+    wanted = [
+        a
+        for a in attempts
+        if a.purpose == Purpose.REFERENCE or (a.trial == trial and a.purpose == Purpose.CONFIRM)
     ]
-    blocks = [block for a in again for block in repository.blocks(a.id) if block.kept]
-    if not blocks:
-        return
-    peak = max(attempt.result.peak_bytes for attempt in again)
-    yield "### How the recommended configuration ran"
-    yield ""
-    yield "| | |"
+    blocks = {a.id: repository.blocks(a.id) for a in wanted}
+    environment = repository.environment_of(wanted[-1].id) if wanted else None
+    return running(wanted, blocks, trial, (environment or {}).get("devices", []))
+
+
+def _running(ran: Running) -> Iterator[str]:
+    yield f"| in {ran.runs} runs, {ran.blocks} blocks | |"
     yield "|---|---|"
-    yield f"| step time, median over blocks | {1000 * _quantile(blocks, 50):.1f} ms |"
-    yield f"| step time, 95th percentile of blocks | {1000 * _quantile(blocks, 95):.1f} ms |"
-    yield f"| waiting for the loader | {100 * wait_share(blocks):.1f} % of the time |"
-    yield f"| slowest rank over mean of ranks | {straggler_ratio(blocks):.3f} |"
-    yield f"| peak memory of a rank | {quantity(peak / _MIB)} MiB |"
+    rows = [
+        ("step time, median", ran.step_p50, "{:.4g} s"),
+        ("step time, 95th percentile", ran.step_p95, "{:.4g} s"),
+        ("step time, longest", ran.step_max, "{:.4g} s"),
+        ("waiting for the loader", ran.wait_share, "{:.1%} of the time"),
+        ("communication not hidden", ran.exposed_share, "{:.1%} of the time"),
+        ("slowest rank over the median one", ran.straggler, "{:.3f}"),
+        ("peak memory of a rank", ran.peak_bytes / _MIB, "{:,.0f} MiB"),
+        ("memory left free", ran.headroom, "{:.1%}"),
+        ("model FLOP/s of a rank", ran.flops, "{:.3g}"),
+        ("of the device's peak", ran.utilisation, "{:.1%}"),
+        ("compiling", ran.compile_seconds or None, "{:.1f} s"),
+        ("blocks that others disturbed", ran.contended_blocks, "{:.0%}"),
+    ]
+    for label, value, form in rows:
+        if value is not None:
+            yield f"| {label} | {form.format(value)} |"
+    if ran.utilisation and ran.utilisation > 1:
+        yield ""
+        yield "More than the device can do: the FLOP count or the device's peak is wrong."
 
 
-def wait_share(blocks: list[StoredBlock]) -> float:
-    """Share of the time that the slowest-fed rank waited for its loader."""
-    return sum(block.wait_seconds for block in blocks) / sum(block.seconds for block in blocks)
+def _measurement(
+    attempts: Sequence[StoredAttempt], noise: StoredNoise | None, raced: Racing
+) -> Iterator[str]:
+    yield "### How it was measured"
+    yield ""
+    if noise:
+        yield (
+            f"- equal runs in new processes differ by {noise.sigma_run:.1%} (standard deviation, "
+            f"{noise.runs} runs of the baseline)"
+        )
+        if noise.drift_per_hour:
+            yield f"- drift: {noise.drift_per_hour:+.1%} per hour"
+    if raced.stopped:
+        yield (
+            f"- {raced.stopped} trials were stopped early, which saved {raced.seconds:.0f} s, "
+            f"{raced.share:.0%} of the search"
+        )
+    timed = [a for a in attempts if a.result.throughput is not None]
+    disturbed = sum(a.result.contended for a in timed)
+    if disturbed:
+        yield f"- others disturbed {disturbed} of {len(timed)} runs"
+    unsteady = sum(not a.result.steady for a in timed)
+    if unsteady:
+        yield f"- {unsteady} of {len(timed)} runs were still unsteady when their warm-up ran out"
 
 
-def straggler_ratio(blocks: list[StoredBlock]) -> float:
-    """Time of the slowest rank over the mean of all ranks; 1 where all are alike."""
-    return statistics.mean(max(b.rank_seconds) / statistics.mean(b.rank_seconds) for b in blocks)
-
-
-def _quantile(blocks: list[StoredBlock], percent: int) -> float:
-    times = [block.seconds / block.steps for block in blocks]
-    if len(times) == 1:
-        return times[0]
-    return statistics.quantiles(times, n=100, method="inclusive")[percent - 1]
-
-
-def _best_trials(spec: StudySpec, attempts: list[StoredAttempt]) -> Iterator[str]:
+def _best_trials(spec: StudySpec, attempts: Sequence[StoredAttempt]) -> Iterator[str]:
     searched = [a for a in attempts if a.purpose == Purpose.SEARCH and a.result.state == "COMPLETE"]
     searched.sort(key=lambda a: -(a.result.throughput or 0.0))
     yield f"### Best trials of the search ({spec.objective.unit}, seen once)"

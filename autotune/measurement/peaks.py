@@ -1,0 +1,30 @@
+"""Peak arithmetic of known devices, dense, from their makers' data sheets."""
+
+_TERA = 1e12
+_PEAKS: dict[str, dict[str, float]] = {
+    # name in torch.cuda.get_device_name -> precision -> TFLOP/s
+    "H200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
+    "H100 PCIe": {"fp32": 51, "tf32": 378, "bf16": 756, "fp16": 756},
+    "H100": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
+    "A100": {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},
+    "L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362},
+    "L4": {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121},
+    "A10": {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125},
+    "V100": {"fp32": 15.7, "fp16": 125},
+    "T4": {"fp32": 8.1, "fp16": 65},
+}
+
+
+def peak_flops(device: str, precision: str) -> float | None:
+    """FLOP/s of one device at a precision; None if it is not known.
+
+    Args:
+        device: as torch.cuda.get_device_name tells it.
+        precision: a value of the knob `precision`.
+    """
+    words = device.replace("-", " ").split()
+    for name, peaks in _PEAKS.items():
+        if all(word in words for word in name.split()):
+            found = peaks.get(precision)
+            return found * _TERA if found else None
+    return None

@@ -1,0 +1,149 @@
+"""How a configuration ran, in figures, from the blocks of its runs in the confirmation."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.measurement.contention import straggler_ratio
+from autotune.measurement.peaks import peak_flops
+from storage import Purpose, StoredAttempt, StoredBlock
+
+
+@dataclass(frozen=True)
+class Running:
+    """Medians over blocks unless the name says otherwise; None where it was not observed.
+
+    Attributes:
+        step_p50: seconds, of the slowest rank; so are the next two.
+        step_p95: within a block.
+        step_max: of all steps.
+        wait_share: of the time, that the slowest-fed rank waited for its loader.
+        exposed_share: of the time, that the rank with the least of it waited for communication which the
+            backward pass did not hide.
+        straggler: own time of the slowest rank over that of the median one.
+        peak_bytes: of a rank.
+        headroom: share of the device's memory that the peak leaves free.
+        flops: of the model, per second and rank.
+        utilisation: the same over the device's peak.
+        compile_seconds: spent compiling, all runs together.
+        contended_blocks: share of the blocks that others disturbed.
+    """
+
+    runs: int
+    blocks: int
+    step_p50: float | None
+    step_p95: float | None
+    step_max: float | None
+    wait_share: float
+    exposed_share: float | None
+    straggler: float | None
+    peak_bytes: int
+    headroom: float | None
+    flops: float | None
+    utilisation: float | None
+    compile_seconds: float
+    contended_blocks: float
+
+
+def running(
+    attempts: Sequence[StoredAttempt],
+    blocks: dict[int, list[StoredBlock]],
+    trial: int,
+    devices: Sequence[dict[str, Any]],
+) -> Running | None:
+    """Figures of a trial; None if the confirmation did not run it.
+
+    Args:
+        blocks: of each attempt, by its id.
+        devices: of the environment that it ran in; empty on CPU.
+    """
+    again = [a for a in attempts if a.trial == trial and a.purpose == Purpose.CONFIRM]
+    every = [block for a in again for block in blocks[a.id]]
+    kept = [block for block in every if block.kept]
+    if not kept:
+        return None
+    seconds = sum(block.seconds for block in kept)
+    peak = max(attempt.result.peak_bytes for attempt in again)
+    flops = _flops(attempts, blocks, kept)
+    limit = _peak_flops(devices, again[0].knobs["precision"])
+    utilisation = flops / limit if flops and limit else None
+    return Running(
+        runs=len(again),
+        blocks=len(kept),
+        step_p50=_median(kept, "step_p50"),
+        step_p95=_median(kept, "step_p95"),
+        step_max=max(
+            (b.observed["step_max"] for b in kept if "step_max" in b.observed), default=None
+        ),
+        wait_share=sum(block.wait_seconds for block in kept) / seconds,
+        exposed_share=_median_of([share for b in kept if (share := _exposed(b)) is not None]),
+        straggler=_median_of([r for b in kept if (r := straggler_ratio(b)) is not None]),
+        peak_bytes=peak,
+        headroom=1 - peak / devices[0]["memory_bytes"] if devices else None,
+        flops=flops,
+        utilisation=utilisation,
+        compile_seconds=sum(b.observed.get("compile_seconds", 0.0) for b in every),
+        contended_blocks=sum(b.contended for b in every) / len(every),
+    )
+
+
+def _exposed(block: StoredBlock) -> float | None:
+    exposed = block.observed.get("exposed_seconds")
+    return min(exposed) / (block.seconds / block.steps) if exposed else None
+
+
+def _flops(
+    attempts: Sequence[StoredAttempt], blocks: dict[int, list[StoredBlock]], kept: list[StoredBlock]
+) -> float | None:
+    """Per second and rank, from what the numerics gate has counted of one sample."""
+    counted = [
+        block.observed["flops_per_sample"]
+        for a in attempts
+        if a.purpose == Purpose.REFERENCE
+        for block in blocks[a.id]
+        if "flops_per_sample" in block.observed
+    ]
+    if not counted or not counted[0]:
+        return None
+    rate = sum(b.samples for b in kept) / sum(b.seconds for b in kept)
+    return float(counted[0]) * rate / len(kept[0].rank_seconds)
+
+
+def _peak_flops(devices: Sequence[dict[str, Any]], precision: str) -> float | None:
+    return peak_flops(devices[0]["name"], precision) if devices else None
+
+
+def _median(blocks: Sequence[StoredBlock], name: str) -> float | None:
+    return _median_of([block.observed[name] for block in blocks if name in block.observed])
+
+
+def _median_of(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+@dataclass(frozen=True)
+class Racing:
+    """What stopping hopeless trials has saved.
+
+    Attributes:
+        stopped: trials that were ended early.
+        seconds: by which they were shorter than the median complete trial, together.
+        share: of the time that the search would have taken.
+    """
+
+    stopped: int
+    seconds: float
+    share: float
+
+
+def racing(attempts: Sequence[StoredAttempt]) -> Racing:
+    """Of the search of a study."""
+    searched = [a for a in attempts if a.purpose == Purpose.SEARCH]
+    complete = [a.result.wall_seconds for a in searched if a.result.state == "COMPLETE"]
+    stopped = [a.result.wall_seconds for a in searched if a.result.state == "PRUNED"]
+    if not complete or not stopped:
+        return Racing(len(stopped), 0.0, 0.0)
+    usual = statistics.median(complete)
+    saved = sum(max(0.0, usual - seconds) for seconds in stopped)
+    return Racing(len(stopped), saved, saved / (saved + sum(complete) + sum(stopped)))

@@ -23,6 +23,7 @@ test-full: $(READY)  ## the full counts: hundreds of kills, minutes of polling
 	$(BIN)/python -m pytest -m "not gpu" --timeout 3600
 
 gpu-check: $(READY)  ## what needs an NVIDIA device
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[nvidia]'
 	$(BIN)/python -m pytest -m gpu
 
 check: $(READY)  ## style, types, layers

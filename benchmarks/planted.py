@@ -81,5 +81,6 @@ class Blind:
 
     def stop(self) -> Iterator[float]:
         """Just after a block."""
-        nothing = (0.0, 0.0, 0.0, float("nan"), 0.0, 1.0, 0.0, 0.0, 0.0)
+        unseen = float("nan")
+        nothing = (0.0, 0.0, 0.0, unseen, 0.0, 1.0, 0.0, 0.0, 0.0, *[unseen] * 5)
         return iter(nothing)

@@ -26,14 +26,17 @@ class Timed(Protocol):
 def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     """Whether the figures of this block belong to somebody else as well.
 
-    So it is when the processors of a node were at least 90 % busy and others took more than 10 % of
-    them, or when one rank suddenly lags behind the others half as much again as it did before.
+    So it is when a device was throttled or had other processes on it, when the processors of a node
+    were at least 90 % busy and others took more than 10 % of them, or when one rank suddenly lags behind
+    the others half as much again as it did before.
 
     Args:
         block: the one in question.
         before: blocks of the same trial that count.
     """
     seen = block.observed
+    if seen.get("throttled") or seen.get("foreign_processes"):
+        return True
     busy = 1 - seen.get("idle_cpu", 1.0)
     if busy >= _BUSY and seen.get("foreign_cpu", 0.0) > _FOREIGN:
         return True

@@ -56,6 +56,8 @@ def _running(ran: Running) -> Iterator[str]:
         ("memory left free", ran.headroom, "{:.1%}"),
         ("model FLOP/s of a rank", ran.flops, "{:.3g}"),
         ("of the device's peak", ran.utilisation, "{:.1%}"),
+        ("clock of the slowest device", ran.clock_mhz, "{:,.0f} MHz"),
+        ("energy of a sample", ran.energy_per_sample, "{:.4g} J"),
         ("compiling", ran.compile_seconds or None, "{:.1f} s"),
         ("blocks that others disturbed", ran.contended_blocks, "{:.0%}"),
     ]

@@ -26,6 +26,8 @@ class Running:
         headroom: share of the device's memory that the peak leaves free.
         flops: of the model, per second and rank.
         utilisation: the same over the device's peak.
+        energy_per_sample: joules of all devices.
+        clock_mhz: of the slowest device.
         compile_seconds: spent compiling, all runs together.
         contended_blocks: share of the blocks that others disturbed.
     """
@@ -42,6 +44,8 @@ class Running:
     headroom: float | None
     flops: float | None
     utilisation: float | None
+    energy_per_sample: float | None
+    clock_mhz: float | None
     compile_seconds: float
     contended_blocks: float
 
@@ -83,6 +87,8 @@ def running(
         headroom=1 - peak / devices[0]["memory_bytes"] if devices else None,
         flops=flops,
         utilisation=utilisation,
+        energy_per_sample=_energy(kept),
+        clock_mhz=_median(kept, "clock_mhz"),
         compile_seconds=sum(b.observed.get("compile_seconds", 0.0) for b in every),
         contended_blocks=sum(b.contended for b in every) / len(every),
     )
@@ -91,6 +97,14 @@ def running(
 def _exposed(block: StoredBlock) -> float | None:
     exposed = block.observed.get("exposed_seconds")
     return min(exposed) / (block.seconds / block.steps) if exposed else None
+
+
+def _energy(blocks: Sequence[StoredBlock]) -> float | None:
+    known = [block for block in blocks if "energy_joules" in block.observed]
+    if not known:
+        return None
+    joules = sum(block.observed["energy_joules"] for block in known)
+    return float(joules / sum(block.samples for block in known))
 
 
 def _flops(

@@ -163,6 +163,14 @@ class Observed(TypedDict, total=False):
     compile_seconds: float
     alloc_retries: int
     """How often the CUDA allocator had to free its cache and try again."""
+    clock_mhz: float
+    """Of the slowest NVIDIA device at the end of the block; so are power, throttled (1 or 0)."""
+    throttled: float
+    power_watts: float
+    energy_joules: float
+    """Of all devices of the trial over the block."""
+    foreign_processes: float
+    """Other processes on a device of the trial."""
     gradient_norm: float
     """Of the whole model, before the update; trajectories only."""
     replica_spread: float

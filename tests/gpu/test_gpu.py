@@ -436,3 +436,16 @@ def test_no_helper_ever_touches_the_device(one: Bench) -> None:
     one.run(watch=watch, blocks=BlockPlan(0.01, 2, ENDLESS))
     assert len(during) == 1, "the rank alone"
     assert touching() == []
+
+
+def test_the_device_is_observed(one: Bench) -> None:
+    """Clock, power, energy and throttling; needs nvidia-ml-py, which `make gpu-check` installs."""
+    pytest.importorskip("pynvml")
+    report = one.run(args={"milliseconds": 20}, blocks=BlockPlan(0.2, min_steps=5, max_blocks=4))
+    assert report.outcome is None, report.cause
+    seen = report.blocks[-1].observed
+    assert 100 < seen["clock_mhz"] < 5000
+    assert 5 < seen["power_watts"] < 2000
+    assert 0 < seen["energy_joules"] < 2000 * report.blocks[-1].seconds * 2
+    assert seen["throttled"] in (0.0, 1.0)
+    assert seen["step_p50"] > 0.010

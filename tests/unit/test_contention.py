@@ -22,6 +22,12 @@ def test_others_matter_only_where_processors_are_scarce():
     assert not contended(dataclasses.replace(QUIET, observed={}), [])
 
 
+def test_a_device_that_is_throttled_or_shared_disturbs():
+    assert contended(seen(throttled=1.0), [])
+    assert contended(seen(foreign_processes=1.0), [])
+    assert not contended(seen(throttled=0.0, foreign_processes=0.0), [])
+
+
 def test_a_rank_that_suddenly_lags_is_a_disturbance_and_one_that_always_does_is_none():
     # Step time 0.1 s: own time of the ranks 0.09 and 0.09, then 0.09 and 0.03.
     alike, lagging = seen(exposed_seconds=[0.01, 0.01]), seen(exposed_seconds=[0.01, 0.07])

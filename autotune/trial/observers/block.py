@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.trial.observers import communication, settling
 from autotune.trial.observers.contention import NodeLoad
+from autotune.trial.observers.device import DeviceWatch
 from autotune.trial.observers.timing import StepMarks
 from autotune.trial.protocol import Observed
 
@@ -22,12 +24,14 @@ class BlockObservers:
         self._device = device
         self._load = NodeLoad() if node else None
         self._settled = settling.so_far(device)
+        self._nvidia = DeviceWatch(device)
         communication.sample(model)
 
     def start(self) -> None:
         """Just before a block."""
         if self._load:
             self._load.start()
+        self._nvidia.start()
         self.marks.start()
 
     def stop(self) -> tuple[float, ...]:
@@ -43,12 +47,13 @@ class BlockObservers:
             news.compilations,
             news.compile_seconds,
             news.alloc_retries,
+            *self._nvidia.stop(),
         )
 
 
 def together(columns: Sequence[Sequence[float]]) -> Observed:
     """What the ranks saw of a block, from the columns of their `BlockObservers.stop`."""
-    p50, p95, longest, exposed, foreign, idle, compilations, compiling, retries = columns
+    p50, p95, longest, exposed, foreign, idle, compilations, compiling, retries, *device = columns
     observed = Observed(
         step_p50=max(p50),
         step_p95=max(p95),
@@ -61,4 +66,22 @@ def together(columns: Sequence[Sequence[float]]) -> Observed:
         observed["exposed_seconds"] = list(exposed)
     nodes = [(f, i) for f, i in zip(foreign, idle, strict=True) if not math.isnan(f)]
     observed["foreign_cpu"], observed["idle_cpu"] = max(nodes)
-    return observed
+    return cast(Observed, {**observed, **_device(*device)})
+
+
+def _device(
+    clocks: Sequence[float],
+    throttled: Sequence[float],
+    watts: Sequence[float],
+    joules: Sequence[float],
+    others: Sequence[float],
+) -> dict[str, float]:
+    """The slowest clock, the highest of the rest, the sum of the energy: of what was observed."""
+    found = {
+        "clock_mhz": min(clocks),
+        "throttled": max(throttled),
+        "power_watts": max(watts),
+        "energy_joules": sum(joules),
+        "foreign_processes": max(others),
+    }
+    return {name: value for name, value in found.items() if not math.isnan(value)}

@@ -1,0 +1,91 @@
+"""An NVIDIA device during a block, as NVML tells: clock, throttling, power, energy, other processes.
+
+It is read between blocks only. Without an NVIDIA device, or without nvidia-ml-py, nothing is observed.
+"""
+
+import importlib
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from autotune.trial import processes
+
+_NAN = float("nan")
+_THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
+"""Hardware slow-down, software and hardware thermal slow-down, power brake. Not the power cap: devices
+run at that all the time."""
+
+
+class DeviceState(NamedTuple):
+    """Of the device of one rank; NaN where it could not be observed."""
+
+    clock_mhz: float = _NAN
+    throttled: float = _NAN
+    power_watts: float = _NAN
+    energy_joules: float = _NAN
+    foreign_processes: float = _NAN
+
+
+class DeviceWatch:
+    """Watches the device of this rank."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._energy = _NAN
+        self._nvml: Any = None
+        self._handle: Any = None
+        self._unreadable: Any = ()
+        if device.type == "cuda":
+            self._open(device)
+
+    def _open(self, device: torch.device) -> None:
+        try:
+            self._nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return
+        self._unreadable = self._nvml.NVMLError
+        try:
+            self._nvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except self._unreadable:
+            self._handle = None
+
+    def start(self) -> None:
+        """Begin a block."""
+        if self._handle is not None:
+            self._energy = self._joules()
+
+    def stop(self) -> DeviceState:
+        """What happened since `start`; clock, power and throttling as they are now."""
+        if self._handle is None:
+            return DeviceState()
+        nvml, handle = self._nvml, self._handle
+        reasons = self._read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        return DeviceState(
+            clock_mhz=self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            throttled=float(bool(int(reasons) & _THROTTLED)) if reasons == reasons else _NAN,
+            power_watts=self._read(nvml.nvmlDeviceGetPowerUsage, handle) / 1e3,
+            energy_joules=self._joules() - self._energy,
+            foreign_processes=self._foreign(),
+        )
+
+    def _joules(self) -> float:
+        return self._read(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle) / 1e3
+
+    def _foreign(self) -> float:
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._unreadable:
+            return _NAN
+        pids = {process.pid for process in found}
+        if os.getpid() not in pids:
+            return _NAN  # in a container the device knows this process by another number
+        ours = {os.getppid(), *processes.descendants(os.getppid())}
+        return float(len(pids - ours))
+
+    def _read(self, question: Any, *arguments: Any) -> float:
+        try:
+            return float(question(*arguments))
+        except self._unreadable:
+            return _NAN  # not every device answers every question

@@ -62,7 +62,11 @@ def _configuration(knobs: dict[str, Any]) -> list[str]:
 
 def _finalist_row(finalist: dict[str, Any]) -> str:
     ratio = finalist["ratio_to_recommended"]
-    shown = f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" if ratio else "-"
+    shown = "-"
+    if ratio and ratio["high"] is not None:
+        shown = f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+    elif ratio:
+        shown = f"{ratio['value']:.3f} (once, no interval)"
     remark = "baseline" if finalist["baseline"] else ""
     if finalist["dropped_after_round"]:
         remark += f" dropped after round {finalist['dropped_after_round']}"

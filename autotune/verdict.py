@@ -1,5 +1,6 @@
 """What a study concludes, in one sentence. Pure functions over a confirmation."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,8 +46,17 @@ class Verdict:
     refused: tuple[dict[str, Any], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+        """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
+        found: dict[str, Any] = _finite(asdict(self))
+        return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def conclude(confirmation: Confirmation, unit: str, world_size: int, checks: GateRecord) -> Verdict:

@@ -132,6 +132,8 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
     )
 
 
-def _rounded(interval: Mapping[str, float]) -> dict[str, float]:
-    """Six significant digits: more than any measurement means."""
-    return {name: float(f"{value:.6g}") for name, value in interval.items()}
+def _rounded(interval: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Six significant digits: more than any measurement means. None: without bound."""
+    return {
+        name: None if value is None else float(f"{value:.6g}") for name, value in interval.items()
+    }

@@ -34,7 +34,7 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
     paused = tiny.wait_lease()
     interrupted = tiny.wait_running(after=1)
     os.kill(paused.pid, signal.SIGSTOP)
-    rival = tiny.spawn("daemon", "--idle-exit", "5", "--storage", tiny.url)
+    rival = tiny.spawn("daemon", "--idle-exit", "20", "--storage", tiny.url)
 
     def taken_over() -> bool:
         lease = tiny.lease()

@@ -195,7 +195,7 @@ def test_a_finalist_that_fails_in_its_second_round_is_dropped(
         assert verdict is not None
         assert verdict["trial"] == 0
         assert [f["dropped_after_round"] for f in verdict["finalists"]] == [None, 2]
-        status = tiny.run("status", tiny.name, "--json").stdout
+        status = tiny.run("status", tiny.name, "--json", "--storage", tiny.url).stdout
         json.loads(status, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-        again = tiny.run("report", tiny.name, "--recompute", "--json")
+        again = tiny.run("report", tiny.name, "--recompute", "--json", "--storage", tiny.url)
         assert again.returncode == 0, again.stderr

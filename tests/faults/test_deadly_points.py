@@ -8,8 +8,7 @@ from autotune.spec import load
 from autotune.submission import submit as enqueue
 from tests.steering import StudyFolder, quick_measurement
 
-# Minutes of kills and restarts: `make test-full`.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(600)
 
 ONE_RANK = {"workers": 1}
 
@@ -38,6 +37,7 @@ def test_deaths_all_through_the_search_lose_and_repeat_nothing(tiny: StudyFolder
     assert json.loads(again.stdout)["trial"] == tiny.study().verdict["trial"]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 4})
     tiny.die("after", "Optuna.create_new_trial", 2)  # asked for, nothing of it stored
@@ -47,6 +47,7 @@ def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder) ->
     tiny.assert_complete(trials=4)
 
 
+@pytest.mark.slow
 def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
     tiny.die("after", "Repository.begin_attempt", 2)
@@ -54,6 +55,7 @@ def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: Stud
     tiny.assert_complete(trials=2)
 
 
+@pytest.mark.slow
 def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
     tiny.die("after", "Repository.finish_attempt", 3)
@@ -63,6 +65,7 @@ def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFol
     assert (tiny.folder / "best.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 30}, search_space={"micro_batch": [1, 2]})
     tiny.die("before", "Repository.finish_study")
@@ -70,6 +73,7 @@ def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder) -> Non
     tiny.assert_complete(trials=2)
 
 
+@pytest.mark.slow
 def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFolder) -> None:
     """Its first knob was drawn by a daemon that is dead; the second must still fit to it."""
     submit(

@@ -7,8 +7,7 @@ import pytest
 
 from tests.steering import StudyFolder, study_folder
 
-# Minutes of kills and restarts: `make test-full`.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(600)
 
 ECHO = """
 import json
@@ -60,6 +59,7 @@ def assert_arrives(tiny: StudyFolder, study_file: str) -> None:
     assert list(tiny.folder.parent.rglob("pwned")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ['it\'s "mine"; touch pwned $(touch pwned)\n--storage', "who? 100% #1 & a=b @home:8"],

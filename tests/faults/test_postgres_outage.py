@@ -12,8 +12,7 @@ from sqlalchemy import inspect, text
 
 from tests.steering import Command, StudyFolder, processes_in, study_folder, wait_for
 
-# Minutes of kills and restarts: `make test-full`.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(600)
 
 SECRET = "hunter2secret"
 PASSWORD = f"p@ss/w:rd %{SECRET}'\""

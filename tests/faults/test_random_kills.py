@@ -16,8 +16,7 @@ from tests.steering import (
     wait_for,
 )
 
-# Minutes of kills and restarts: `make test-full`.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(600)
 
 TRIALS = 8
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
@@ -45,6 +44,7 @@ def kill_at_random(tiny: StudyFolder, seed: int, kills: int) -> None:
     assert (tiny.folder / "best.yaml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
     kill_at_random(tiny, seed, kills=3)
@@ -57,6 +57,7 @@ def test_three_hundred_kills_at_random_moments(tiny: StudyFolder, seed: int) -> 
     kill_at_random(tiny, seed, kills=5)
 
 
+@pytest.mark.slow
 def test_no_process_of_a_study_survives_its_daemon(tiny: StudyFolder) -> None:
     """Not even one that left its session and ignores SIGTERM."""
     arguments = {"trouble": "grandchild", "sleep": 0.005}
@@ -81,6 +82,7 @@ def is_marked(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_start_brings_a_killed_daemon_back_while_it_follows(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1}, budget={"trials": 3})
     following = tiny.spawn("start", "study.yaml")

@@ -10,8 +10,7 @@ from sqlalchemy import text
 from autotune.daemon import LEASE_SECONDS
 from tests.steering import StudyFolder, wait_for
 
-# Minutes of kills and restarts: `make test-full`.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(600)
 
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
 SLOW = {"name": "tiny:build", "args": {"sleep": 0.03}}
@@ -22,6 +21,7 @@ def rows(tiny: StudyFolder, query: str) -> list[tuple[object, ...]]:
         return [tuple(row) for row in connection.execute(text(query))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "comes_back", ["in mid study", pytest.param("when all is done", marks=pytest.mark.slow)]
 )
@@ -66,6 +66,7 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
     tiny.wait_nothing_runs()
 
 
+@pytest.mark.slow
 def test_of_several_daemons_one_runs_the_study(tiny: StudyFolder) -> None:
     """They even create the tables at the same time."""
     daemons = [tiny.spawn("daemon", "--idle-exit", "8", "--storage", tiny.url) for _ in range(3)]

@@ -11,8 +11,7 @@ from search_spaces import CATALOGUE
 from storage import StoredAttempt
 from tests.steering import StudyFolder, quick_measurement, study_folder
 
-# Minutes of kills and restarts: `make test-full`.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(600)
 
 MEMORY = {"workers": 2, "memory_per_worker": "1GiB"}
 UNSPEAKABLE = """
@@ -71,6 +70,7 @@ def needs_as_much(knobs: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and knobs["micro_batch"] >= other["micro_batch"]
 
 
+@pytest.mark.slow
 def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "oom"}, resources=MEMORY, budget={"trials": 8})
     assert found.returncode == 1
@@ -80,6 +80,7 @@ def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None
     tiny.assert_complete()
 
 
+@pytest.mark.slow
 def test_a_study_whose_every_trial_raises_ends_early_and_shows_the_error(
     tiny: StudyFolder,
 ) -> None:
@@ -139,12 +140,14 @@ def assert_error_is_recorded(tiny: StudyFolder, text: str) -> None:
     assert "no such file" in tiny.attempts("search")[1].result.cause
 
 
+@pytest.mark.slow
 def test_an_error_with_a_nul_is_recorded(tmp_path: Path, postgres_url: str) -> None:
     """PostgreSQL keeps no NUL in a text."""
     with study_folder(tmp_path, postgres_url) as tiny:
         assert_error_is_recorded(tiny, "\\x00")
 
 
+@pytest.mark.slow
 def test_an_error_with_half_a_surrogate_is_recorded(tiny: StudyFolder) -> None:
     """As Python shows a byte in a file name that is not UTF-8; no UTF-8 text holds it."""
     assert_error_is_recorded(tiny, "\\udcff")
@@ -174,6 +177,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_a_finalist_that_fails_in_its_second_round_is_dropped(
     tmp_path: Path, postgres_url: str
 ) -> None:

@@ -1,19 +1,17 @@
 """One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
 
-import random
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune import gate
 from autotune.attempts import Bench, Finished, Job
+from autotune.budget import Budget
 from autotune.calibration import Calibration
-from autotune.confirmation import Confirmation, replay
 from autotune.errors import BadInput, LeaseLost
-from autotune.judging import LOST, TrajectoryRun
+from autotune.finals import Finals
+from autotune.judging import LOST
 from autotune.notes import trial_note
 from autotune.search.sampling import sampler
 from autotune.search.space import Space
@@ -22,13 +20,9 @@ from autotune.verdict import Verdict, conclude, no_result
 from launchers import Launcher
 from search_spaces import Facts
 from search_spaces.constraints import refused_global_batch
-from storage import Purpose, StoredAttempt, StoredBlock, StoredNoise, TrialLedger
+from storage import Purpose, StoredAttempt, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
-_CONFIRMATION_SHARE = 0.25
-"""Of the wall time: kept back from the search."""
-_BROKEN_AFTER = 5
-"""When the first trials, and so many, all fail, it is the workload and not the knobs."""
 
 
 class Stopped(Exception):
@@ -63,7 +57,7 @@ class Tuner:
         self._spec: StudySpec = job.spec
         self._launcher = launcher
         self._signals = signals
-        self._started = time.monotonic()
+        self._budget = Budget(job.spec.budget, job.study.elapsed, job.world_size)
         self._space = Space(
             job.spec.values(), job.spec.full_baseline(), facts_of(job.spec, launcher)
         )
@@ -87,13 +81,13 @@ class Tuner:
         try:
             reason = self._search(bench)
             self._say(f"The search ends: {reason}.")
-            confirmation = self._confirm(bench)
+            finals = Finals(self._job, bench, self._signals.check, lambda: self._budget.out_of_time)
+            confirmation = finals.run()
         finally:
             bench.abandon()
         if confirmation is None:
             return no_result(self._attempts())
-        found = gate.record(self._attempts(), self._spec.full_baseline(), self._blocks)
-        return conclude(confirmation, self.unit, self._job.world_size, found)
+        return conclude(confirmation, self.unit, self._job.world_size, finals.checks())
 
     @property
     def ledger(self) -> TrialLedger:
@@ -140,7 +134,8 @@ class Tuner:
             while bench.has_free_slot and self._run_baseline_again(bench):
                 pass
             while bench.has_free_slot and not reason:
-                reason = self._why_enough() or self._launch_next(bench)
+                reason = self._budget.why_enough(self._ledger.trials(), self._attempts())
+                reason = reason or self._launch_next(bench)
             if bench.idle and not unlaunched:
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
@@ -203,40 +198,6 @@ class Tuner:
                 self._ledger.tell(trial.number, attempt.result, note)
         return unlaunched
 
-    def _why_enough(self) -> str:
-        budget = self._spec.budget
-        trials = [t for t in self._ledger.trials() if t.state != TrialState.WAITING]
-        if budget.trials is not None and self._launched(trials) >= budget.trials:
-            return f"the budget of {budget.trials} trials is spent"
-        if budget.wall_time is not None:
-            share = (1 - _CONFIRMATION_SHARE) * budget.wall_time
-            if self._elapsed() >= share:
-                return f"{share:.0f} s of the wall time are spent; the rest is for confirmation"
-        if budget.device_hours is not None and self._device_hours() >= budget.device_hours:
-            return f"the budget of {budget.device_hours:g} device hours is spent"
-        finished = [t for t in trials if t.state.is_finished()]
-        if len(finished) >= _BROKEN_AFTER and all(
-            t.user_attrs.get("end") in ("ERROR", "CRASH") for t in finished
-        ):
-            return "every trial ends in an error"
-        return ""
-
-    def _launched(self, trials: list[FrozenTrial]) -> int:
-        launched = {a.trial for a in self._attempts() if a.purpose == Purpose.SEARCH}
-        return sum(trial.number in launched for trial in trials)
-
-    def _elapsed(self) -> float:
-        return self._job.study.elapsed + time.monotonic() - self._started
-
-    def _out_of_time(self) -> bool:
-        wall_time = self._spec.budget.wall_time
-        return wall_time is not None and self._elapsed() >= wall_time
-
-    def _device_hours(self) -> float:
-        searching = (Purpose.SEARCH, Purpose.CALIBRATE)
-        spent = sum(a.result.wall_seconds for a in self._attempts() if a.purpose in searching)
-        return spent * self._job.world_size / 3600
-
     def _incumbent_low(self) -> float:
         lows = [
             a.result.throughput * (1 - a.result.half_width)
@@ -247,61 +208,6 @@ class Tuner:
             and a.result.half_width is not None
         ]
         return max(lows, default=0.0)
-
-    # The confirmation
-
-    def _confirm(self, bench: Bench) -> Confirmation | None:
-        """Finalists and baseline again, in randomised rounds; None if there is nobody to confirm."""
-        while True:
-            confirmation = self._replay()
-            if confirmation is None or not confirmation.members():
-                return None
-            if self._check_numerics(bench, confirmation):
-                continue
-            if confirmation.decided(in_a_hurry=self._out_of_time()):
-                return confirmation
-            self._complete_round(bench, confirmation)
-
-    def _check_numerics(self, bench: Bench, confirmation: Confirmation) -> bool:
-        """Make one run that the numerics gate needs; False if it needs none."""
-        candidates = list(confirmation.candidates.values())
-        baseline, attempts = self._spec.full_baseline(), self._attempts()
-        check = gate.next_check(candidates, baseline, attempts, self._blocks)
-        if check is None:
-            return False
-        judge = TrajectoryRun(check.reference)
-        bench.start(check.trial, check.knobs, check.purpose, judge=judge)
-        self._wait_for_one(bench)
-        return True
-
-    def _replay(self) -> Confirmation | None:
-        plan = self._spec.measurement
-        return replay(
-            self._attempts(),
-            self._spec.full_baseline(),
-            finalists=plan.finalists,
-            most_rounds=plan.rounds,
-        )
-
-    def _complete_round(self, bench: Bench, confirmation: Confirmation) -> None:
-        """Measure whoever is still missing, one after another, in an order drawn for the round."""
-        number = confirmation.next_round
-        order = confirmation.members()
-        random.Random(f"{self._spec.seed}/{number}").shuffle(order)
-        for trial in order:
-            knobs = confirmation.candidates[trial].knobs
-            while trial not in confirmation.recorded(self._attempts()):
-                bench.start(trial, knobs, Purpose.CONFIRM, round_=number)
-                self._wait_for_one(bench)
-
-    def _wait_for_one(self, bench: Bench) -> Finished:
-        while True:
-            self._signals.check()
-            for finished in bench.finished(_POLL_SECONDS):
-                return finished
-
-    def _blocks(self, attempt_id: int) -> list[StoredBlock]:
-        return self._job.repository.blocks(attempt_id)
 
     def _attempts(self) -> list[StoredAttempt]:
         return self._job.repository.attempts(self._job.study.id)

@@ -1,0 +1,61 @@
+"""Whether a study has searched enough. Pure, but for the clock."""
+
+import time
+from collections.abc import Sequence
+
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.spec import BudgetSpec
+from storage import Purpose, StoredAttempt
+
+_CONFIRMATION_SHARE = 0.25
+"""Of the wall time: kept back from the search."""
+_BROKEN_AFTER = 5
+"""When the first trials, and so many, all fail, it is the workload and not the knobs."""
+_FAILURES = ("ERROR", "CRASH")
+
+
+class Budget:
+    """Of one study, some of which an earlier daemon may have spent."""
+
+    def __init__(self, limits: BudgetSpec, elapsed: float, world_size: int) -> None:
+        """Start the clock at so many seconds."""
+        self._limits = limits
+        self._world_size = world_size
+        self._started = time.monotonic() - elapsed
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether all wall time is spent, that of the confirmation included."""
+        wall_time = self._limits.wall_time
+        return wall_time is not None and self._elapsed() >= wall_time
+
+    def why_enough(self, trials: Sequence[FrozenTrial], attempts: Sequence[StoredAttempt]) -> str:
+        """The reason to end the search, in words; empty while there is none."""
+        limits = self._limits
+        begun = [trial for trial in trials if trial.state != TrialState.WAITING]
+        if limits.trials is not None and _launched(begun, attempts) >= limits.trials:
+            return f"the budget of {limits.trials} trials is spent"
+        if limits.wall_time is not None:
+            share = (1 - _CONFIRMATION_SHARE) * limits.wall_time
+            if self._elapsed() >= share:
+                return f"{share:.0f} s of the wall time are spent; the rest is for confirmation"
+        if limits.device_hours is not None and self._device_hours(attempts) >= limits.device_hours:
+            return f"the budget of {limits.device_hours:g} device hours is spent"
+        ends = [trial.user_attrs.get("end") for trial in begun if trial.state.is_finished()]
+        if len(ends) >= _BROKEN_AFTER and all(end in _FAILURES for end in ends):
+            return "every trial ends in an error"
+        return ""
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _device_hours(self, attempts: Sequence[StoredAttempt]) -> float:
+        searching = (Purpose.SEARCH, Purpose.CALIBRATE)
+        spent = sum(a.result.wall_seconds for a in attempts if a.purpose in searching)
+        return spent * self._world_size / 3600
+
+
+def _launched(trials: Sequence[FrozenTrial], attempts: Sequence[StoredAttempt]) -> int:
+    launched = {a.trial for a in attempts if a.purpose == Purpose.SEARCH}
+    return sum(trial.number in launched for trial in trials)

@@ -1,0 +1,87 @@
+"""The finals of a study: numerics gate, then finalists and baseline again in randomised rounds."""
+
+import random
+from collections.abc import Callable
+
+from autotune import gate
+from autotune.attempts import Bench, Job
+from autotune.confirmation import Confirmation, replay
+from autotune.judging import TrajectoryRun
+from storage import Purpose, StoredAttempt
+
+_POLL_SECONDS = 0.2
+
+
+class Finals:
+    """Goes on from wherever the records stand."""
+
+    def __init__(
+        self, job: Job, bench: Bench, check: Callable[[], None], out_of_time: Callable[[], bool]
+    ) -> None:
+        """Take in whom to ask.
+
+        Args:
+            job: the study.
+            bench: runs the attempts; idle.
+            check: raises when the study is to stop; called again and again.
+            out_of_time: whether to make do with the fewest rounds.
+        """
+        self._job = job
+        self._bench = bench
+        self._check = check
+        self._out_of_time = out_of_time
+        self._baseline = job.spec.full_baseline()
+
+    def run(self) -> Confirmation | None:
+        """The decided confirmation; None if there is nobody to confirm."""
+        while True:
+            confirmation = self._replay()
+            if confirmation is None or not confirmation.members():
+                return None
+            if self._check_numerics(confirmation):
+                continue  # whoever is refused makes room for the next
+            if confirmation.decided(in_a_hurry=self._out_of_time()):
+                return confirmation
+            self._complete_round(confirmation)
+
+    def checks(self) -> gate.GateRecord:
+        """What the numerics gate has found."""
+        return gate.record(self._attempts(), self._baseline, self._job.repository.blocks)
+
+    def _replay(self) -> Confirmation | None:
+        plan = self._job.spec.measurement
+        return replay(
+            self._attempts(), self._baseline, finalists=plan.finalists, most_rounds=plan.rounds
+        )
+
+    def _check_numerics(self, confirmation: Confirmation) -> bool:
+        """Make one run that the numerics gate needs; False if it needs none."""
+        candidates = list(confirmation.candidates.values())
+        blocks = self._job.repository.blocks
+        check = gate.next_check(candidates, self._baseline, self._attempts(), blocks)
+        if check is None:
+            return False
+        judge = TrajectoryRun(check.reference)
+        self._bench.start(check.trial, check.knobs, check.purpose, judge=judge)
+        self._wait()
+        return True
+
+    def _complete_round(self, confirmation: Confirmation) -> None:
+        """Measure whoever is still missing, one after another, in an order drawn for the round."""
+        number = confirmation.next_round
+        order = confirmation.members()
+        random.Random(f"{self._job.spec.seed}/{number}").shuffle(order)
+        for trial in order:
+            knobs = confirmation.candidates[trial].knobs
+            while trial not in confirmation.recorded(self._attempts()):
+                self._bench.start(trial, knobs, Purpose.CONFIRM, round_=number)
+                self._wait()
+
+    def _wait(self) -> None:
+        while not self._bench.idle:
+            self._check()
+            for _ in self._bench.finished(_POLL_SECONDS):
+                pass
+
+    def _attempts(self) -> list[StoredAttempt]:
+        return self._job.repository.attempts(self._job.study.id)

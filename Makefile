@@ -35,6 +35,7 @@ check: $(READY)  ## style, types, layers
 bench: $(READY)  ## the figures of the README
 	$(BIN)/python benchmarks/overhead.py --json
 	$(BIN)/python benchmarks/agreement.py --json
+	$(BIN)/python benchmarks/fidelity.py --json
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel

@@ -63,8 +63,8 @@ SPACE = {
     "bucket_cap_mb": [1, 25],
 }
 PLANTED = 0.03
-TRIAL = Limits(warmup=1.0, longest=1.5, precision=0.02)
-BLOCKS = BlockPlan(seconds=0.15, min_steps=2)
+TRIAL = Limits(warmup=0.5, longest=0.9, precision=0.02)
+BLOCKS = BlockPlan(seconds=0.1, min_steps=2)
 LONGER = 10
 
 
@@ -144,7 +144,7 @@ def fidelity(bench: Bench, many: int) -> dict[str, Any]:
         dict(zip(SPACE, values, strict=True))
         for values in draw.sample(list(combinations(SPACE)), 20 * many)
     ]
-    rounds = finalists(bench, 24 * many, draw)
+    rounds = finalists(bench, 16 * many, draw)
     sigma = noise_of(rounds)
     return {
         "noise": sigma,

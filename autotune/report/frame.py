@@ -8,8 +8,9 @@ from storage import Repository
 def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
     """One row per attempt, in the order in which they were started.
 
-    Columns: trial, purpose (search or confirm), round, attempt, state, cause, throughput and its
-    relative half_width (95 %), steady, peak_bytes, wall_seconds, then one per knob.
+    Columns: trial, purpose (see storage.Purpose), round, attempt, state, cause, throughput and its
+    relative half_width (95 %), of which block_half_width and sigma_run are the parts, steady, contended,
+    peak_bytes, wall_seconds, then one per knob.
     """
     rows = [
         {
@@ -21,7 +22,10 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
             "cause": attempt.result.cause,
             "throughput": attempt.result.throughput,
             "half_width": attempt.result.half_width,
+            "block_half_width": attempt.result.block_half_width,
+            "sigma_run": attempt.result.sigma_run,
             "steady": attempt.result.steady,
+            "contended": attempt.result.contended,
             "peak_bytes": attempt.result.peak_bytes,
             "wall_seconds": attempt.result.wall_seconds,
             **attempt.knobs,

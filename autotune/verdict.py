@@ -191,7 +191,7 @@ def _numerics_sentence(trial: int, names: Sequence[str], checks: GateRecord) -> 
     if trial not in checks.passed:
         return f" {what} can change the loss, which could not be checked: compare a longer run."
     distance = checks.passed[trial].loss_distance
-    return f" With {what} the loss stays within {distance:.1%} of fp32 over {STEPS} steps."
+    return f" With {what} the loss stays within {distance:.2%} of fp32 over {STEPS} steps."
 
 
 def _refusals(checks: GateRecord, today: Mapping[str, Any]) -> str:

@@ -28,15 +28,13 @@ class BlockObservers:
         communication.sample(model)
 
     def start(self) -> None:
-        """Just before a block."""
-        if self._load:
-            self._load.start()
-        self._nvidia.start()
+        """Just before a block. Nothing here may take long on one rank: the others would wait for it in
+        their timed steps."""
         self.marks.start()
 
     def stop(self) -> tuple[float, ...]:
-        """Just after a block: this rank's part for `together`."""
-        load = self._load.stop() if self._load else None
+        """Just after a block, and before the ranks meet: this rank's part for `together`."""
+        load = self._load.shares() if self._load else None
         settled = settling.so_far(self._device)
         news, self._settled = settled.since(self._settled), settled
         return (
@@ -47,7 +45,7 @@ class BlockObservers:
             news.compilations,
             news.compile_seconds,
             news.alloc_retries,
-            *self._nvidia.stop(),
+            *self._nvidia.state(),
         )
 
 

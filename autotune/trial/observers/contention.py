@@ -23,22 +23,18 @@ class Shares:
 
 
 class NodeLoad:
-    """Reads the accounts at both ends of a block, outside of the timed steps."""
+    """Reads the accounts between blocks, while all ranks wait for each other anyway."""
 
     def __init__(self) -> None:
         # Ranks are children of the fork server: it and all below it are this trial on this node.
         self._root = os.getppid()
-        self._before = (0.0, 0.0, 0.0)
-
-    def start(self) -> None:
-        """Begin a block."""
         self._before = self._accounts()
 
-    def stop(self) -> Shares:
-        """What happened since `start`."""
-        busy, idle, ours = (
-            now - then for now, then in zip(self._accounts(), self._before, strict=True)
-        )
+    def shares(self) -> Shares:
+        """What has happened since this was last asked."""
+        now = self._accounts()
+        busy, idle, ours = (new - old for new, old in zip(now, self._before, strict=True))
+        self._before = now
         total = busy + idle
         if total <= 0:
             return Shares(0.0, 1.0)

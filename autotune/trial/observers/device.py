@@ -48,25 +48,22 @@ class DeviceWatch:
             self._nvml.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._energy = self._joules()
         except self._unreadable:
             self._handle = None
 
-    def start(self) -> None:
-        """Begin a block."""
-        if self._handle is not None:
-            self._energy = self._joules()
-
-    def stop(self) -> DeviceState:
-        """What happened since `start`; clock, power and throttling as they are now."""
+    def state(self) -> DeviceState:
+        """Energy since this was last asked; clock, power and throttling as they are now."""
         if self._handle is None:
             return DeviceState()
         nvml, handle = self._nvml, self._handle
+        before, self._energy = self._energy, self._joules()
         reasons = self._read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         return DeviceState(
             clock_mhz=self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             throttled=float(bool(int(reasons) & _THROTTLED)) if reasons == reasons else _NAN,
             power_watts=self._read(nvml.nvmlDeviceGetPowerUsage, handle) / 1e3,
-            energy_joules=self._joules() - self._energy,
+            energy_joules=self._energy - before,
             foreign_processes=self._foreign(),
         )
 

@@ -185,8 +185,10 @@ class StudySpec(_Section):
     )
     objective: ObjectiveSpec = ObjectiveSpec()
     budget: BudgetSpec = BudgetSpec()
-    sampler: Literal["tpe", "gp", "random", "grid"] = Field(
-        default="tpe", description="Who suggests the next trial."
+    sampler: Literal["model", "tpe", "gp", "random", "grid"] = Field(
+        default="tpe",
+        description="Who suggests the next trial. model: autotune's own, which knows how the time of a "
+        "step is made up; the others are Optuna's.",
     )
     measurement: MeasurementSpec = MeasurementSpec()
     launcher: Literal["local", "ray"] = Field(

@@ -1,5 +1,6 @@
 """Optuna samplers that never propose what cannot run, what was tried, or what must run out of memory."""
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import Space, key
 from search_spaces import CATALOGUE, KnobValue
 
@@ -124,26 +126,38 @@ def sampler(name: str, space: Space, seed: int) -> FeasibleSampler:
     """The sampler of that name, in this space.
 
     Args:
-        name: tpe, gp, random or grid (every feasible configuration in random order).
+        name: model (PerformanceModelSampler), tpe, gp, random or grid (every feasible configuration in
+            random order).
         seed: give another one when a study goes on, or its first draws come again.
     """
     inner, tries = _INNER[name]
-    return FeasibleSampler(inner(seed), space, seed, tries)
+    return FeasibleSampler(inner(seed, space), space, seed, tries)
 
 
-def _tpe(seed: int) -> BaseSampler:
+def _model(seed: int, space: Space) -> BaseSampler:
+    return PerformanceModelSampler(
+        seed, space.distributions(), allowed=functools.partial(worth_launching, space)
+    )
+
+
+def _tpe(seed: int, _: Space) -> BaseSampler:
     return TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
 
 
-def _gp(seed: int) -> BaseSampler:
+def _gp(seed: int, _: Space) -> BaseSampler:
     return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
+
+
+def _random(seed: int, _: Space) -> BaseSampler:
+    return RandomSampler(seed)
 
 
 # How often each is asked before a random configuration is taken: a Gaussian process takes a second to
 # answer and then proposes much the same again.
-_INNER: dict[str, tuple[Callable[[int], BaseSampler], int]] = {
+_INNER: dict[str, tuple[Callable[[int, Space], BaseSampler], int]] = {
+    "model": (_model, 1),
     "tpe": (_tpe, 50),
     "gp": (_gp, 2),
-    "random": (RandomSampler, 50),
-    "grid": (RandomSampler, 0),
+    "random": (_random, 50),
+    "grid": (_random, 0),
 }

@@ -38,7 +38,7 @@ def test_the_baseline_belongs_to_the_space():
     assert space.distributions()["micro_batch"].choices == (4, 7, 8)
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp", "random", "grid"])
+@pytest.mark.parametrize("name", ["model", "tpe", "gp", "random", "grid"])
 def test_no_sampler_repeats_itself_or_leaves_the_feasible(name):
     facts = Facts(device="cpu", world_size=2, global_batch=64)
     values = {
@@ -53,7 +53,7 @@ def test_no_sampler_repeats_itself_or_leaves_the_feasible(name):
     assert all(not infeasible(space.complete(params), facts) for params in asked)
 
 
-@pytest.mark.parametrize("name", ["tpe", "grid"])
+@pytest.mark.parametrize("name", ["model", "tpe", "grid"])
 def test_a_space_comes_to_its_end(name):
     space = Space({"micro_batch": [1, 2, 8]}, defaults(), CPU)
     with pytest.raises(Exhausted):

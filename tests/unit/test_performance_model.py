@@ -1,0 +1,165 @@
+"""The sampler that knows how a step is made up, on steps that are made up so, and on others."""
+
+import itertools
+import math
+import random
+import statistics
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from autotune.search.performance_model import PerformanceModelSampler
+
+SPACE = {
+    "micro_batch": [1, 2, 4, 8, 16, 32, 64],
+    "accumulation_steps": [1, 2, 4, 8],
+    "precision": ["fp32", "bf16", "fp16"],
+    "bucket_cap_mb": [1, 5, 25, 100],
+    "gradient_as_bucket_view": [False, True],
+    "log_interval": [1, 10, 50],
+}
+DISTRIBUTIONS = {name: CategoricalDistribution(values) for name, values in SPACE.items()}
+BASELINE = {
+    "micro_batch": 8,
+    "accumulation_steps": 1,
+    "precision": "fp32",
+    "bucket_cap_mb": 25,
+    "gradient_as_bucket_view": False,
+    "log_interval": 10,
+}
+
+
+def machine(seed):
+    """Throughput of every configuration on an invented machine; communication overlaps in part."""
+    draw = random.Random(seed)
+    speed = {"fp32": 1.0, "bf16": draw.uniform(0.4, 1.1), "fp16": draw.uniform(0.5, 2)}
+    launch, communication = draw.uniform(0.5, 8), draw.uniform(0.5, 30)
+    pressure, reading = draw.uniform(0, 0.01), draw.uniform(0.1, 5)
+    bucket, overlap = draw.choice(SPACE["bucket_cap_mb"]), draw.uniform(0, 0.8)
+
+    def throughput(p):
+        m, a = p["micro_batch"], p["accumulation_steps"]
+        compute = speed[p["precision"]] * (1 + pressure * m) + launch / m
+        sent = communication * (1 + 0.05 * abs(math.log(p["bucket_cap_mb"] / bucket))) / (m * a)
+        sent *= 0.93 if p["gradient_as_bucket_view"] else 1
+        hidden = min(0.9 * sent, overlap * compute)
+        return 1 / (compute + sent - hidden + reading / (m * a * p["log_interval"]))
+
+    return throughput
+
+
+def trials_needed(value, sampler, *, most=60, direction="maximize"):
+    """Trials until one is within 2 % of the best; the first is the baseline."""
+    every = [dict(zip(SPACE, values, strict=True)) for values in itertools.product(*SPACE.values())]
+    best = max(map(value, every))
+    study = optuna.create_study(direction=direction, sampler=sampler)
+    study.enqueue_trial(BASELINE)
+    for number in range(1, most + 1):
+        trial = study.ask(DISTRIBUTIONS)
+        found = value(trial.params)
+        study.tell(trial, found if direction == "maximize" else 1 / found)
+        if found >= 0.98 * best:
+            return number
+    return most + 1
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_a_dozen_trials_find_the_best_of_two_thousand(direction):
+    needed = [
+        trials_needed(
+            machine(seed), PerformanceModelSampler(seed, DISTRIBUTIONS), direction=direction
+        )
+        for seed in range(12)
+    ]
+    assert statistics.median(needed) <= 12
+    assert max(needed) <= 60
+
+
+def test_parameters_that_mean_nothing_to_it_are_searched_too():
+    space = {f"x{i}": CategoricalDistribution(list("abcd")) for i in range(4)}
+    needed = []
+    for seed in range(10):
+        study = optuna.create_study(
+            direction="maximize", sampler=PerformanceModelSampler(seed, space)
+        )
+        for number in range(1, 61):
+            trial = study.ask(space)
+            value = sum(1 + (letter == "c") for letter in trial.params.values())
+            study.tell(trial, float(value))
+            if value == 8:
+                needed.append(number)
+                break
+    assert len(needed) == 10  # at random 60 of 256 would find it in two of ten
+    assert statistics.median(needed) <= 25
+
+
+def test_suggestions_made_at_once_are_all_different():
+    study = optuna.create_study(
+        direction="maximize", sampler=PerformanceModelSampler(1, DISTRIBUTIONS)
+    )
+    value = machine(1)
+    for _ in range(3):
+        batch = [study.ask(DISTRIBUTIONS) for _ in range(4)]
+        assert len({tuple(sorted(trial.params.items())) for trial in batch}) == 4
+        for trial in batch:
+            study.tell(trial, value(trial.params))
+
+
+def test_only_what_is_allowed_is_suggested():
+    def allowed(trials):
+        return lambda params: params["micro_batch"] * params["accumulation_steps"] == 16
+
+    sampler = PerformanceModelSampler(0, DISTRIBUTIONS, allowed)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for _ in range(12):
+        trial = study.ask(DISTRIBUTIONS)
+        assert trial.params["micro_batch"] * trial.params["accumulation_steps"] == 16
+        study.tell(trial, machine(2)(trial.params))
+
+
+def test_an_ordinary_study_that_suggests_as_it_goes():
+    def objective(trial):
+        m = trial.suggest_int("micro_batch", 1, 64, log=True)
+        rate = trial.suggest_float("rate", 1e-4, 1e-1, log=True)
+        return 1 / (1 + 5 / m + 0.2 * abs(math.log10(rate) + 2))
+
+    study = optuna.create_study(direction="maximize", sampler=PerformanceModelSampler(0))
+    study.optimize(objective, n_trials=25)
+    assert study.best_value > 0.85
+
+
+def test_failures_teach_nothing_and_pruned_trials_what_they_reached():
+    sampler = PerformanceModelSampler(0, DISTRIBUTIONS)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    value = machine(3)
+    for number in range(10):
+        trial = study.ask(DISTRIBUTIONS)
+        if number % 3 == 1:
+            study.tell(trial, state=TrialState.FAIL)
+        elif number % 3 == 2:
+            trial.report(value(trial.params), step=0)
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, value(trial.params))
+    found = sampler.explain(study)
+    assert found is not None
+    assert set(found.params) == set(SPACE)
+    assert found.value > 0
+    assert 0 <= found.gain < 10
+
+
+def test_it_explains_nothing_before_it_has_seen_enough():
+    sampler = PerformanceModelSampler(0, DISTRIBUTIONS)
+    assert sampler.explain(optuna.create_study(direction="maximize", sampler=sampler)) is None
+
+
+def test_numbers_between_grid_points_count_as_the_nearest():
+    space = {"micro_batch": IntDistribution(1, 100), "lr": FloatDistribution(0.0, 1.0)}
+    study = optuna.create_study(direction="maximize", sampler=PerformanceModelSampler(0, space))
+    for _ in range(10):
+        study.enqueue_trial({"micro_batch": random.Random(0).randint(1, 100), "lr": 0.123})
+        trial = study.ask(space)
+        study.tell(trial, float(trial.params["micro_batch"]))
+    assert study.ask(space).params["micro_batch"] > 50

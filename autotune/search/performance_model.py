@@ -144,13 +144,12 @@ class PerformanceModelSampler(BaseSampler):
     def _first_allowed(
         self, order: NDArray[np.int64], candidates: NDArray[np.int64], grid: "Grid", trials: Any
     ) -> dict[str, Any]:
-        tried = {tuple(grid.encode(t.params)) for t in trials if grid.covers(t.params)}
+        tried = {tuple(t.params[n] for n in grid.names) for t in trials if grid.covers(t.params)}
         allowed = self._allowed(trials) if self._allowed else lambda _: True
         for number in order:
-            if tuple(candidates[number]) not in tried:
-                params = grid.decode(candidates[number])
-                if allowed(params):
-                    return params
+            params = grid.decode(candidates[number])
+            if tuple(params.values()) not in tried and allowed(params):
+                return params
         return grid.decode(candidates[order[0]])  # all were tried: measure the most promising again
 
 
@@ -254,25 +253,26 @@ class Observations:
         """From the trials of a study: the fastest and the newest of very many."""
         rate = study.direction == StudyDirection.MAXIMIZE
         found = [
-            (grid.encode(t.params), 1 / value if rate else value, _relative_noise(t))
+            (1 / value if rate else value, t)
             for t in trials
             if grid.covers(t.params) and (value := _value(t)) is not None
         ]
         if len(found) > _MOST_OBSERVATIONS:
             half = _MOST_OBSERVATIONS // 2
             older, newer = found[:-half], found[-half:]
-            found = sorted(older, key=lambda one: one[1])[:half] + newer
+            found = sorted(older, key=lambda one: one[0])[:half] + newer
         running = [
             grid.encode(t.params)
             for t in trials
             if t.state == TrialState.RUNNING and grid.covers(t.params)
         ]
         width = len(grid.names)
-        times = np.array([time for _, time, _ in found])
+        times = np.array([time for time, _ in found])
         unit = float(times.min()) if len(times) else 1.0
-        relative = np.array([noise for _, _, noise in found])
+        relative = np.array([_relative_noise(trial) for _, trial in found])
+        rows = [grid.encode(trial.params) for _, trial in found]
         return cls(
-            rows=np.array([row for row, _, _ in found], dtype=np.int64).reshape(-1, width),
+            rows=np.array(rows, dtype=np.int64).reshape(-1, width),
             times=times / unit,
             noise=relative * times / unit,
             running=np.array(running, dtype=np.int64).reshape(-1, width),

@@ -158,8 +158,8 @@ def test_it_explains_nothing_before_it_has_seen_enough():
 def test_numbers_between_grid_points_count_as_the_nearest():
     space = {"micro_batch": IntDistribution(1, 100), "lr": FloatDistribution(0.0, 1.0)}
     study = optuna.create_study(direction="maximize", sampler=PerformanceModelSampler(0, space))
-    for _ in range(10):
-        study.enqueue_trial({"micro_batch": random.Random(0).randint(1, 100), "lr": 0.123})
+    for number in range(10):
+        study.enqueue_trial({"micro_batch": 1 + 7 * number, "lr": 0.123})
         trial = study.ask(space)
         study.tell(trial, float(trial.params["micro_batch"]))
     assert study.ask(space).params["micro_batch"] > 50

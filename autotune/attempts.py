@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -75,12 +77,19 @@ class Job:
             log_dir=str(self.log_dir / name),
         )
 
+    @property
+    def workload(self) -> str:
+        """Name of the workload with a digest of its arguments: what noise is known by."""
+        spec = self.spec.workload
+        arguments = json.dumps(spec.args, sort_keys=True).encode()
+        return f"{spec.name[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
+
     def known_sigma(self) -> float | None:
         """Run-to-run noise that an earlier study has found here."""
         found = self.repository.noise_before(
             self.study.id,
             self.environment_id,
-            workload=self.spec.workload.name,
+            workload=self.workload,
             world_size=self.world_size,
         )
         return found.sigma_run if found else None
@@ -92,7 +101,7 @@ class Job:
             self.study.id,
             self.environment_id,
             noise,
-            workload=self.spec.workload.name,
+            workload=self.workload,
             world_size=self.world_size,
         )
 

@@ -132,7 +132,10 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
         return
     living_holder(repository, repository.study(name).cluster)  # a dead one loses its lease
     repository.request_stop(name)
-    print(f"{name} stops within seconds; autotune resume {name} goes on.")
+    ended = repository.study(name).state.ended
+    print(
+        f"{name} {'is stopped' if ended else 'stops within seconds'}; autotune resume {name} goes on."
+    )
 
 
 @app.command()
@@ -212,7 +215,9 @@ def export(
         return
     content = repository.recommendation(found.id)
     if content is None:
-        raise BadInput(f"{name} recommends nothing yet ({found.state}); let it run to its verdict")
+        verdict = found.verdict
+        why = verdict["sentence"] if verdict else f"it is {found.state}; let it run to its verdict"
+        raise BadInput(f"{name} recommends nothing: {why}")
     target = output or _export_path(found)
     try:
         write(target, content)

@@ -241,7 +241,7 @@ class _Session:
         self._repository.say(
             self._lease,
             self._study.id,
-            f"{launcher.workers} ranks on {what}, "
+            f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
             f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher}).",
         )
 

@@ -27,7 +27,7 @@ def follow(
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
     last_look = time.monotonic()
-    away = _Absence(console)
+    away, nobody = _Absence(console), _Nobody(console, repository)
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
             with away.waiting():
@@ -38,10 +38,30 @@ def follow(
                     return study
                 if console.is_terminal:
                     headline.update(lines.headline())
-                if keep_alive and time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
+                if keep_alive is None:
+                    nobody.look(study)
+                elif time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
                     last_look = time.monotonic()
                     keep_alive()
             time.sleep(_POLL_SECONDS)
+
+
+class _Nobody:
+    """Says, once each time, that no daemon runs a study that somebody only watches."""
+
+    def __init__(self, console: Console, repository: Repository) -> None:
+        self._console = console
+        self._repository = repository
+        self._said = False
+
+    def look(self, study: StoredStudy) -> None:
+        """Look whether there is one."""
+        lease = self._repository.lease_state(study.cluster)
+        served = lease is not None and lease.seconds_left > 0
+        if not served and not self._said:
+            text = f"No daemon runs it; autotune resume {study.name} starts one."
+            self._console.print(text, markup=False)
+        self._said = not served
 
 
 class _Absence:

@@ -92,7 +92,9 @@ def record(attempts: Sequence[StoredAttempt], baseline: Knobs, blocks: Blocks) -
             passed[attempt.trial] = compared(attempt, attempts, blocks)
         else:
             cause = attempt.result.cause or attempt.result.state
-            refused.append(Refusal(attempt.trial, attempt.knobs, cause))
+            searched = (a for a in attempts if a.trial == attempt.trial and _searched(a))
+            own = next(searched, attempt)  # it is checked with a smaller micro-batch
+            refused.append(Refusal(attempt.trial, own.knobs, cause))
     unchecked = {
         a.trial: f"the reference ended in {a.result.state}: {a.result.cause}"
         for a in attempts
@@ -128,6 +130,10 @@ def reference_knobs(checked: Knobs) -> dict[str, Any]:
     """The same samples in the same steps, everything else as a plain fp32 script does it."""
     batches = {name: checked[name] for name in ("micro_batch", "accumulation_steps")}
     return {**defaults(), **batches}
+
+
+def _searched(attempt: StoredAttempt) -> bool:
+    return attempt.purpose == Purpose.SEARCH
 
 
 def _reference(safe: Knobs, attempts: Sequence[StoredAttempt]) -> StoredAttempt | None:

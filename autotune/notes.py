@@ -3,7 +3,7 @@
 from typing import Any
 
 from autotune.measurement.estimate import Ratio
-from autotune.verdict import quantity, rate_text, written
+from autotune.verdict import difference, quantity, rate_text, written
 from storage import AttemptResult, StoredAttempt
 
 _MIB = 2**20
@@ -45,14 +45,13 @@ def study_note(verdict: dict[str, Any]) -> str:
         lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
         lines += [_finalist_row(finalist) for finalist in verdict["finalists"]]
     if verdict.get("refused"):  # a verdict of an older version has none
+        lines += ["", "### Refused: they compute something else", ""]
+        lines += ["| trial | differs from the recommended in | why |", "|---|---|---|"]
         lines += [
-            "",
-            "### Refused: they compute something else",
-            "",
-            "| trial | why |",
-            "|---|---|",
+            f"| {refused['trial']} | {difference(refused['knobs'], verdict['knobs'] or {})} | "
+            f"{refused['reason']} |"
+            for refused in verdict["refused"]
         ]
-        lines += [f"| {refused['trial']} | {refused['reason']} |" for refused in verdict["refused"]]
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from autotune.notes import trial_note
 from autotune.search.sampling import sampler
 from autotune.search.space import Space
 from autotune.spec import StudySpec
-from autotune.verdict import Verdict, conclude, no_result
+from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
 from launchers import Launcher
 from search_spaces import Facts
 from search_spaces.constraints import refused_global_batch
@@ -87,7 +87,8 @@ class Tuner:
             bench.abandon()
         if confirmation is None:
             return no_result(self._attempts())
-        return conclude(confirmation, self.unit, self._job.world_size, finals.checks())
+        end = end_of_baseline(self._attempts(), self._spec.full_baseline())
+        return conclude(confirmation, self.unit, self._job.world_size, finals.checks(), end)
 
     @property
     def ledger(self) -> TrialLedger:

@@ -10,7 +10,7 @@ from autotune.gate import GateRecord, touched
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
 from search_spaces.constraints import global_batch
-from storage import StoredAttempt
+from storage import Purpose, StoredAttempt
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,22 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def conclude(confirmation: Confirmation, unit: str, world_size: int, checks: GateRecord) -> Verdict:
-    """The verdict of a confirmation; at least one candidate finished a round."""
+def conclude(
+    confirmation: Confirmation,
+    unit: str,
+    world_size: int,
+    checks: GateRecord,
+    baseline_end: str = "",
+) -> Verdict:
+    """The verdict of a confirmation; at least one candidate finished a round.
+
+    Args:
+        confirmation: decided.
+        unit: of the objective.
+        world_size: ranks.
+        checks: what the numerics gate has found.
+        baseline_end: how the baseline ended in the search, where it did not complete.
+    """
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
     throughput = mean_rate(confirmation.rates(chosen))
@@ -77,8 +91,9 @@ def conclude(confirmation: Confirmation, unit: str, world_size: int, checks: Gat
     }
     if baseline is None or not confirmation.rates(baseline):
         sentence = (
-            f"Your configuration does not run here; the best that does reaches "
-            f"{rate_text(throughput, unit)} with {difference(knobs, {})}."
+            f"Your configuration does not run here{baseline_end and f' ({baseline_end})'}; the best "
+            f"that does reaches {rate_text(throughput, unit)} with {difference(knobs, {})}. If you "
+            "have mended what stopped yours since, start a study of another name."
         )
         return Verdict("no_baseline", sentence, **common)
     before = mean_rate(confirmation.rates(baseline))
@@ -106,10 +121,10 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[str, st
     ratio = confirmation.ratio(leader, baseline)
     if leader == baseline or ratio.high <= 1 + ALIKE:
         others = len(confirmation.candidates) - 1
-        how = f"in turn with {_count(others, 'finalist')}" if others else "again"
+        how = f"times in turn with {_count(others, 'finalist')}" if others else "times more"
         return "nothing_better", (
             f"Nothing that was tried beats your configuration: it reaches {rate}, measured "
-            f"{rounds} times {how}."
+            f"{rounds} {how}."
         )
     knobs, today = (confirmation.candidates[trial].knobs for trial in (leader, baseline))
     return "undecided", (
@@ -118,6 +133,14 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[str, st
         f"interval is {ratio.low:.2f} to {ratio.high:.2f}. A quieter machine, longer trials or more "
         "rounds (`measurement`) would tell."
     )
+
+
+def end_of_baseline(attempts: Sequence[StoredAttempt], baseline: Mapping[str, Any]) -> str:
+    """How the baseline ended in the search, in words; empty if it completed or never ran."""
+    ends = [a.result for a in attempts if a.purpose == Purpose.SEARCH and a.knobs == baseline]
+    if not ends or ends[-1].state == "COMPLETE":
+        return ""
+    return f"{ends[-1].state}: {ends[-1].cause}" if ends[-1].cause else ends[-1].state
 
 
 def no_result(attempts: Sequence[StoredAttempt]) -> Verdict:

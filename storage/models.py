@@ -110,7 +110,7 @@ class NoiseRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("autotune_environment.id"), index=True)
-    workload: Mapped[str] = mapped_column(String(255))
+    workload: Mapped[str] = mapped_column(String(255))  # its name, a digest of its arguments
     world_size: Mapped[int] = mapped_column(Integer)
     sigma_run: Mapped[float] = mapped_column(Float)  # relative standard deviation
     runs: Mapped[int] = mapped_column(Integer)

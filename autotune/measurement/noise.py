@@ -50,7 +50,9 @@ def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
     """The relative standard deviation between runs that their own blocks do not explain.
 
     The variance of the log rates, less the mean variance that the blocks account for, is averaged with
-    a prior that weighs as much as two runs: three runs alone would often show nearly none.
+    a prior that weighs as much as two runs: three runs alone would often show nearly none. Runs whose
+    own intervals are too wide to show any difference weigh nothing: not to see noise is no evidence
+    that there is none.
 
     Args:
         runs: of one configuration, each in a new process.
@@ -62,7 +64,9 @@ def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
     logs = np.log([run.rate for run in runs])
     within = float(np.mean([(run.half_width / _NORMAL) ** 2 for run in runs]))
     between = max(0.0, float(np.var(logs, ddof=1)) - within)
-    pooled = (_PRIOR_WEIGHT * prior_sigma**2 + freedom * between) / (_PRIOR_WEIGHT + freedom)
+    visible = max(prior_sigma**2, between)
+    weight = freedom * (visible / (visible + within)) ** 2
+    pooled = (_PRIOR_WEIGHT * prior_sigma**2 + weight * between) / (_PRIOR_WEIGHT + weight)
     return Noise(math.sqrt(pooled), len(runs), _drift(runs, logs))
 
 

@@ -50,13 +50,14 @@ def describe(found: dict[str, Any]) -> str:
         lines.append(f"  daemon    pid {found['daemon']['pid']} on {found['daemon']['host']}")
     elif found["state"] in ("RUNNING", "QUEUED"):
         lines.append(f"  daemon    none; autotune resume {found['study']} starts one")
-    if found["best"]:
+    if found["best"] and not found["verdict"]:
         best = f"  best      {quantity(found['best'])} {unit}, trial {found['best_trial']}"
         if found["speedup_in_search"]:
             best += f", {found['speedup_in_search']:.2f}x baseline (seen once, not confirmed)"
         lines.append(best)
     if found["verdict"]:
-        lines.append(f"  verdict   {found['verdict']['sentence']}")
+        again = "" if found["state"] == "DONE" else "(before it went on) "
+        lines.append(f"  verdict   {again}{found['verdict']['sentence']}")
     if found["error"]:
         lines.append(f"  error     {found['error']}")
     return "\n".join(lines)
@@ -68,12 +69,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         return "no studies yet"
     lines = [f"{'study':30} {'state':8} {'trials':>6} {'best':>12} {'speed-up':>9}"]
     for row in rows:
-        best = quantity(row["best"]) if row["best"] else "-"
+        verdict = row["verdict"] or {}
+        best = (verdict.get("throughput") or {}).get("value") or row["best"]
         speedup = f"{row['speedup_in_search']:.2f}x" if row["speedup_in_search"] else "-"
-        confirmed = (row["verdict"] or {}).get("speedup")
+        confirmed = verdict.get("speedup")
         if confirmed:
             speedup = f"{confirmed['value']:.2f}x"
         lines.append(
-            f"{row['study']:30} {row['state']:8} {row['trials']:>6} {best:>12} {speedup:>9}"
+            f"{row['study']:30} {row['state']:8} {row['trials']:>6} "
+            f"{quantity(best) if best else '-':>12} {speedup:>9}"
         )
     return "\n".join(lines)

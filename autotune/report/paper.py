@@ -76,14 +76,15 @@ def _measurement(
     yield ""
     if noise:
         yield (
-            f"- equal runs in new processes differ by {noise.sigma_run:.1%} (standard deviation, "
-            f"{noise.runs} runs of the baseline)"
+            f"- equal runs in new processes are taken to differ by {noise.sigma_run:.1%} (standard "
+            "deviation, beyond the scatter within each): what was known before, and "
+            f"{noise.runs} runs of the baseline"
         )
         if noise.drift_per_hour:
             yield f"- drift: {noise.drift_per_hour:+.1%} per hour"
     if raced.stopped:
         yield (
-            f"- {raced.stopped} trials were stopped early, which saved {raced.seconds:.0f} s, "
+            f"- trials stopped early: {raced.stopped}, which saved {raced.seconds:.1f} s, "
             f"{raced.share:.0%} of the search"
         )
     timed = [a for a in attempts if a.result.throughput is not None]

@@ -9,7 +9,7 @@ from autotune.judging import REFUSED
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.spec import StudySpec
-from autotune.verdict import Verdict, conclude, no_result
+from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
 from storage import Purpose, Repository, StoredAttempt, StoredBlock
 
 
@@ -61,7 +61,8 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     measured = next(a for a in attempts if a.result.throughput is not None)
     world_size = len(repository.blocks(measured.id)[0].rank_seconds)
     checks = gate.record(attempts, baseline, repository.blocks)
-    return conclude(confirmation, spec.objective.unit, world_size, checks)
+    end = end_of_baseline(attempts, baseline)
+    return conclude(confirmation, spec.objective.unit, world_size, checks, end)
 
 
 def judged_again(attempts: list[StoredAttempt], repository: Repository) -> list[StoredAttempt]:

@@ -98,7 +98,7 @@ class TrainingLoop:
         """
         self.loss_read = float(self.loss)
         if not math.isfinite(self.loss_read):
-            raise NonFiniteLoss(f"the loss is {self.loss_read} at step {self.steps_done}")
+            raise NonFiniteLoss(f"the loss is {self.loss_read}, read at step {self.steps_done}")
 
 
 def run_blocks(

@@ -275,7 +275,7 @@ def test_detach_stop_resume(tiny: StudyFolder) -> None:
     watching = tiny.spawn("watch", "tiny")
     early = tiny.run("export", "tiny")
     assert early.returncode == 2
-    assert "recommends nothing yet" in early.stderr
+    assert "recommends nothing: it is " in early.stderr
     tiny.wait_running(after=1)
     assert "stops within seconds" in tiny.run("stop", "tiny").stdout
     assert watching.wait(20) == 1

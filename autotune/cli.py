@@ -99,7 +99,7 @@ def start(
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
     submitted = submit(repository, spec, Path.cwd())
-    _attend(repository, submitted.name, url, detach, foreground, as_json)
+    _attend(repository, submitted.name, detach, foreground, as_json)
 
 
 @app.command()
@@ -117,7 +117,7 @@ def resume(
     repository = _open(url, existing=True)
     if repository.study(name).state.value != "DONE":
         repository.enqueue(name)
-    _attend(repository, name, url, detach, foreground, as_json)
+    _attend(repository, name, detach, foreground, as_json)
 
 
 @app.command()
@@ -327,16 +327,16 @@ def daemon(
     running.serve(idle_seconds=idle_exit)
 
 
-def _attend(
-    repository: Any, name: str, url: str, detach: bool, foreground: bool, as_json: bool
-) -> None:
+def _attend(repository: Any, name: str, detach: bool, foreground: bool, as_json: bool) -> None:
     """See that a submitted study runs, and follow it."""
     from autotune.follow import conclusion, exit_code, follow
     from autotune.report.overview import status_of
     from autotune.submission import Keeper
 
     study = repository.study(name)
-    keep_alive = _run_here(repository, study) if foreground else Keeper(repository, study, url)
+    # The daemon works in the study's folder: a relative path must not be taken from there.
+    absolute = repository.database.url.render_as_string(hide_password=False)
+    keep_alive = _run_here(repository, study) if foreground else Keeper(repository, study, absolute)
     if not study.state.ended:
         keep_alive()
     if detach:

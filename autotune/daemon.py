@@ -121,7 +121,9 @@ class Daemon:
                 log.exception("study %s: failed", study.name)
                 self._finish(lease, study, StudyState.FAILED, error=f"internal error: {error!r}")
             else:
-                self._finish(lease, study, StudyState.DONE, verdict=verdict.as_dict())
+                changed = self._repository.study(study.name).spec != study.spec
+                state = StudyState.QUEUED if changed else StudyState.DONE  # more budget meanwhile
+                self._finish(lease, study, state, verdict=verdict.as_dict())
         self._signals = None
 
     def _state_after_stop(self, study: StoredStudy) -> StudyState:

@@ -198,7 +198,10 @@ def test_report_and_its_recomputation_from_the_blocks(finished: StudyFolder) -> 
     assert verdict is not None
     assert verdict["sentence"] in finished.run("report", "tiny").stdout
     again = json.loads(finished.run("report", "tiny", "--recompute", "--json").stdout)
+    ran = again.pop("running")
     assert again == json.loads(json.dumps(verdict))
+    assert ran["blocks"] > 0
+    assert 0 < ran["step_p50"] <= ran["step_p95"] <= ran["step_max"]
 
 
 def test_export_of_all_attempts_as_csv(finished: StudyFolder, tmp_path: Path) -> None:

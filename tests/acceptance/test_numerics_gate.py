@@ -15,7 +15,7 @@ def study_with(tiny: StudyFolder, fault: str) -> None:
     """A study in which bf16 is the fastest by far, and carries this fault."""
     (tiny.folder / "planted.py").write_text(PLANTED)
     tiny.write(
-        workload={"name": "planted:build", "args": {"fault": fault, "slow_fp32": 0.004}},
+        workload={"name": "planted:build", "args": {"fault": fault, "slow_fp32": 0.02}},
         search_space={"precision": ["fp32", "bf16"]},
         baseline={"micro_batch": 4},
         budget={"trials": 2},
@@ -41,7 +41,7 @@ def test_a_planted_fault_is_refused(tiny: StudyFolder, fault: str, reason: str) 
     assert "refused" in verdict["sentence"]
     [fast] = [a for a in tiny.attempts(Purpose.SEARCH) if a.knobs["precision"] == "bf16"]
     [slow] = [a for a in tiny.attempts(Purpose.SEARCH) if a.knobs["precision"] == "fp32"]
-    assert fast.result.throughput > 1.2 * slow.result.throughput  # type: ignore[operator]
+    assert fast.result.throughput > 1.5 * slow.result.throughput  # type: ignore[operator]
     assert {a.trial for a in tiny.attempts(Purpose.CONFIRM)} == {slow.trial}
     again = tiny.run("report", tiny.name, "--recompute", "--json")
     assert json.loads(again.stdout)["refused"] == verdict["refused"]

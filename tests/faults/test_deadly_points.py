@@ -24,6 +24,7 @@ def go_on(tiny: StudyFolder) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.slow
 def test_deaths_all_through_the_search_lose_and_repeat_nothing(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 4})
     tiny.die("after", "Repository.claim")

@@ -129,6 +129,7 @@ def kill_agent(tiny: StudyFolder, *, after: int) -> None:
     wait_for(given_up, "the attempt is given up")
 
 
+@pytest.mark.slow
 def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder) -> None:
     slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
     tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)

@@ -94,6 +94,7 @@ def test_a_study_whose_every_trial_raises_ends_early_and_shows_the_error(
     assert "ValueError: planted error" in tiny.run("logs", tiny.name, "--trial", "0").stdout
 
 
+@pytest.mark.slow
 def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "nan", "above": 4}, budget={"trials": 7})
     assert found.returncode == 0, found.stdout + found.stderr
@@ -105,7 +106,8 @@ def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
     assert all("nan" in a.result.cause for a in large)
 
 
-@pytest.mark.parametrize("trouble", ["hang", pytest.param("stop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", ["hang", "stop"])
 def test_a_hang_is_recorded_with_its_rank_and_the_study_goes_on(
     tiny: StudyFolder, trouble: str
 ) -> None:

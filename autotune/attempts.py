@@ -24,6 +24,7 @@ from autotune.trial.protocol import (
 )
 from launchers import Slot
 from storage import (
+    TRAJECTORIES,
     AttemptResult,
     Lease,
     Purpose,
@@ -36,7 +37,6 @@ from storage import (
 
 MOST_LAUNCHES = 3
 """How often a trial is launched again when its agent dies under it."""
-TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 
 _END_AGAIN_SECONDS = 0.2
 

@@ -246,7 +246,7 @@ def report(
     if verdict is None:
         raise BadInput(f"{name} has no verdict yet ({found.state}); autotune status {name}")
     if as_json:
-        ran = paper.how_it_ran(repository, name, verdict["trial"])
+        ran = paper.how_it_ran(repository, repository.attempts(found.id), verdict["trial"])
         print(json.dumps({**verdict, "running": ran and dataclasses.asdict(ran)}, indent=2))
     else:
         print(paper.report(repository, name, verdict))

@@ -56,8 +56,7 @@ class _Nobody:
 
     def look(self, study: StoredStudy) -> None:
         """Look whether there is one."""
-        lease = self._repository.lease_state(study.cluster)
-        served = lease is not None and lease.seconds_left > 0
+        served = self._repository.holder(study.cluster) is not None
         if not served and not self._said:
             text = f"No daemon runs it; autotune resume {study.name} starts one."
             self._console.print(text, markup=False)

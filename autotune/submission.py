@@ -62,8 +62,8 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
 
 def living_holder(repository: Repository, cluster: str) -> LeaseState | None:
     """Who holds the lease of a cluster. One on this machine whose process is gone loses it at once."""
-    state = repository.lease_state(cluster)
-    if state is None or state.seconds_left <= 0:
+    state = repository.holder(cluster)
+    if state is None:
         return None
     if state.host != this_host() or _is_daemon(state.pid):
         return state

@@ -32,8 +32,8 @@ from typing import Any
 from scipy import stats
 
 from autotune.judging import TimedRun
-from autotune.measurement.estimate import paired_ratio
-from autotune.measurement.noise import Run, run_noise, total_half_width
+from autotune.measurement.estimate import Ratio, paired_ratio
+from autotune.measurement.noise import total_half_width
 from autotune.measurement.watch import Limits
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
@@ -217,12 +217,9 @@ def finalists(bench: Bench, count: int, draw: random.Random) -> Rounds:
 
 def noise_of(rounds: Rounds) -> float:
     """Relative standard deviation of equal runs, from the pairs of a round."""
-    pairs = [
-        run_noise([Run(r[n].rate, 0.0, 0.0) for n in ("a", "a again")], prior_sigma=0.0)
-        for r in rounds
-    ]
-    # A prior of weight 2 in each pair of weight 1: undo it, then average the variances.
-    return math.sqrt(statistics.fmean(3 * pair.sigma_run**2 for pair in pairs))
+    # The squared difference of two equals is twice their variance.
+    squares = [math.log(r["a"].rate / r["a again"].rate) ** 2 for r in rounds]
+    return math.sqrt(statistics.fmean(squares) / 2)
 
 
 def judged(rounds: Rounds) -> dict[str, Any]:
@@ -250,7 +247,7 @@ def differs(rounds: Rounds, name: str, other: str) -> bool:
     return found.high < 1 if name != "a again" else not found.low <= 1 <= found.high
 
 
-def ratio(rounds: Rounds, name: str, other: str) -> Any:
+def ratio(rounds: Rounds, name: str, other: str) -> Ratio:
     """Paired, with its interval."""
     return paired_ratio([r[name].rate for r in rounds], [r[other].rate for r in rounds])
 

@@ -2,6 +2,7 @@
 
 from storage.database import Database
 from storage.records import (
+    TRAJECTORIES,
     AttemptResult,
     Lease,
     LeaseState,
@@ -16,6 +17,7 @@ from storage.repository import Repository
 from storage.trials import TrialLedger
 
 __all__ = [
+    "TRAJECTORIES",
     "AttemptResult",
     "Database",
     "Lease",

@@ -70,6 +70,10 @@ class Purpose(StrEnum):
     CONFIRM = "confirm"
 
 
+TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
+"""Attempts whose blocks are single steps, to be compared and not to be timed."""
+
+
 @dataclass(frozen=True)
 class StoredNoise:
     """Run-to-run noise as a study found it.

@@ -176,6 +176,11 @@ class Repository:
             left = row.expires - self._now(session)
             return LeaseState(row.cluster, row.epoch, row.host, row.pid, left)
 
+    def holder(self, cluster: str) -> LeaseState | None:
+        """Who holds the lease of a cluster; None if nobody does."""
+        state = self.lease_state(cluster)
+        return state if state is not None and state.seconds_left > 0 else None
+
     # What a daemon does with a study
 
     def claim(self, lease: Lease) -> StoredStudy | None:

@@ -227,8 +227,7 @@ class StudyFolder:
 
     def lease(self) -> LeaseState | None:
         """Who holds the lease; None if nobody does."""
-        found = self.repository.lease_state(this_cluster())
-        return found if found and found.seconds_left > 0 else None
+        return self.repository.holder(this_cluster())
 
     # Waiting
 

@@ -13,14 +13,13 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     study = repository.study(name)
     spec = StudySpec.model_validate(study.spec)
     now = standing(spec, repository.attempts(study.id))
-    lease = repository.lease_state(study.cluster)
-    served = lease is not None and lease.seconds_left > 0
+    lease = repository.holder(study.cluster)
     return {
         "study": study.name,
         "state": study.state.value,
         "storage": str(repository.database),
         "cluster": study.cluster,
-        "daemon": {"host": lease.host, "pid": lease.pid} if lease and served else None,
+        "daemon": {"host": lease.host, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,
         "budget": spec.budget.model_dump(),

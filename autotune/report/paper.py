@@ -19,7 +19,7 @@ def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
     spec = StudySpec.model_validate(study.spec)
     attempts = repository.attempts(study.id)
     parts = [[f"# {name}"], [study_note(verdict)]]
-    ran = how_it_ran(repository, name, verdict["trial"])
+    ran = how_it_ran(repository, attempts, verdict["trial"])
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
     parts.append(list(_measurement(attempts, repository.noise_of(study.id), racing(attempts))))
@@ -27,11 +27,12 @@ def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def how_it_ran(repository: Repository, name: str, trial: int | None) -> Running | None:
+def how_it_ran(
+    repository: Repository, attempts: Sequence[StoredAttempt], trial: int | None
+) -> Running | None:
     """Figures of a trial in the confirmation; None if it was not in it."""
     if trial is None:
         return None
-    attempts = repository.attempts(repository.study(name).id)
     wanted = [
         a
         for a in attempts

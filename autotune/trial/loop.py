@@ -1,7 +1,7 @@
 """The built-in data-parallel training loop, cut into timed blocks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from autotune.trial import apply
 from autotune.trial.observers import memory
 from autotune.trial.observers.block import BlockObservers, together
 from autotune.trial.observers.timing import BlockClock, BlockLength
-from autotune.trial.protocol import BlockReport, TrialRequest
+from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.workload import Workload
 
 
@@ -90,6 +90,39 @@ class TrainingLoop:
         if self.steps_done % self.knobs["log_interval"] == 0:
             self.read_loss()
 
+    def block(
+        self,
+        trial: str,
+        index: int,
+        steps: int,
+        columns: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]],
+        observed: Observed,
+    ) -> BlockReport:
+        """The report of a block of so many steps.
+
+        Args:
+            trial: its name.
+            index: of the block.
+            steps: in it.
+            columns: each with a value per rank: seconds, seconds of waiting, loss, peak bytes.
+            observed: what else was seen.
+        """
+        seconds, waits, losses, peaks = columns
+        samples = steps * self.samples_per_step
+        return BlockReport(
+            trial=trial,
+            index=index,
+            steps=steps,
+            samples=samples,
+            tokens=samples * self.workload.tokens_per_sample,
+            seconds=max(seconds),
+            rank_seconds=tuple(seconds),
+            wait_seconds=max(waits),
+            loss=sum(losses) / len(losses),
+            peak_bytes=int(max(peaks)),
+            observed=observed,
+        )
+
     def read_loss(self) -> None:
         """Bring the loss to the host, as a progress line does: a true synchronisation point.
 
@@ -126,22 +159,8 @@ def run_blocks(
         all_seconds, waits, losses, peaks, *seen = zip(*ranks, strict=True)
         length.learn(index, max(all_seconds))
         if context.rank == 0:
-            samples = steps * loop.samples_per_step
-            report(
-                BlockReport(
-                    trial=request.trial,
-                    index=index,
-                    steps=steps,
-                    samples=samples,
-                    tokens=samples * loop.workload.tokens_per_sample,
-                    seconds=max(all_seconds),
-                    rank_seconds=all_seconds,
-                    wait_seconds=max(waits),
-                    loss=sum(losses) / len(losses),
-                    peak_bytes=int(max(peaks)),
-                    observed=together(seen),
-                )
-            )
+            columns = (all_seconds, waits, losses, peaks)
+            report(loop.block(request.trial, index, steps, columns, together(seen)))
 
 
 def gather(mine: tuple[float, ...], world_size: int) -> list[tuple[float, ...]]:

@@ -51,21 +51,8 @@ def run_trajectory(
         if flops is not None:
             mine_alone = loop.samples_per_step / context.world_size
             observed["flops_per_sample"] = flops.get_total_flops() / mine_alone
-        report(
-            BlockReport(
-                trial=request.trial,
-                index=index,
-                steps=1,
-                samples=loop.samples_per_step,
-                tokens=loop.samples_per_step * loop.workload.tokens_per_sample,
-                seconds=max(all_seconds),
-                rank_seconds=all_seconds,
-                wait_seconds=max(waits),
-                loss=sum(losses) / len(losses),
-                peak_bytes=int(max(peaks)),
-                observed=observed,
-            )
-        )
+        columns = (all_seconds, waits, losses, peaks)
+        report(loop.block(request.trial, index, 1, columns, observed))
 
 
 def _norm(gradients: Iterable[Tensor | None]) -> float:

@@ -44,14 +44,17 @@ def kill_descendants(spare: set[int], timeout: float = 30.0) -> None:
     """
     give_up = time.monotonic() + timeout
     me = os.getpid()
-    while remaining := _living(descendants(me) - spare):
-        if time.monotonic() > give_up:
+    while True:
+        remaining = _living(descendants(me) - spare)
+        if remaining and time.monotonic() > give_up:
             raise TimeoutError(f"processes {sorted(remaining)} survive SIGKILL")
         for pid in remaining:
             kill(pid)
-        _reap_adopted(spare)
+        # One that was listed alive may fork and die before it is looked at: its child is in no list
+        # yet, but it lies there dead. Hence none is left only when none of them had to be buried.
+        if not _reap_adopted(spare) and not remaining:
+            return
         time.sleep(_POLL_SECONDS)
-    _reap_adopted(spare)
 
 
 def kill_marked(agent_id: str) -> list[int]:
@@ -62,11 +65,14 @@ def kill_marked(agent_id: str) -> list[int]:
     """
     mark = f"{MARKER}={agent_id}".encode()
     killed: list[int] = []
-    while found := [pid for pid, _, state_ in _process_table() if _living_with(mark, pid, state_)]:
+    quiet = 0
+    while quiet < 2:  # one look may miss a child whose parent forks and dies while it is looked at
+        found = [pid for pid, _, letter in _process_table() if _living_with(mark, pid, letter)]
         for pid in found:
             kill(pid)
         killed += [pid for pid in found if pid not in killed]
-        time.sleep(_POLL_SECONDS)  # again, until none is born meanwhile
+        quiet = 0 if found else quiet + 1
+        time.sleep(_POLL_SECONDS)
     return killed
 
 
@@ -113,11 +119,17 @@ def _living(pids: set[int]) -> set[int]:
     return {pid for pid, _, letter in _process_table(sorted(pids)) if letter not in "ZX"}
 
 
-def _reap_adopted(spare: set[int]) -> None:
+def _reap_adopted(spare: set[int]) -> bool:
+    """Bury the dead children of this process; whether there were any."""
     me = os.getpid()
-    for pid, parent, letter in _process_table():
-        if parent == me and letter == "Z" and pid not in spare:
-            try:
-                os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                pass
+    dead = [
+        pid
+        for pid, parent, letter in _process_table()
+        if parent == me and letter == "Z" and pid not in spare
+    ]
+    for pid in dead:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
+    return bool(dead)

@@ -1,8 +1,9 @@
 """What is observed of a block besides its time, on real ranks."""
 
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ def measured(
     return judge.result(report), [seen.block for seen in judge.seen]
 
 
+def usual(of_each_block: Iterable[float | None]) -> float:
+    """The median over the blocks that have it: DDP times one step in ten, and any may be slow."""
+    return statistics.median(seen for seen in of_each_block if seen is not None)
+
+
 def test_percentiles_of_steps_are_in_order_and_agree_with_the_block(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -61,16 +67,13 @@ def test_percentiles_of_steps_are_in_order_and_agree_with_the_block(
 
 def test_the_rank_that_the_others_wait_for_shows(launcher: Launcher, tmp_path: Path) -> None:
     _, blocks = measured(launcher, tmp_path, sleep=0.02, slow_rank=1)
-    waited = blocks[-1].observed["exposed_seconds"]
+    timed = [seen for block in blocks if (seen := block.observed.get("exposed_seconds"))]
+    waited = [usual(seconds[rank] for seconds in timed) for rank in (0, 1)]
     assert waited[0] > 0.015  # rank 0 waits in its collectives for as long as rank 1 sleeps
     assert waited[1] < 0.010
-    ratio = straggler_ratio(blocks[-1])
-    assert ratio is not None
-    assert ratio > 2
+    assert usual(map(straggler_ratio, blocks)) > 2
     _, alike = measured(launcher, tmp_path / "alike", sleep=0.02)
-    ratio = straggler_ratio(alike[-1])
-    assert ratio is not None
-    assert ratio < 1.5
+    assert usual(map(straggler_ratio, alike)) < 1.5
 
 
 def test_a_compilation_shows_in_its_block_and_is_no_part_of_the_estimate(
@@ -103,5 +106,5 @@ def test_blocks_that_others_disturb_are_repeated_three_times_then_kept_and_flagg
     with others_at_work():
         judge_result, blocks = measured(launcher, tmp_path, sleep=0.001)
     assert judge_result.contended
-    assert blocks[-1].observed["foreign_cpu"] > 0.4
-    assert blocks[-1].observed["idle_cpu"] < 0.1
+    assert usual(block.observed["foreign_cpu"] for block in blocks[1:]) > 0.4
+    assert usual(block.observed["idle_cpu"] for block in blocks[1:]) < 0.1

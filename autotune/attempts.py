@@ -10,18 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune import plan
 from autotune.judging import LOST, Judge, TimedRun
 from autotune.measurement import numerics
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.watch import Limits, Seen
 from autotune.spec import StudySpec
-from autotune.trial.protocol import (
-    BlockPlan,
-    Deadlines,
-    Outcome,
-    TrialReport,
-    TrialRequest,
-)
+from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
     TRAJECTORIES,
@@ -39,6 +34,7 @@ MOST_LAUNCHES = 3
 """How often a trial is launched again when its agent dies under it."""
 
 _END_AGAIN_SECONDS = 0.2
+_PROFILED_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -55,26 +51,20 @@ class Job:
 
     def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
         """The trial, ready to launch on this slot."""
-        spec, measurement = self.spec, self.spec.measurement
         name = f"{attempt.trial}-{attempt.purpose}{attempt.round or ''}-{attempt.attempt}"
-        return TrialRequest(
-            trial=f"{self.study.id}/{name}/{self.lease.epoch}",
-            factory=spec.workload.factory,
-            args=spec.workload.args,
+        timed = plan.request(
+            self.spec,
+            slot,
+            self.world_size,
+            name=f"{self.study.id}/{name}/{self.lease.epoch}",
             knobs=attempt.knobs,
-            world_size=self.world_size,
-            seed=spec.seed,
-            device=slot.device,
-            devices_per_rank=slot.devices_per_rank,
-            cpus_per_rank=spec.resources.cpus_per_worker,
-            memory_per_rank=spec.resources.memory_per_worker,
-            blocks=BlockPlan(measurement.block_seconds, measurement.min_steps),
-            deadlines=Deadlines(measurement.startup_deadline, measurement.step_deadline),
-            trajectory=numerics.STEPS if attempt.purpose in TRAJECTORIES else 0,
             workdir=self.study.workdir,
-            import_paths=(self.study.workdir,),
-            env=spec.env,
-            log_dir=str(self.log_dir / name),
+            log_dir=self.log_dir / name,
+        )
+        return dataclasses.replace(
+            timed,
+            trajectory=numerics.STEPS if attempt.purpose in TRAJECTORIES else 0,
+            profile=_PROFILED_STEPS if attempt.purpose == Purpose.PROFILE else 0,
         )
 
     @property
@@ -107,16 +97,10 @@ class Job:
 
     def limits(self, purpose: Purpose, incumbent_low: float, sigma_run: float) -> Limits:
         """How long to measure."""
-        plan = self.spec.measurement
+        measurement = self.spec.measurement
         confirming = purpose is Purpose.CONFIRM
-        return Limits(
-            warmup=plan.warmup,
-            longest=plan.longest,
-            precision=plan.confirm_precision if confirming else plan.search_precision,
-            tokens=self.spec.objective.metric == "tokens_per_second",
-            incumbent_low=incumbent_low,
-            sigma_run=sigma_run,
-        )
+        precision = measurement.confirm_precision if confirming else measurement.search_precision
+        return plan.limits(self.spec, precision, incumbent_low=incumbent_low, sigma_run=sigma_run)
 
 
 @dataclass(frozen=True)

@@ -297,6 +297,32 @@ def doctor(
 
 
 @app.command()
+def record(
+    study: Annotated[Path, typer.Argument(help="The study.yaml whose space is recorded.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="CSV file; a journal NAME.runs.csv beside it.")
+    ] = Path("table.csv"),
+    most: Annotated[
+        int, typer.Option(help="Configurations; a larger space is sampled.", min=1)
+    ] = 400,
+    passes: Annotated[int, typer.Option(help="Runs of each configuration.", min=1)] = 1,
+) -> None:
+    """Measure every configuration of a space, for a replay table. Again: go on where it stopped."""
+    from autotune.record import record as record_table
+    from autotune.spec import load
+
+    spec = load(study)
+    try:
+        record_table(spec, output, most=most, passes=passes, workdir=Path.cwd(), say=print)
+    except KeyboardInterrupt:
+        print("\nInterrupted; the same command goes on.")
+        raise typer.Exit(1) from None
+    except OSError as error:
+        raise BadInput(f"{output} cannot be written: {error}") from None
+    print(output)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of study.yaml."""
     from autotune.spec import json_schema

@@ -16,6 +16,7 @@ from typing import Any
 
 from optuna.exceptions import StorageInternalError
 
+from autotune import plan
 from autotune.attempts import Job
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import best
@@ -24,7 +25,7 @@ from autotune.report.logs import folder_of
 from autotune.spec import StudySpec
 from autotune.tuner import Signals, Stopped, Tuner
 from autotune.verdict import Verdict
-from launchers import Launcher, Resources, open_launcher
+from launchers import Launcher, open_launcher
 from storage import Lease, Repository, StoredStudy, StudyState
 from storage.database import cause_of
 
@@ -206,13 +207,9 @@ class _Session:
         """The study's verdict, exported and noted."""
         spec, folder = self._spec, folder_of(self._study)
         folder.mkdir(parents=True, exist_ok=True)
-        resources = Resources(
-            workers=spec.resources.known_workers,
-            gpus_per_worker=spec.resources.gpus_per_worker,
-            cpus_per_worker=spec.resources.cpus_per_worker,
-            slots=spec.resources.slots,
-        )
-        with open_launcher(spec.launcher, resources, str(folder), spec.ray_address) as launcher:
+        with open_launcher(
+            spec.launcher, plan.resources(spec), str(folder), spec.ray_address
+        ) as launcher:
             return self._tune(launcher, folder)
 
     def _tune(self, launcher: Launcher, folder: Path) -> Verdict:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune import plan
 from autotune.errors import AutotuneError
 from autotune.spec import StudySpec
 from launchers import Resources, open_launcher
@@ -90,13 +91,8 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
 
 
 def _agent(spec: StudySpec | None) -> Check:
-    wanted = spec.resources if spec else None
-    resources = Resources(
-        workers=wanted.known_workers if wanted else 1,
-        gpus_per_worker=wanted.gpus_per_worker if wanted else None,
-        cpus_per_worker=wanted.cpus_per_worker if wanted else 1,
-        slots=wanted.slots if wanted else None,
-    )
+    default = Resources(workers=1, gpus_per_worker=None, cpus_per_worker=1, slots=None)
+    resources = plan.resources(spec) if spec else default
     kind = spec.launcher if spec else "local"
 
     def start() -> str:

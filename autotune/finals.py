@@ -1,4 +1,5 @@
-"""The finals of a study: numerics gate, then finalists and baseline again in randomised rounds."""
+"""The finals of a study: numerics gate, finalists and baseline again in randomised rounds, and a look
+at what the steps of the winner and the baseline are made of."""
 
 import random
 from collections.abc import Callable
@@ -6,7 +7,7 @@ from collections.abc import Callable
 from autotune import gate
 from autotune.attempts import Bench, Job
 from autotune.confirmation import Confirmation, replay
-from autotune.judging import TrajectoryRun
+from autotune.judging import ProfileRun, TrajectoryRun
 from storage import Purpose, StoredAttempt
 
 _POLL_SECONDS = 0.2
@@ -41,6 +42,7 @@ class Finals:
             if self._check_numerics(confirmation):
                 continue  # whoever is refused makes room for the next
             if confirmation.decided(in_a_hurry=self._out_of_time()):
+                self._profile(confirmation)
                 return confirmation
             self._complete_round(confirmation)
 
@@ -76,6 +78,21 @@ class Finals:
             while trial not in confirmation.recorded(self._attempts()):
                 self._bench.start(trial, knobs, Purpose.CONFIRM, round_=number)
                 self._wait()
+
+    def _profile(self, confirmation: Confirmation) -> None:
+        """Run the winner and the baseline under the profiler, once each."""
+        chosen, baseline = confirmation.choice(), confirmation.baseline
+        for trial in sorted({chosen, chosen if baseline is None else baseline}):
+            knobs = confirmation.candidates[trial].knobs
+            while not self._profiled(trial):
+                self._bench.start(trial, knobs, Purpose.PROFILE, judge=ProfileRun())
+                self._wait()
+
+    def _profiled(self, trial: int) -> bool:
+        return any(
+            a.purpose == Purpose.PROFILE and a.trial == trial and a.recorded
+            for a in self._attempts()
+        )
 
     def _wait(self) -> None:
         while not self._bench.idle:

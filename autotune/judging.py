@@ -90,6 +90,25 @@ class TrajectoryRun:
         return AttemptResult(state, problem, **_common(report))
 
 
+class ProfileRun:
+    """A run that is looked at: what is its step made of?"""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.seen.append(Seen(block, kept=False))
+        return False
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """COMPLETE, or how it failed."""
+        if failed := _failure(report):
+            return failed
+        if not self.seen:
+            return AttemptResult("ERROR", "ended before it was profiled", **_common(report))
+        return AttemptResult(Outcome.COMPLETE.value, **_common(report))
+
+
 Step = BlockReport | StoredBlock
 """A block of one step, as reported or as stored."""
 

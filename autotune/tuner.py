@@ -2,10 +2,10 @@
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune import plan
 from autotune.attempts import Bench, Finished, Job
 from autotune.budget import Budget
 from autotune.calibration import Calibration
@@ -14,11 +14,9 @@ from autotune.finals import Finals
 from autotune.judging import LOST
 from autotune.notes import trial_note
 from autotune.search.sampling import sampler
-from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
 from launchers import Launcher
-from search_spaces import Facts
 from search_spaces.constraints import refused_global_batch
 from storage import Purpose, StoredAttempt, StoredNoise, TrialLedger
 
@@ -58,9 +56,7 @@ class Tuner:
         self._launcher = launcher
         self._signals = signals
         self._budget = Budget(job.spec.budget, job.study.elapsed, job.world_size)
-        self._space = Space(
-            job.spec.values(), job.spec.full_baseline(), facts_of(job.spec, launcher)
-        )
+        self._space = plan.space(job.spec, launcher)
         self._calibration = Calibration(
             job.spec.full_baseline(), job.spec.measurement.baseline_runs, job.known_sigma()
         )
@@ -215,16 +211,3 @@ class Tuner:
 
     def _say(self, message: str) -> None:
         self._job.repository.say(self._job.lease, self._job.study.id, message)
-
-
-def facts_of(spec: StudySpec, launcher: Launcher) -> Facts:
-    """What constraints may ask, by the devices of the first slot."""
-    slot = launcher.slots[0]
-    devices: list[dict[str, Any]] = slot.environment["devices"]
-    lowest = min((tuple(device["capability"]) for device in devices), default=None)
-    return Facts(
-        device=slot.device,
-        world_size=launcher.workers,
-        capability=lowest if slot.device == "cuda" else None,
-        global_batch=spec.objective.global_batch,
-    )

@@ -1,12 +1,40 @@
 """Which configurations can run, and the reason why one cannot. Pure functions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from search_spaces.catalogue import CATALOGUE, CUDA, TF32
+from search_spaces.catalogue import CATALOGUE, CUDA, NCCL, TF32
 from search_spaces.knob import Knob, KnobValue
 
 _TF32_CAPABILITY = (8, 0)
+Values = Mapping[str, KnobValue]
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two knobs that cannot both have such values.
+
+    Attributes:
+        first: a knob.
+        second: another one.
+        clash: whether they clash in a configuration.
+        reason: why.
+    """
+
+    first: str
+    second: str
+    clash: Callable[[Values], bool]
+    reason: str
+
+
+CONFLICTS = (
+    Conflict(
+        "static_graph",
+        "accumulation_steps",
+        lambda v: bool(v["static_graph"]) and int(v["accumulation_steps"]) > 1,
+        "DDP learns the graph from its first backward pass, which no_sync hides from it (torch 2.13)",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -18,34 +46,45 @@ class Facts:
         world_size: ranks of a trial.
         capability: lowest CUDA compute capability among the devices; None on the CPU.
         global_batch: samples per optimizer step that the study holds fixed; None: free.
+        backend: of the collectives: 'gloo' or 'nccl'.
     """
 
     device: str
     world_size: int
     capability: tuple[int, int] | None = None
     global_batch: int | None = None
+    backend: str = "gloo"
 
 
-def infeasible(knobs: Mapping[str, KnobValue], facts: Facts) -> list[str]:
+def infeasible(knobs: Values, facts: Facts) -> list[str]:
     """Reasons why this configuration cannot run or may not compete; empty: it can.
 
     Args:
         knobs: a value for every knob of the catalogue.
         facts: about the machine and the study.
     """
-    return [*unmet_needs(knobs, facts), *_global_batch(knobs, facts)]
+    return [*unmet_needs(knobs, facts), *conflicts(knobs), *_global_batch(knobs, facts)]
 
 
-def unmet_needs(knobs: Mapping[str, KnobValue], facts: Facts) -> Iterator[str]:
+def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
     """Reasons that lie in one knob alone: what its value needs is not there."""
     for name, value in knobs.items():
         knob = CATALOGUE[name]
         if _demands(knob, value) and not _available(knob.needs, facts):
-            written = str(value).lower() if isinstance(value, bool) else value
-            yield f"{name}={written} needs {knob.needs}; this study runs on {_place(facts)}"
+            yield f"{name}={_written(value)} needs {knob.needs}; this study runs on {_place(facts)}"
 
 
-def global_batch(knobs: Mapping[str, KnobValue], world_size: int) -> int:
+def conflicts(knobs: Values) -> Iterator[str]:
+    """Reasons that lie in two knobs together."""
+    for conflict in CONFLICTS:
+        if conflict.clash(knobs):
+            first, second = (
+                f"{name}={_written(knobs[name])}" for name in (conflict.first, conflict.second)
+            )
+            yield f"{first} does not go with {second}: {conflict.reason}"
+
+
+def global_batch(knobs: Values, world_size: int) -> int:
     """Samples over all ranks per optimizer step."""
     return int(knobs["micro_batch"]) * int(knobs["accumulation_steps"]) * world_size
 
@@ -66,7 +105,7 @@ def refused_global_batch(wanted: int, world_size: int) -> str | None:
     return None
 
 
-def _global_batch(knobs: Mapping[str, KnobValue], facts: Facts) -> Iterator[str]:
+def _global_batch(knobs: Values, facts: Facts) -> Iterator[str]:
     actual = global_batch(knobs, facts.world_size)
     if facts.global_batch is not None and actual != facts.global_batch:
         yield (
@@ -85,6 +124,7 @@ def _demands(knob: Knob, value: KnobValue) -> bool:
 def _available(need: str, facts: Facts) -> bool:
     return {
         CUDA: facts.device == "cuda",
+        NCCL: facts.backend == "nccl",
         TF32: facts.capability is not None and facts.capability >= _TF32_CAPABILITY,
     }[need]
 
@@ -93,3 +133,7 @@ def _place(facts: Facts) -> str:
     if facts.capability is None:
         return "the CPU"
     return f"CUDA devices of compute capability {facts.capability[0]}.{facts.capability[1]}"
+
+
+def _written(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 KnobValue = bool | int | float | str
 
+PARTS = ("compute", "loader", "launch", "exchange", "pressure", "reading")
+"""What the time of a sample is made of: computing; waiting for the loader; what every micro-batch costs
+whatever its size; gradient exchange and update, once per optimizer step; what grows with the
+micro-batch (caches); reading the loss."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -58,6 +63,9 @@ class Knob:
         summary: what it changes.
         needs: what a value other than the default (or those in `needs_for`) requires.
         needs_for: the values that require it; empty: every value but the default.
+        parts: of the time of a sample that it acts on; see PARTS.
+        promising: the value that an expert would try first, or the one nearest to it.
+        because: why.
         ordered: whether neighbouring values behave alike.
         memory: whether it changes how much memory a rank takes.
         numerics: whether it can change the numbers that training computes.
@@ -71,8 +79,11 @@ class Knob:
     summary: str
     applied: str
     source: str
+    parts: tuple[str, ...]
     needs: str = ""
     needs_for: tuple[KnobValue, ...] = ()
+    promising: KnobValue | None = None
+    because: str = ""
     ordered: bool = False
     memory: bool = False
     numerics: bool = False

@@ -3,6 +3,7 @@
 from storage.database import Database
 from storage.records import (
     TRAJECTORIES,
+    UNTIMED,
     AttemptResult,
     Lease,
     LeaseState,
@@ -18,6 +19,7 @@ from storage.trials import TrialLedger
 
 __all__ = [
     "TRAJECTORIES",
+    "UNTIMED",
     "AttemptResult",
     "Database",
     "Lease",

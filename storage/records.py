@@ -68,10 +68,15 @@ class Purpose(StrEnum):
     NUMERICS = "numerics"
     """A loss trajectory of a finalist, to be held against a reference."""
     CONFIRM = "confirm"
+    PROFILE = "profile"
+    """A few steps under the profiler, to see what a step is made of."""
 
 
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
+
+UNTIMED = (*TRAJECTORIES, Purpose.PROFILE)
+"""Attempts that say nothing about speed."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
         yield f"== trial {trial}, {attempt_name(attempt)}: {attempt.result.state}"
         if attempt.result.cause:
             yield attempt.result.cause
-        files = sorted((folder_of(study) / attempt_name(attempt)).glob("rank-*.log"))
+        files = sorted(attempt_folder(study, attempt).glob("rank-*.log"))
         for file in files:
             yield f"-- {file}"
             yield file.read_text(errors="replace").rstrip()
@@ -45,6 +45,11 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
 def folder_of(study: StoredStudy) -> Path:
     """Where a study's ranks and agents print to, on every node."""
     return Path(study.workdir) / LOG_FOLDER / study.name
+
+
+def attempt_folder(study: StoredStudy, attempt: StoredAttempt) -> Path:
+    """Where an attempt's ranks print to, on every node."""
+    return folder_of(study) / attempt_name(attempt)
 
 
 def attempt_name(attempt: StoredAttempt) -> str:

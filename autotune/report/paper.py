@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.notes import study_note
+from autotune.report.composition import composition_table
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
 from autotune.verdict import difference, quantity
@@ -22,9 +23,22 @@ def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
     ran = how_it_ran(repository, attempts, verdict["trial"])
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
+    rates = _confirmed(verdict)
+    parts.append(list(composition_table(repository, study, attempts, rates)))
     parts.append(list(_measurement(attempts, repository.noise_of(study.id), racing(attempts))))
     parts.append(list(_best_trials(spec, attempts)))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _confirmed(verdict: dict[str, Any]) -> dict[int, float]:
+    """The recommended trial and the baseline, with their confirmed rates."""
+    found = {}
+    if verdict["throughput"]:
+        found[verdict["trial"]] = verdict["throughput"]["value"]
+    for finalist in verdict["finalists"]:
+        if finalist["baseline"] and verdict["baseline"]:
+            found[finalist["trial"]] = verdict["baseline"]["value"]
+    return found
 
 
 def how_it_ran(

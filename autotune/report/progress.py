@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.spec import StudySpec
 from autotune.verdict import difference, quantity
-from storage import TRAJECTORIES, Purpose, Repository, StoredAttempt, StoredStudy
+from storage import UNTIMED, Purpose, Repository, StoredAttempt, StoredStudy
 
 _CHECKED = {"COMPLETE": "ok", "REFUSED": "refused:"}
 
@@ -97,7 +97,7 @@ class ProgressLines:
     def _line(self, attempt: StoredAttempt, baseline: float | None) -> str:
         result = attempt.result
         label = self._label(attempt)
-        if attempt.purpose in TRAJECTORIES:
+        if attempt.purpose in UNTIMED:
             return f"{label}  {_CHECKED.get(result.state, result.state)}  {result.cause}".rstrip()
         if result.throughput is None:
             return f"{label}  {result.state}  {result.cause}"
@@ -117,6 +117,8 @@ class ProgressLines:
             return f"{trial}, numerics: fp32 reference"
         if attempt.purpose == Purpose.NUMERICS:
             return f"{trial}, numerics: loss against fp32"
+        if attempt.purpose == Purpose.PROFILE:
+            return f"{trial}, profile"
         return trial
 
     def _mark(self, attempt: StoredAttempt) -> str:

@@ -4,19 +4,28 @@ One function per effect. Each acts on what any training script has (constructor 
 process-wide settings), never on our own loop.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler
 
 from autotune.trial.protocol import Knobs
 from autotune.trial.workload import Workload
 
 _DDP_DEFAULT_BUCKET = 25
+# torch 2.13 has renamed it and warns of the old name.
+_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -49,15 +58,93 @@ def gradient_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
 
 
 def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
-    """bucket_cap_mb, gradient_as_bucket_view: arguments for DistributedDataParallel.
+    """bucket_cap_mb, gradient_as_bucket_view, static_graph, broadcast_buffers: arguments for
+    DistributedDataParallel.
 
     PyTorch's own default of 25 MiB comes with a first bucket of 1 MiB, which a 25 that is passed
     explicitly has not. 25 therefore means to leave the argument out.
     """
-    arguments = {"gradient_as_bucket_view": knobs["gradient_as_bucket_view"]}
+    arguments: dict[str, Any] = {
+        name: knobs[name] for name in ("gradient_as_bucket_view", "static_graph")
+    }
+    if not knobs["broadcast_buffers"]:
+        arguments[_BUFFERS] = False
     if knobs["bucket_cap_mb"] != _DDP_DEFAULT_BUCKET:
         arguments["bucket_cap_mb"] = knobs["bucket_cap_mb"]
     return arguments
+
+
+def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
+    """gradient_compression: the all-reduce in a narrower format."""
+    hooks = {
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+    }
+    if hook := hooks.get(knobs["gradient_compression"]):
+        model.register_comm_hook(None, hook)
+
+
+def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
+    """optimizer_kernels: foreach and fused implementations, before the first step.
+
+    Raises:
+        ValueError: the optimizer has no such implementation.
+    """
+    wanted = knobs["optimizer_kernels"]
+    if wanted == "default":
+        return
+    for group in optimizer.param_groups:
+        if wanted not in group:
+            raise ValueError(
+                f"optimizer_kernels={wanted}: {type(optimizer).__name__} has no {wanted} "
+                "implementation; take the value out of the search space"
+            )
+        group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"
+
+
+def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:
+    """activation_checkpointing: of every k-th block of the model's longest list of equal modules.
+
+    Raises:
+        ValueError: the model has no list of at least two modules of one class.
+    """
+    every = knobs["activation_checkpointing"]
+    if not every:
+        return
+    for number, block in enumerate(_blocks(model)):
+        if number % every == 0:
+            block.forward = _checkpointed(block.forward)
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    lists = [
+        list(module.children())
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
+    alike = [blocks for blocks in lists if len(blocks) > 1 and len(set(map(type, blocks))) == 1]
+    if not alike:
+        raise ValueError(
+            "activation_checkpointing: the model has no nn.ModuleList or nn.Sequential of two or more "
+            "modules of one class; take the knob out of the search space"
+        )
+    longest = max(map(len, alike))
+    return [block for blocks in alike if len(blocks) == longest for block in blocks]
+
+
+def channels_last(knobs: Knobs, model: nn.Module) -> None:
+    """channels_last: convolution weights with the channel innermost; batches follow in `on_device`."""
+    if knobs["channels_last"]:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def gradient_sync(
@@ -86,7 +173,7 @@ def qkv_streams(knobs: Knobs, model: nn.Module) -> None:
 def loader(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, pin: bool
 ) -> DataLoader[Any]:
-    """micro_batch: the loader of one rank, shuffled, each sample on one rank.
+    """micro_batch, loader_workers: the loader of one rank, shuffled, each sample on one rank.
 
     Raises:
         ValueError: the dataset cannot fill one micro-batch on every rank.
@@ -107,6 +194,10 @@ def loader(
         collate_fn=workload.collate,
         drop_last=True,
         pin_memory=pin,
+        num_workers=knobs["loader_workers"],
+        persistent_workers=knobs["loader_workers"] > 0,
+        # Forked like the rank itself: torch is loaded in them at once.
+        multiprocessing_context="fork" if knobs["loader_workers"] else None,
     )
 
 
@@ -121,22 +212,34 @@ def endless(source: DataLoader[Any]) -> Iterator[Any]:
 
 
 def on_device(batches: Iterator[Any], knobs: Knobs, device: torch.device) -> Iterator[Any]:
-    """stream_prefetch: batches on the device, the next one copied on a side stream if asked for."""
+    """stream_prefetch: batches on the device, the next one copied on a side stream if asked for;
+    channels_last: tensors of four dimensions in that format."""
+    if knobs["channels_last"]:
+        batches = (mapped(batch, _with_channels_last) for batch in batches)
     if knobs["stream_prefetch"]:
         return _prefetched(batches, device)
     return (move(batch, device) for batch in batches)
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device; lists, tuples and dicts are followed."""
+    """The batch with every tensor in it on the device."""
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def mapped(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with the function applied to every tensor; lists, tuples and dicts are followed."""
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return function(batch)
     if isinstance(batch, Mapping):
-        return {key: move(value, device) for key, value in batch.items()}
+        return {key: mapped(value, function) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        moved = [move(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+        changed = [mapped(value, function) for value in batch]
+        return type(batch)(*changed) if hasattr(batch, "_fields") else type(batch)(changed)
     return batch
+
+
+def _with_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def _prefetched(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

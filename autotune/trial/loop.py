@@ -1,8 +1,10 @@
 """The built-in data-parallel training loop, cut into timed blocks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,17 @@ class RankContext:
     device: torch.device
 
 
+Span = Callable[[str], AbstractContextManager[Any]]
+"""Marks a stretch of the step: step, batch, loader, forward, backward, optimizer, read."""
+
+_NOTHING = nullcontext()
+
+
+def no_span(_: str) -> AbstractContextManager[Any]:
+    """Marks nothing."""
+    return _NOTHING
+
+
 class NonFiniteLoss(ArithmeticError):
     """The loss became NaN or infinite."""
 
@@ -39,8 +52,15 @@ class TrainingLoop:
         request: TrialRequest,
         context: RankContext,
         progressed: Callable[[], None],
+        span: Span = no_span,
     ) -> None:
-        """Apply the configuration. `progressed` is called after every forward pass and step."""
+        """Apply the configuration.
+
+        Args:
+            progressed: called after every forward pass and step.
+            span: entered around every part of a step.
+        """
+        self.span = span
         self.progressed = progressed
         self.knobs = request.knobs
         self.device = context.device
@@ -50,12 +70,16 @@ class TrainingLoop:
         self.workload = workload
         apply.float32_matmul(self.knobs)
         apply.qkv_streams(self.knobs, workload.model)
+        apply.checkpoint_activations(self.knobs, workload.model)
+        apply.channels_last(self.knobs, workload.model)
         self.model = DistributedDataParallel(
             workload.model.to(context.device),
             device_ids=[context.device.index] if context.device.type == "cuda" else None,
             **apply.ddp_arguments(self.knobs),
         )
+        apply.compress_gradients(self.knobs, self.model)
         self.optimizer = workload.optimizer(self.model.parameters())
+        apply.optimizer_kernels(self.knobs, self.optimizer)
         self.scaler = apply.gradient_scaler(self.knobs, context.device)
         source = apply.loader(
             workload,
@@ -65,8 +89,9 @@ class TrainingLoop:
             seed=request.seed,
             pin=context.device.type == "cuda",
         )
-        batches = self.clock.watched(apply.endless(source))
-        self.batches = apply.on_device(batches, self.knobs, context.device)
+        batches = self.clock.watched(self._spanned("loader", apply.endless(source)))
+        moved = apply.on_device(batches, self.knobs, context.device)
+        self.batches = self._spanned("batch", moved)
         self.samples_per_step = (
             self.knobs["micro_batch"] * self.knobs["accumulation_steps"] * context.world_size
         )
@@ -77,18 +102,22 @@ class TrainingLoop:
         for micro_batch in range(accumulation):
             last = micro_batch == accumulation - 1
             with apply.gradient_sync(self.model, last_micro_batch=last):
-                with apply.autocast(self.knobs, self.device):
-                    loss = self.workload.loss(self.model, next(self.batches))
+                batch = next(self.batches)
+                with self.span("forward"), apply.autocast(self.knobs, self.device):
+                    loss = self.workload.loss(self.model, batch)
                 self.progressed()
-                self.scaler.scale(loss / accumulation).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+                with self.span("backward"):
+                    self.scaler.scale(loss / accumulation).backward()
+        with self.span("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         self.loss = loss.detach()
         self.steps_done += 1
         self.progressed()
         if self.steps_done % self.knobs["log_interval"] == 0:
-            self.read_loss()
+            with self.span("read"):
+                self.read_loss()
 
     def block(
         self,
@@ -132,6 +161,12 @@ class TrainingLoop:
         self.loss_read = float(self.loss)
         if not math.isfinite(self.loss_read):
             raise NonFiniteLoss(f"the loss is {self.loss_read}, read at step {self.steps_done}")
+
+    def _spanned(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with self.span(name):
+                batch = next(batches)
+            yield batch
 
 
 def run_blocks(

@@ -82,6 +82,8 @@ class TrialRequest(Message):
     trajectory: int = 0
     """When above 0: no timing; so many single optimizer steps, each a block that reports its loss,
     gradient norm and how far the replicas of the model lie apart."""
+    profile: int = 0
+    """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
     workdir: str = "."
     import_paths: tuple[str, ...] = ()
     """Put before sys.path in every rank, as python does with a script's folder."""
@@ -175,6 +177,10 @@ class Observed(TypedDict, total=False):
     """Of the whole model, before the update; trajectories only."""
     replica_spread: float
     """Largest relative difference of the parameters' sums between ranks; trajectories only."""
+    parts: dict[str, list[float]]
+    """Share of a step by part, one per rank: see autotune.trial.trace.PARTS; profiles only."""
+    peaks: list[int]
+    """Peak bytes of each rank; profiles only."""
     flops_per_sample: float
     """Of forward and backward pass, as torch.utils.flop_counter counts them; trajectories only."""
 

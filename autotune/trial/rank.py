@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.trial import failure, processes, workload
-from autotune.trial.loop import RankContext, TrainingLoop, run_blocks
+from autotune.trial import failure, processes, profiling, workload
+from autotune.trial.loop import RankContext, TrainingLoop, no_span, run_blocks
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import BlockReport, Placement, RankEnd, TrialRequest
@@ -80,12 +80,14 @@ def _train(
     _join_group(request, placement, context)
     progress = Progress(TrialFiles(Path(request.log_dir), placement.first_rank).progress)
     built = workload.build(request.factory, request.args)
-    loop = TrainingLoop(built, request, context, lambda: progress.advance(local_rank))
+    span = profiling.span if request.profile else no_span
+    loop = TrainingLoop(built, request, context, lambda: progress.advance(local_rank), span)
 
     def report(block: BlockReport) -> None:
         connection.send_bytes(block.to_line())
 
     run = run_trajectory if request.trajectory else run_blocks
+    run = profiling.run_profile if request.profile else run
     run(loop, request, context, report)
     dist.barrier()
 

@@ -1,5 +1,8 @@
 """What is observed of a block besides its time, on real ranks."""
 
+import dataclasses
+import gzip
+import json
 import statistics
 import subprocess
 import sys
@@ -10,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune.judging import TimedRun
+from autotune.judging import ProfileRun, TimedRun
+from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.contention import straggler_ratio
 from autotune.measurement.watch import Limits
 from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
@@ -32,7 +36,12 @@ def measured(
 ) -> tuple[AttemptResult, list[BlockReport]]:
     """A trial of the tiny workload, and its blocks."""
     judge = TimedRun(Limits(warmup=0.2, longest=seconds, precision=1e-9))
-    request = TrialRequest(
+    report = launcher.slots[0].run(tiny_trial(folder, arguments), judge)
+    return judge.result(report), [seen.block for seen in judge.seen]
+
+
+def tiny_trial(folder: Path, arguments: dict[str, Any]) -> TrialRequest:
+    return TrialRequest(
         trial=folder.name,
         factory="tiny:build",
         args=arguments,
@@ -45,8 +54,15 @@ def measured(
         import_paths=(str(Path(__file__).parent.parent / "workloads"),),
         log_dir=str(folder / "log"),
     )
-    report = launcher.slots[0].run(request, judge)
-    return judge.result(report), [seen.block for seen in judge.seen]
+
+
+def profiled(launcher: Launcher, folder: Path, **arguments: Any) -> dict[str, list[float]]:
+    """What each rank's step is made of."""
+    judge = ProfileRun()
+    request = dataclasses.replace(tiny_trial(folder, arguments), profile=4)
+    result = judge.result(launcher.slots[0].run(request, judge))
+    assert result.state == "COMPLETE", result.cause
+    return judge.seen[0].block.observed["parts"]
 
 
 def usual(of_each_block: Iterable[float | None]) -> float:
@@ -108,3 +124,26 @@ def test_blocks_that_others_disturb_are_repeated_three_times_then_kept_and_flagg
     assert judge_result.contended
     assert usual(block.observed["foreign_cpu"] for block in blocks[1:]) > 0.4
     assert usual(block.observed["idle_cpu"] for block in blocks[1:]) < 0.1
+
+
+def test_a_profile_says_what_a_step_is_made_of_and_leaves_its_trace(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    parts = profiled(launcher, tmp_path, sleep=0.02)
+    for rank in (0, 1):
+        shares = {name: of_ranks[rank] for name, of_ranks in parts.items()}
+        assert shares.pop("idle") == 0
+        assert abs(sum(shares.values()) - 1) < 1e-6
+        assert max(shares, key=shares.__getitem__) == "compute"
+        with gzip.open(tmp_path / "log" / f"trace-{rank}.json.gz", "rt") as trace:
+            names = [event.get("name") for event in json.load(trace)["traceEvents"]]
+        assert names.count("autotune/step") == 4
+
+
+def test_a_profile_tells_a_slow_rank_from_slow_communication(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    made = breakdown(profiled(launcher, tmp_path, sleep=0.02, slow_rank=1))
+    assert max(made, key=made.__getitem__) == STRAGGLER
+    assert made[STRAGGLER] > 0.6
+    assert made["communication"] < 0.2

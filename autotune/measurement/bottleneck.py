@@ -1,0 +1,39 @@
+"""What a profiled step is made of, over all ranks: the parts of the rank that the others wait for."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+STRAGGLER = "straggler"
+"""Part of the step in which the other ranks wait for the slowest one, whatever it does in it."""
+
+_WAITING = "communication"
+_IDLE = "idle"
+
+
+def breakdown(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Shares of a step, adding up to one; `idle`, of the device, is no part of the sum.
+
+    A rank that is early waits inside its collectives. The rank with the least communication is hence
+    the one that sets the pace: its parts are the step's, and what it has of them beyond the median of
+    the others, as far as those wait for it, is the straggler's.
+
+    Args:
+        parts: share of a step by part, one per rank, as autotune.trial.trace.shares gives them.
+    """
+    waiting = parts[_WAITING]
+    slowest = waiting.index(min(waiting))
+    found = {name: shares[slowest] for name, shares in parts.items()}
+    others = [rank for rank in range(len(waiting)) if rank != slowest]
+    if not others:
+        return {**found, STRAGGLER: 0.0}
+    excess = {
+        name: max(0.0, shares[slowest] - statistics.median(shares[rank] for rank in others))
+        for name, shares in parts.items()
+        if name not in (_WAITING, _IDLE)
+    }
+    waited = statistics.median(waiting[rank] for rank in others) - waiting[slowest]
+    straggling = min(sum(excess.values()), waited)
+    for name, more in excess.items():
+        if straggling:
+            found[name] -= more * straggling / sum(excess.values())
+    return {**found, STRAGGLER: straggling}

@@ -1,0 +1,93 @@
+"""From the settings of a study to what launchers, ranks and watches take."""
+
+from pathlib import Path
+from typing import Any
+
+from autotune.measurement.watch import Limits
+from autotune.search.space import Space
+from autotune.spec import StudySpec
+from autotune.trial.protocol import BlockPlan, Deadlines, TrialRequest
+from launchers import Launcher, Resources, Slot
+from search_spaces import Facts
+
+
+def resources(spec: StudySpec) -> Resources:
+    """What one trial takes."""
+    wanted = spec.resources
+    return Resources(
+        workers=wanted.known_workers,
+        gpus_per_worker=wanted.gpus_per_worker,
+        cpus_per_worker=wanted.cpus_per_worker,
+        slots=wanted.slots,
+    )
+
+
+def space(spec: StudySpec, launcher: Launcher) -> Space:
+    """What may be tried on the launcher's devices."""
+    return Space(spec.values(), spec.full_baseline(), facts(spec, launcher))
+
+
+def facts(spec: StudySpec, launcher: Launcher) -> Facts:
+    """What constraints may ask, by the devices of the first slot."""
+    slot = launcher.slots[0]
+    devices: list[dict[str, Any]] = slot.environment["devices"]
+    lowest = min((tuple(device["capability"]) for device in devices), default=None)
+    return Facts(
+        device=slot.device,
+        world_size=launcher.workers,
+        backend="nccl" if slot.devices_per_rank >= 1 else "gloo",
+        capability=lowest if slot.device == "cuda" else None,
+        global_batch=spec.objective.global_batch,
+    )
+
+
+def request(
+    spec: StudySpec,
+    slot: Slot,
+    world_size: int,
+    *,
+    name: str,
+    knobs: dict[str, Any],
+    workdir: str,
+    log_dir: Path,
+) -> TrialRequest:
+    """A timed trial of this configuration, ready to launch on this slot.
+
+    Args:
+        name: unique among all trials of the launcher.
+        workdir: where the ranks run, and import from.
+        log_dir: for their output.
+    """
+    plan = spec.measurement
+    return TrialRequest(
+        trial=name,
+        factory=spec.workload.factory,
+        args=spec.workload.args,
+        knobs=knobs,
+        world_size=world_size,
+        seed=spec.seed,
+        device=slot.device,
+        devices_per_rank=slot.devices_per_rank,
+        cpus_per_rank=spec.resources.cpus_per_worker,
+        memory_per_rank=spec.resources.memory_per_worker,
+        blocks=BlockPlan(plan.block_seconds, plan.min_steps),
+        deadlines=Deadlines(plan.startup_deadline, plan.step_deadline),
+        workdir=workdir,
+        import_paths=(workdir,),
+        env=spec.env,
+        log_dir=str(log_dir),
+    )
+
+
+def limits(
+    spec: StudySpec, precision: float, *, incumbent_low: float = 0.0, sigma_run: float = 0.0
+) -> Limits:
+    """How long to measure, to this relative half-width."""
+    return Limits(
+        warmup=spec.measurement.warmup,
+        longest=spec.measurement.longest,
+        precision=precision,
+        tokens=spec.objective.metric == "tokens_per_second",
+        incumbent_low=incumbent_low,
+        sigma_run=sigma_run,
+    )

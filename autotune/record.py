@@ -1,0 +1,289 @@
+"""Recording a replay table: all configurations of a search space, or a sample, measured in passes.
+
+Every run goes to a journal as soon as it has ended; recording again goes on where the journal ends.
+"""
+
+import csv
+import json
+import os
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune import plan
+from autotune.errors import BadInput
+from autotune.judging import LOST, TimedRun
+from autotune.search.space import Space, key
+from autotune.spec import StudySpec
+from launchers import Launcher, Slot, open_launcher
+
+THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
+_PASS = "pass"
+_STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
+_REPEATED = 3
+"""How often a run is made again whose agent died."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a configuration.
+
+    Attributes:
+        number: of the pass, from 0.
+        params: the knobs that vary.
+        throughput: of the objective, per second; None unless the state is COMPLETE.
+        seconds: that the trial took, launch included.
+        state: COMPLETE, OOM or ERROR.
+    """
+
+    number: int
+    params: dict[str, Any]
+    throughput: float | None
+    seconds: float
+    state: str
+
+
+class Journal:
+    """The runs so far, in a CSV file."""
+
+    def __init__(self, path: Path, names: list[str]) -> None:
+        """Open or begin it.
+
+        Raises:
+            BadInput: it holds other knobs.
+        """
+        self._path = path
+        self._columns = [_PASS, *names, THROUGHPUT, SECONDS, STATE]
+        self.runs: list[Run] = []
+        if path.exists():
+            self.runs = list(self._read(names))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append(self._columns)
+
+    def add(self, run: Run) -> None:
+        """Keep a run; it is on disk when this returns."""
+        shown = [written(value) for value in run.params.values()]
+        self._append([run.number, *shown, _rate(run.throughput), f"{run.seconds:.3f}", run.state])
+        self.runs.append(run)
+
+    def _read(self, names: list[str]) -> Iterator[Run]:
+        with self._path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames != self._columns:
+                raise BadInput(
+                    f"{self._path} has the columns {', '.join(reader.fieldnames or ['none'])}; this "
+                    f"study records {', '.join(self._columns)}; choose another output or move it away"
+                )
+            for row in reader:
+                if row[STATE] is None:
+                    continue  # half a line: the machine died while it was written
+                rate = float(row[THROUGHPUT]) if row[THROUGHPUT] else None
+                params = {name: parsed(row[name]) for name in names}
+                yield Run(int(row[_PASS]), params, rate, float(row[SECONDS]), row[STATE])
+
+    def _append(self, fields: Iterable[Any]) -> None:
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerow(fields)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def record(
+    spec: StudySpec,
+    output: Path,
+    *,
+    most: int,
+    passes: int,
+    workdir: Path,
+    say: Callable[[str], None],
+) -> Path:
+    """Record the table of a study's search space on one slot of its launcher.
+
+    Args:
+        output: the CSV file: a column per varied knob, then throughput (median of the passes; empty
+            unless COMPLETE), trial_seconds (median) and state (COMPLETE, OOM or ERROR). A file of the
+            same name ending in .json tells where and how it was recorded.
+        most: configurations; a larger space is sampled at random, the baseline always included.
+        passes: runs of each configuration, every pass in a new random order.
+        workdir: where the ranks run.
+        say: takes a line of progress.
+
+    Returns:
+        The output.
+
+    Raises:
+        BadInput: the journal belongs to another space, or the space has nothing to vary.
+    """
+    resources = plan.resources(spec)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        open_launcher(spec.launcher, resources, logs, spec.ray_address) as launcher,
+    ):
+        space = plan.space(spec, launcher)
+        names = sorted(space.distributions())
+        if not names:
+            raise BadInput("search_space: nothing varies; give at least one knob two values")
+        chosen = configurations(space, spec, names, most)
+        journal = Journal(output.with_suffix(".runs.csv"), names)
+        recorder = _Recorder(spec, launcher, space, journal, workdir, Path(logs))
+        for number in range(passes):
+            recorder.make_pass(number, passes, chosen, say)
+        _write_table(output, names, journal.runs)
+        _write_origin(output, spec, launcher.slots[0], journal.runs, passes)
+    return output
+
+
+def configurations(
+    space: Space, spec: StudySpec, names: list[str], most: int
+) -> list[dict[str, Any]]:
+    """Feasible configurations, the baseline first: all, or so many at random."""
+    baseline = spec.full_baseline()
+    found = {key(first := {name: baseline[name] for name in names}): first}
+    for params in space.feasible(random.Random(spec.seed)):
+        if len(found) >= min(most, space.size):
+            break
+        found.setdefault(key(params), {name: params[name] for name in names})
+    return list(found.values())
+
+
+class _Recorder:
+    def __init__(
+        self,
+        spec: StudySpec,
+        launcher: Launcher,
+        space: Space,
+        journal: Journal,
+        workdir: Path,
+        logs: Path,
+    ) -> None:
+        self._spec = spec
+        self._slot = launcher.slots[0]
+        self._world_size = launcher.workers
+        self._space = space
+        self._journal = journal
+        self._workdir = workdir
+        self._logs = logs
+
+    def make_pass(
+        self, number: int, passes: int, chosen: list[dict[str, Any]], say: Callable[[str], None]
+    ) -> None:
+        """Run what the pass still lacks; what failed in an earlier one is not run again."""
+        order = list(chosen)
+        random.Random(f"{self._spec.seed}/{number}").shuffle(order)
+        done = {key(r.params) for r in self._journal.runs if r.number == number}
+        done |= {key(r.params) for r in self._journal.runs if r.state != "COMPLETE"}
+        for place, params in enumerate(order, 1):
+            if key(params) in done:
+                continue
+            run = self._run(number, params)
+            self._journal.add(run)
+            shown = f"{run.throughput:,.4g} {self._spec.objective.unit}" if run.throughput else ""
+            say(f"pass {number + 1}/{passes}, {place}/{len(order)}  {run.state}  {shown}")
+
+    def _run(self, number: int, params: dict[str, Any]) -> Run:
+        for again in range(_REPEATED):
+            name = f"{len(self._journal.runs)}-{number}-{again}"
+            request = plan.request(
+                self._spec,
+                self._slot,
+                self._world_size,
+                name=name,
+                knobs=self._space.complete(params),
+                workdir=str(self._workdir),
+                log_dir=self._logs / name,
+            )
+            judge = TimedRun(plan.limits(self._spec, self._spec.measurement.search_precision))
+            result = judge.result(self._slot.run(request, judge))
+            if result.state != LOST:
+                break
+        state = _STATES.get(result.state, "ERROR")
+        return Run(number, params, result.throughput, result.wall_seconds, state)
+
+
+def _write_table(output: Path, names: list[str], runs: list[Run]) -> None:
+    with output.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*names, THROUGHPUT, SECONDS, STATE])
+        for params, own in by_configuration(runs):
+            rates = [run.throughput for run in own if run.throughput is not None]
+            failed = [run.state for run in own if run.state != "COMPLETE"]
+            # One that ran out of memory once may do so again in a real job.
+            rate = statistics.median(rates) if rates and not failed else None
+            seconds = statistics.median(run.seconds for run in own)
+            values = [written(params[name]) for name in names]
+            writer.writerow([*values, _rate(rate), f"{seconds:.3f}", (failed or ["COMPLETE"])[0]])
+
+
+def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run], passes: int) -> None:
+    origin = {
+        "study": spec.model_dump(mode="json", exclude_defaults=True),
+        "environment": slot.environment,
+        "passes": passes,
+        "noise": run_noise(runs),
+    }
+    text = json.dumps(origin, indent=2, default=str)
+    output.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def run_noise(runs: list[Run]) -> float | None:
+    """Relative standard deviation between runs of one configuration, pooled over all (A/A)."""
+    spreads = []
+    for _, own in by_configuration(runs):
+        rates = [run.throughput for run in own if run.throughput is not None]
+        if len(rates) > 1:
+            spreads.append((statistics.stdev(rates) / statistics.mean(rates)) ** 2)
+    return statistics.mean(spreads) ** 0.5 if spreads else None
+
+
+def by_configuration(runs: list[Run]) -> Iterator[tuple[dict[str, Any], list[Run]]]:
+    """Each configuration with its runs, in the order of their first."""
+    grouped: dict[Any, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(key(run.params), []).append(run)
+    return ((own[0].params, own) for own in grouped.values())
+
+
+def written(value: Any) -> str:
+    """A knob's value as YAML, and so the table, writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parsed(text: str) -> Any:
+    """The value that `written` wrote."""
+    return yaml.safe_load(text)
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.6g}"
+
+
+def read_table(path: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """Knob names and rows of a replay table, values parsed; throughput None unless COMPLETE.
+
+    Raises:
+        BadInput: a column is missing.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        columns = list(reader.fieldnames or [])
+        missing = {THROUGHPUT, SECONDS, STATE} - set(columns)
+        if missing:
+            raise BadInput(f"{path}: no column {', '.join(sorted(missing))}")
+        names = [name for name in columns if name not in (THROUGHPUT, SECONDS, STATE)]
+        rows: list[Mapping[str, Any]] = [
+            {
+                **{name: parsed(row[name]) for name in names},
+                THROUGHPUT: float(row[THROUGHPUT]) if row[THROUGHPUT] else None,
+                SECONDS: float(row[SECONDS]),
+                STATE: row[STATE],
+            }
+            for row in reader
+        ]
+    return names, rows

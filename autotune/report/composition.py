@@ -1,0 +1,81 @@
+"""What a step of a configuration is made of, from its run under the profiler."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from autotune.measurement.bottleneck import STRAGGLER, breakdown
+from autotune.report.logs import attempt_folder
+from storage import Purpose, Repository, StoredAttempt, StoredStudy
+
+_LABELS = {
+    "compute": "forward and backward pass",
+    "communication": "communication not hidden",
+    STRAGGLER: "waiting for the slowest rank",
+    "optimizer": "optimizer",
+    "loader": "waiting for the loader",
+    "copies": "copying batches",
+    "synchronisation": "reading the loss",
+    "launching": "the rest: Python, launching kernels",
+}
+_MICRO = 1e6
+
+
+def composition(
+    repository: Repository, attempts: Sequence[StoredAttempt], trial: int | None
+) -> dict[str, float] | None:
+    """Shares of a step by part, see autotune.measurement.bottleneck; None if it was not profiled."""
+    found = _profile(attempts, trial)
+    blocks = repository.blocks(found.id) if found else []
+    return breakdown(blocks[0].observed["parts"]) if blocks else None
+
+
+def composition_table(
+    repository: Repository,
+    study: StoredStudy,
+    attempts: Sequence[StoredAttempt],
+    rates: dict[int, float],
+) -> Iterator[str]:
+    """One column per profiled trial.
+
+    Args:
+        rates: confirmed samples (or tokens) per second of each trial to show, in that order.
+    """
+    shown = {t: made for t in rates if (made := composition(repository, attempts, t)) is not None}
+    if not shown:
+        return
+    yield "### What a step is made of"
+    yield ""
+    yield "| part | " + " | ".join(f"trial {trial}" for trial in shown) + " |"
+    yield "|---|" + "---|" * len(shown)
+    for part, label in _LABELS.items():
+        cells = [
+            f"{made[part]:.1%}, {made[part] / rates[trial] * _MICRO:,.4g} µs"
+            for trial, made in shown.items()
+        ]
+        yield f"| {label} | " + " | ".join(cells) + " |"
+    if any(made["idle"] for made in shown.values()):
+        yield "| device idle | " + " | ".join(f"{m['idle']:.1%}" for m in shown.values()) + " |"
+    yield ""
+    yield (
+        "Shares of a step under the profiler, which itself slows small operators down, and the time "
+        "that makes of a sample (or token) at the confirmed rate. Traces for https://ui.perfetto.dev:"
+    )
+    for trial in shown:
+        yield f"- trial {trial}: `{_trace(study, attempts, trial)}`"
+
+
+def _profile(attempts: Sequence[StoredAttempt], trial: int | None) -> StoredAttempt | None:
+    return next(
+        (
+            a
+            for a in attempts
+            if a.purpose == Purpose.PROFILE and a.trial == trial and a.result.state == "COMPLETE"
+        ),
+        None,
+    )
+
+
+def _trace(study: StoredStudy, attempts: Sequence[StoredAttempt], trial: int) -> Path:
+    found = _profile(attempts, trial)
+    assert found is not None
+    return attempt_folder(study, found) / "trace-0.json.gz"

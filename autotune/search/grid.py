@@ -1,0 +1,145 @@
+"""A search space as finitely many values per parameter, and how far apart they lie."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+Params = Mapping[str, Any]
+Rows = NDArray[np.int64]
+"""(configurations, parameters): the index of each parameter's value."""
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+_MOST_CANDIDATES = 2000
+_MOST_VALUES = 17
+
+
+class Grid:
+    """A search space as finitely many values per parameter, and distances between them."""
+
+    def __init__(self, search_space: Mapping[str, BaseDistribution]) -> None:
+        self._values = {name: _values(found) for name, found in sorted(search_space.items())}
+        self.names = list(self._values)
+        # Numbers are ordered: their distance is how far they lie apart on a logarithmic scale.
+        self._places = {name: _places(values) for name, values in self._values.items()}
+        self._distances = [
+            _distances(values, self._places[n]) for n, values in self._values.items()
+        ]
+
+    def count(self, name: str) -> int:
+        """How many values a parameter has."""
+        return len(self._values[name])
+
+    def covers(self, params: Params) -> bool:
+        """Whether these parameters have a value for every dimension."""
+        return all(name in params for name in self.names)
+
+    def encode(self, params: Params) -> NDArray[np.int64]:
+        """Index of each parameter's value; the nearest one of a number that is not on the grid."""
+        return np.array([self._index(name, params[name]) for name in self.names], dtype=np.int64)
+
+    def nearest(self, wanted: Params) -> NDArray[np.int64]:
+        """A row with the values closest to those wanted; the first one where nothing is wanted or no
+        value is close."""
+        row = np.zeros(len(self.names), dtype=np.int64)
+        for axis, name in enumerate(self.names):
+            values = self._values[name]
+            if name in wanted and (self._places[name] is not None or wanted[name] in values):
+                row[axis] = self._index(name, wanted[name])
+        return row
+
+    def decode(self, row: NDArray[np.int64]) -> dict[str, Any]:
+        """The parameters of a row of indices."""
+        return {
+            name: self._values[name][index] for name, index in zip(self.names, row, strict=True)
+        }
+
+    def candidates(self, random: np.random.Generator, best: Params | None) -> Rows:
+        """All rows, or as many random ones as can be looked at and the neighbours of the best."""
+        sizes = [len(values) for values in self._values.values()]
+        if math.prod(sizes) <= _MOST_CANDIDATES:
+            return np.stack([axis.ravel() for axis in np.indices(sizes)], axis=1)
+        drawn = np.stack([random.integers(0, size, _MOST_CANDIDATES) for size in sizes], axis=1)
+        if best is None:
+            return drawn
+        here = self.encode(best)
+        near = [_changed(here, axis, v) for axis, size in enumerate(sizes) for v in range(size)]
+        return np.unique(np.concatenate([drawn, np.array(near)]), axis=0)
+
+    def numbers(self, rows: Rows, name: str) -> Vector | None:
+        """The values of a parameter in these rows; None unless all it can have are above 0."""
+        places = self._places.get(name)
+        if places is None or min(self._values[name]) <= 0:
+            return None
+        values = np.array(self._values[name], dtype=float)
+        found: Vector = values[rows[:, self.names.index(name)]]
+        return found
+
+    def extremes(self, name: str) -> tuple[float, float]:
+        """The smallest and the largest value of a parameter of numbers."""
+        return float(min(self._values[name])), float(max(self._values[name]))
+
+    def distance(self, rows: Rows, others: Rows, names: Collection[str]) -> Matrix:
+        """How far apart rows lie, summed over these parameters: 1 between any two values that are no
+        numbers, 2 between the smallest and the largest number."""
+        total = np.zeros((len(rows), len(others)))
+        for axis, name in enumerate(self.names):
+            if name in names:
+                total += self._distances[axis][np.ix_(rows[:, axis], others[:, axis])]
+        return total
+
+    def _index(self, name: str, value: Any) -> int:
+        values, places = self._values[name], self._places[name]
+        if places is None:
+            return next(i for i, v in enumerate(values) if v == value and type(v) is type(value))
+        return int(np.argmin(np.abs(np.array(values, dtype=float) - float(value))))
+
+
+def _values(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    if step and (high - low) / step < _MOST_VALUES:
+        found = low + step * np.arange(round((high - low) / step) + 1)
+    elif low > 0:
+        found = np.geomspace(low, high, _MOST_VALUES)
+    else:
+        found = np.linspace(low, high, _MOST_VALUES)
+    if isinstance(distribution, IntDistribution):
+        step = distribution.step
+        return sorted({int(low + step * round((value - low) / step)) for value in found})
+    return [float(value) for value in found]
+
+
+def _places(values: Sequence[Any]) -> Vector | None:
+    """Where numbers stand from 0 to 1, on a logarithmic scale if they can; None for anything else."""
+    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+        return None
+    numbers = np.array(values, dtype=float)
+    if numbers.min() > 0:
+        numbers = np.log(numbers)
+    span = numbers.max() - numbers.min()
+    return (numbers - numbers.min()) / span if span else np.zeros(len(values))
+
+
+def _distances(values: Sequence[Any], places: Vector | None) -> Matrix:
+    if places is None:
+        return 1.0 - np.eye(len(values))
+    found: Matrix = 2 * np.abs(places[:, None] - places[None, :])
+    return found
+
+
+def _changed(row: NDArray[np.int64], axis: int, index: int) -> NDArray[np.int64]:
+    found = row.copy()
+    found[axis] = index
+    return found

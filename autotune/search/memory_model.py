@@ -1,0 +1,128 @@
+"""How likely a configuration is to run out of memory, from which ones did and which did not.
+
+Whatever else is chosen, memory grows with the micro-batch, so there is a largest one that fits. The
+logarithm of that is the sum of a base and of one shift per value of every knob that changes memory. Base
+and shifts are drawn from the posterior by random walks.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from autotune.search.grid import Grid, Matrix, Rows, Vector
+from search_spaces import CATALOGUE
+
+MICRO_BATCH = "micro_batch"
+_WALKERS = 400
+_SWEEPS = 40
+_SHIFT = 0.7
+"""Standard deviation of a shift: octaves of micro-batch."""
+_BLUR = 0.1
+"""How sharp the edge is, octaves."""
+_BELOW, _BEYOND = 1.0, 8.0
+"""The largest micro-batch that fits lies so many octaves around those of the search space."""
+
+
+class MemoryModel:
+    """For one search space."""
+
+    def __init__(self, grid: Grid, fitted: Rows, failed: Rows) -> None:
+        """Learn from what was tried.
+
+        Args:
+            grid: the search space.
+            fitted: rows that ran.
+            failed: rows that ran out of memory.
+        """
+        self._grid = grid
+        self._names = [
+            name
+            for name in grid.names
+            if name != MICRO_BATCH and (name not in CATALOGUE or CATALOGUE[name].memory)
+        ]
+        self._sized = MICRO_BATCH in grid.names and _numbers(grid, fitted[:0]) is not None
+        self._fitted, self._failed = fitted, failed
+        self._walkers: Matrix | None = None
+        if self._sized and len(failed):
+            self._walkers = self._walk()
+
+    def risk(self, rows: Rows) -> Vector:
+        """The probability of each row to run out of memory."""
+        if not self._sized:
+            return np.zeros(len(rows))
+        if self._walkers is None:
+            return self._untouched(rows)
+        found: Vector = self._chance(rows, self._walkers).mean(axis=0)
+        return found
+
+    def _untouched(self, rows: Rows) -> Vector:
+        """While nothing has failed: the farther beyond what has fitted, the likelier."""
+        sizes = self._octaves(rows)
+        known = self._octaves(self._fitted)
+        largest = float(known.max()) if len(known) else float(self._octaves(self._all()).min())
+        highest = float(self._octaves(self._all()).max()) + _BEYOND
+        return np.maximum(0.0, sizes - largest) / max(highest - largest, 1.0)
+
+    def _walk(self) -> Matrix:
+        """Draws of (base, shifts...) from the posterior, (walkers, 1 + shifts)."""
+        random = np.random.default_rng(0)
+        sizes = self._octaves(self._all())
+        low, high = sizes.min() - _BELOW, sizes.max() + _BEYOND
+        width = 1 + sum(self._grid.count(name) for name in self._names)
+        walkers = random.normal(0, _SHIFT, (_WALKERS, width))
+        walkers[:, 0] = random.uniform(low, high, _WALKERS)
+        likelihood = self._likelihood(walkers, low, high)
+        for sweep in range(_SWEEPS):
+            step = 0.6 if sweep % 2 else 0.15
+            moved = walkers + random.normal(0, step, walkers.shape) * (
+                random.random(walkers.shape) < max(0.3, 2 / width)
+            )
+            found = self._likelihood(moved, low, high)
+            taken = np.log(random.random(_WALKERS)) < found - likelihood
+            walkers[taken], likelihood[taken] = moved[taken], found[taken]
+        return walkers
+
+    def _likelihood(self, walkers: Matrix, low: float, high: float) -> Vector:
+        base = walkers[:, 0]
+        prior = -(walkers[:, 1:] ** 2).sum(axis=1) / (2 * _SHIFT**2)
+        prior = np.where((base < low) | (base > high), -np.inf, prior)
+        fits = np.log1p(-np.minimum(self._chance(self._fitted, walkers), 1 - 1e-9)).sum(axis=1)
+        fails = np.log(np.maximum(self._chance(self._failed, walkers), 1e-9)).sum(axis=1)
+        found: Vector = prior + fits + fails
+        return found
+
+    def _chance(self, rows: Rows, walkers: Matrix) -> Matrix:
+        """(walkers, rows): the probability to fail."""
+        largest = walkers[:, :1] + walkers[:, 1:] @ self._indicators(rows).T
+        found: Matrix = special.ndtr((self._octaves(rows) - largest) / _BLUR)
+        return found
+
+    def _indicators(self, rows: Rows) -> Matrix:
+        columns = [
+            rows[:, [self._grid.names.index(name)]] == np.arange(self._grid.count(name))
+            for name in self._names
+        ]
+        return np.concatenate([np.zeros((len(rows), 0)), *columns], axis=1)
+
+    def _octaves(self, rows: Rows) -> Vector:
+        numbers = _numbers(self._grid, rows)
+        assert numbers is not None
+        found: Vector = np.log2(numbers)
+        return found
+
+    def _all(self) -> Rows:
+        """One row per micro-batch."""
+        rows = np.zeros((self._grid.count(MICRO_BATCH), len(self._grid.names)), dtype=np.int64)
+        rows[:, self._grid.names.index(MICRO_BATCH)] = np.arange(len(rows))
+        return rows
+
+
+def _numbers(grid: Grid, rows: Rows) -> Vector | None:
+    return grid.numbers(rows, MICRO_BATCH) if MICRO_BATCH in grid.names else None
+
+
+def rows_of(grid: Grid, found: Sequence[dict[str, object]]) -> Rows:
+    """Configurations as rows of the grid."""
+    rows = [grid.encode(params) for params in found]
+    return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))

@@ -1,0 +1,64 @@
+"""A short run under the torch profiler: what each rank's step is made of. Nothing in it is timed."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from autotune.trial import trace
+from autotune.trial.loop import RankContext, TrainingLoop, gather
+from autotune.trial.observers import memory
+from autotune.trial.protocol import BlockReport, Observed, TrialRequest
+
+_WARM_UP = 5
+"""Steps before: allocation and compilation are over, and the ranks in step."""
+
+
+def run_profile(
+    loop: TrainingLoop,
+    request: TrialRequest,
+    context: RankContext,
+    report: Callable[[BlockReport], None],
+) -> None:
+    """Take `request.profile` optimizer steps under the profiler; rank 0 reports them as one block.
+
+    Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
+    """
+    for _ in range(_WARM_UP):
+        loop.step()
+    dist.barrier()
+    activities = [ProfilerActivity.CPU]
+    if context.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        loop.clock.start()
+        for _ in range(request.profile):
+            with loop.span("step"):
+                loop.step()
+        seconds = loop.clock.stop()
+    waited, loss, peak = loop.clock.wait_seconds, float(loop.loss), memory.peak_bytes(loop.device)
+    shares = trace.shares(_events(profiler, Path(request.log_dir), context.rank))
+    ranks = gather((seconds, waited, loss, peak, *shares), context.world_size)
+    if context.rank == 0:
+        all_seconds, waits, losses, peaks, *parts = zip(*ranks, strict=True)
+        named = zip(trace.PARTS, map(list, parts), strict=True)
+        observed = Observed(parts=dict(named), peaks=[int(peak) for peak in peaks])
+        columns = (all_seconds, waits, losses, peaks)
+        report(loop.block(request.trial, 0, request.profile, columns, observed))
+
+
+def span(name: str) -> torch.profiler.record_function:
+    """A named stretch of the step, to be found in the trace."""
+    return torch.profiler.record_function(trace.SPAN + name)
+
+
+def _events(profiler: profile, folder: Path, rank: int) -> list[dict[str, object]]:
+    file = folder / f"trace-{rank}.json.gz"
+    profiler.export_chrome_trace(str(file))
+    with gzip.open(file, "rt", encoding="utf-8") as opened:
+        events: list[dict[str, object]] = json.load(opened)["traceEvents"]
+    return events

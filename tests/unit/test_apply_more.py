@@ -1,0 +1,219 @@
+"""What the knobs of kernels, memory, loader and gradient format change, observed in torch itself."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import autotune
+from tests.one_rank import (
+    LAYERS,
+    WIDTH,
+    group,
+    knobs,
+    regression,
+    settings_of_torch,
+    stack,
+    training,
+)
+
+__all__ = ["group", "settings_of_torch"]  # fixtures
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+# optimizer_kernels
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1)
+
+
+def update_of(kernels):
+    """The operators of one update, and the weights after it."""
+    torch.manual_seed(0)
+    workload = regression()
+    workload = autotune.Workload(workload.model, workload.dataset, workload.loss, adam)
+    loop = training(workload, optimizer_kernels=kernels)
+    with Operators() as seen:
+        loop.step()
+    return seen.names, nn.utils.parameters_to_vector(loop.model.parameters())
+
+
+def test_optimizer_kernels_update_all_parameters_at_once():
+    loop, weights = update_of("default")
+    foreach, same = update_of("foreach")
+    fused, also = update_of("fused")
+    assert not any(name.startswith(("_foreach", "_fused")) for name in loop)
+    assert any(name.startswith("_foreach") for name in foreach)
+    assert "_fused_adamw_" in fused
+    assert len(fused) < len(foreach) < len(loop)
+    assert torch.allclose(weights, same, atol=1e-5)
+    assert torch.allclose(weights, also, atol=1e-5)
+
+
+def test_an_optimizer_without_that_kernel_is_refused_by_name():
+    workload = regression()
+    workload = autotune.Workload(
+        workload.model, workload.dataset, workload.loss, lambda p: torch.optim.LBFGS(p)
+    )
+    with pytest.raises(ValueError, match="optimizer_kernels=fused: LBFGS has no fused"):
+        training(workload, optimizer_kernels="fused")
+
+
+# activation_checkpointing
+
+
+@pytest.mark.parametrize(("every", "twice"), [(0, 0), (1, 8), (2, 4), (3, 3)])
+def test_every_so_many_th_block_computes_its_forward_twice(every, twice):
+    calls = 0
+    model = stack()
+
+    def count(*_):
+        nonlocal calls
+        calls += 1
+
+    for layer in model:
+        layer.register_forward_hook(count)
+        inner = layer.forward
+        layer.forward = lambda x, inner=inner: (count(), inner(x))[1]
+    for layer in model:
+        layer._forward_hooks.clear()
+    loop = training(regression(model), activation_checkpointing=every)
+    loop.step()
+    assert calls == LAYERS + twice
+
+
+def test_checkpointing_changes_no_gradient():
+    weights = []
+    for every in (0, 1, 2):
+        torch.manual_seed(0)
+        loop = training(regression(), activation_checkpointing=every, accumulation_steps=2)
+        for _ in range(3):
+            loop.step()
+        weights.append(nn.utils.parameters_to_vector(loop.model.parameters()))
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+
+
+def test_checkpointing_without_blocks_is_refused_with_advice():
+    with pytest.raises(ValueError, match=r"has no nn\.ModuleList"):
+        training(regression(nn.Linear(16, 16), width=16), activation_checkpointing=1)
+
+
+# channels_last
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_channels_last(last):
+    formats = []
+
+    def look(module, inputs):
+        formats.extend([inputs[0], module.weight])
+
+    model = nn.Conv2d(3, 4, 3)
+    model.register_forward_pre_hook(look)
+    images = [(torch.randn(3, 8, 8), torch.zeros(4, 6, 6)) for _ in range(8)]
+    workload = autotune.Workload(
+        model,
+        images,
+        lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    training(workload, channels_last=last).step()
+    innermost = [t.is_contiguous(memory_format=torch.channels_last) for t in formats]
+    assert innermost == [last, last]
+
+
+# loader_workers
+
+
+class WhoAmI(torch.utils.data.Dataset):
+    """Every sample is the process that prepared it."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.tensor(float(os.getpid()))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_loader_workers_prepare_the_batches(workers):
+    seen = set()
+
+    def loss(model, batch):
+        seen.update(int(pid) for pid in batch)
+        return model(batch[:, None] * 0).square().mean()
+
+    workload = autotune.Workload(
+        nn.Linear(1, 1), WhoAmI(), loss, lambda p: torch.optim.SGD(p, lr=0.1)
+    )
+    loop = training(workload, loader_workers=workers, micro_batch=4)
+    for _ in range(20):  # more than an epoch: they live on
+        loop.step()
+    assert len(seen) == max(1, workers)
+    assert (os.getpid() in seen) is (workers == 0)
+
+
+# gradient_compression, static_graph, broadcast_buffers
+
+
+def test_gradients_travel_in_half_precision():
+    dtypes = []
+    for chosen in ("none", "fp16"):
+        torch.manual_seed(0)
+        loop = training(regression(), gradient_compression=chosen)
+        with Operators() as seen:
+            loop.step()
+        del seen
+        grads = {}
+        loop.optimizer.register_step_pre_hook(
+            lambda *_, grads=grads, loop=loop: grads.update(
+                {n: p.grad.clone() for n, p in loop.model.named_parameters()}
+            )
+        )
+        loop.step()
+        rounded = all(torch.equal(g, g.half().float()) for g in grads.values())
+        dtypes.append(rounded)
+    assert dtypes == [False, True]
+
+
+def test_a_static_graph_is_told_to_ddp_and_changes_no_number():
+    weights = []
+    for static in (False, True):
+        torch.manual_seed(0)
+        loop = training(regression(), static_graph=static)
+        assert loop.model.static_graph is static
+        for _ in range(4):
+            loop.step()
+        weights.append(nn.utils.parameters_to_vector(loop.model.parameters()))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_buffers_are_sent_or_not(broadcast):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+    loop = training(regression(model), broadcast_buffers=broadcast)
+    assert loop.model._get_ddp_logging_data()["broadcast_buffers"] == int(broadcast)
+    assert loop.model.will_sync_module_buffers() is broadcast
+    loop.step()
+
+
+def test_the_defaults_are_those_of_a_plain_script():
+    found = knobs()
+    plain = {"static_graph": False, "broadcast_buffers": True, "gradient_compression": "none"}
+    assert {name: found[name] for name in plain} == plain
+    assert (found["loader_workers"], found["optimizer_kernels"]) == (0, "default")

@@ -1,0 +1,118 @@
+"""What a step is made of, from events as torch.profiler exports them."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measurement.bottleneck import STRAGGLER, breakdown
+from autotune.trial.trace import PARTS, difference, intersection, length, shares, union
+
+pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
+
+
+def covered(intervals):
+    """The unit cells that lie in intervals with integer bounds."""
+    return {cell for start, end in intervals for cell in range(int(start), int(end))}
+
+
+@given(pairs, pairs)
+def test_intervals_are_sets(first, second):
+    a, b = ([(start, start + span) for start, span in drawn] for drawn in (first, second))
+    one, other = union(a), union(b)
+    assert covered(one) == covered(a)
+    assert covered(intersection(one, other)) == covered(a) & covered(b)
+    assert covered(difference(one, other)) == covered(a) - covered(b)
+    assert length(one) == len(covered(a))
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(one))
+
+
+def event(category, name, start, end, thread=1):
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start,
+        "dur": end - start,
+        "tid": thread,
+    }
+
+
+def span(name, start, end):
+    return event("user_annotation", f"autotune/{name}", start, end)
+
+
+def parts(events):
+    found = dict(zip(PARTS, shares(events), strict=True))
+    assert math.isclose(sum(v for name, v in found.items() if name != "idle"), 1)
+    return found
+
+
+HOST = [
+    span("step", 0, 100),
+    span("batch", 0, 20),
+    span("loader", 0, 15),
+    span("forward", 20, 40),
+    span("backward", 40, 80),
+    event("cpu_op", "aten::mm", 41, 60),
+    event("cpu_op", "c10d::allreduce_", 60, 61),
+    event("user_annotation", "gloo:all_reduce", 50, 78, thread=7),
+    span("optimizer", 80, 90),
+    span("read", 90, 95),
+]
+
+
+def test_on_the_cpu_the_thread_that_trains_is_the_device():
+    found = parts(HOST)
+    assert found["loader"] == pytest.approx(0.15)
+    assert found["copies"] == pytest.approx(0.05)
+    assert found["communication"] == pytest.approx(0.18)  # 60 to 78; before it was hidden
+    assert found["compute"] == pytest.approx(0.42)
+    assert found["optimizer"] == pytest.approx(0.10)
+    assert found["synchronisation"] == pytest.approx(0.05)
+    assert found["launching"] == pytest.approx(0.05)
+    assert found["idle"] == 0
+
+
+def test_on_a_device_its_own_timeline_counts_and_the_host_explains_the_gaps():
+    found = parts(
+        [
+            *HOST,
+            event("kernel", "gemm", 22, 50, thread=20),
+            event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 45, 70, thread=21),
+            event("gpu_memcpy", "Memcpy HtoD", 16, 24, thread=22),
+            event("gpu_user_annotation", "autotune/optimizer", 82, 90, thread=20),
+            event("kernel", "adam", 82, 90, thread=20),
+        ]
+    )
+    assert found["compute"] == pytest.approx(0.28)
+    assert found["communication"] == pytest.approx(0.20 + 0.08)  # gloo's until 78 fills a gap
+    assert found["optimizer"] == pytest.approx(0.08)
+    assert found["copies"] == pytest.approx(0.06)
+    assert found["loader"] == pytest.approx(0.15)
+    assert found["synchronisation"] == pytest.approx(0.05)
+    assert found["idle"] == pytest.approx(1 - 0.62)
+
+
+def test_a_trace_without_a_step_is_refused():
+    with pytest.raises(ValueError, match="no step"):
+        shares([event("cpu_op", "aten::mm", 0, 1)])
+
+
+def test_the_pace_is_set_by_the_rank_that_waits_least():
+    made = breakdown({"compute": [0.3, 0.8], "communication": [0.6, 0.1], "optimizer": [0.1, 0.1]})
+    assert made[STRAGGLER] == pytest.approx(0.5)
+    assert made["compute"] == pytest.approx(0.3)
+    assert made["communication"] == pytest.approx(0.1)
+    assert sum(made.values()) == pytest.approx(1)
+
+
+@given(st.lists(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_the_breakdown_adds_up_to_one(ranks):
+    columns = zip(*[[v / sum(rank) for v in rank] for rank in ranks], strict=True)
+    names = ("compute", "communication", "loader")
+    made = breakdown(dict(zip(names, map(list, columns), strict=True)))
+    assert math.isclose(sum(made.values()), 1, rel_tol=1e-6)
+    assert min(made.values()) >= -1e-9

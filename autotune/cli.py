@@ -306,6 +306,9 @@ def record(
         int, typer.Option(help="Configurations; a larger space is sampled.", min=1)
     ] = 400,
     passes: Annotated[int, typer.Option(help="Runs of each configuration.", min=1)] = 1,
+    refine: Annotated[
+        int, typer.Option(help="More runs of those within a quarter of the best.", min=0)
+    ] = 4,
 ) -> None:
     """Measure every configuration of a space, for a replay table. Again: go on where it stopped."""
     from autotune.record import record as record_table
@@ -313,7 +316,9 @@ def record(
 
     spec = load(study)
     try:
-        record_table(spec, output, most=most, passes=passes, workdir=Path.cwd(), say=print)
+        record_table(
+            spec, output, most=most, passes=passes, refine=refine, workdir=Path.cwd(), say=print
+        )
     except KeyboardInterrupt:
         print("\nInterrupted; the same command goes on.")
         raise typer.Exit(1) from None

@@ -26,6 +26,7 @@ from launchers import Launcher, Slot, open_launcher
 THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
+_LEADING = 0.75
 _REPEATED = 3
 """How often a run is made again whose agent died."""
 
@@ -101,6 +102,7 @@ def record(
     *,
     most: int,
     passes: int,
+    refine: int,
     workdir: Path,
     say: Callable[[str], None],
 ) -> Path:
@@ -112,6 +114,7 @@ def record(
             same name ending in .json tells where and how it was recorded.
         most: configurations; a larger space is sampled at random, the baseline always included.
         passes: runs of each configuration, every pass in a new random order.
+        refine: further passes of those within a quarter of the best: who is best is a close race.
         workdir: where the ranks run.
         say: takes a line of progress.
 
@@ -133,10 +136,11 @@ def record(
         chosen = configurations(space, spec, names, most)
         journal = Journal(output.with_suffix(".runs.csv"), names)
         recorder = _Recorder(spec, launcher, space, journal, workdir, Path(logs))
-        for number in range(passes):
-            recorder.make_pass(number, passes, chosen, say)
+        for number in range(passes + refine):
+            several = chosen if number < passes else _leading(chosen, journal.runs)
+            recorder.make_pass(number, several, say)
         _write_table(output, names, journal.runs)
-        _write_origin(output, spec, launcher.slots[0], journal.runs, passes)
+        _write_origin(output, spec, launcher.slots[0], journal.runs)
     return output
 
 
@@ -172,7 +176,7 @@ class _Recorder:
         self._logs = logs
 
     def make_pass(
-        self, number: int, passes: int, chosen: list[dict[str, Any]], say: Callable[[str], None]
+        self, number: int, chosen: list[dict[str, Any]], say: Callable[[str], None]
     ) -> None:
         """Run what the pass still lacks; what failed in an earlier one is not run again."""
         order = list(chosen)
@@ -185,7 +189,7 @@ class _Recorder:
             run = self._run(number, params)
             self._journal.add(run)
             shown = f"{run.throughput:,.4g} {self._spec.objective.unit}" if run.throughput else ""
-            say(f"pass {number + 1}/{passes}, {place}/{len(order)}  {run.state}  {shown}")
+            say(f"pass {number + 1}, {place}/{len(order)}  {run.state}  {shown}")
 
     def _run(self, number: int, params: dict[str, Any]) -> Run:
         for again in range(_REPEATED):
@@ -207,25 +211,38 @@ class _Recorder:
         return Run(number, params, result.throughput, result.wall_seconds, state)
 
 
+def _leading(chosen: list[dict[str, Any]], runs: list[Run]) -> list[dict[str, Any]]:
+    """The configurations within a quarter of the best, as far as that is known."""
+    rates = {key(params): _median_rate(own) for params, own in by_configuration(runs)}
+    best = max((rate for rate in rates.values() if rate is not None), default=0.0)
+    return [params for params in chosen if (rates[key(params)] or 0.0) >= _LEADING * best]
+
+
+def _median_rate(runs: list[Run]) -> float | None:
+    rates = [run.throughput for run in runs if run.throughput is not None]
+    # One that ran out of memory once may do so again in a real job.
+    failed = any(run.state != "COMPLETE" for run in runs)
+    return statistics.median(rates) if rates and not failed else None
+
+
 def _write_table(output: Path, names: list[str], runs: list[Run]) -> None:
     with output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*names, THROUGHPUT, SECONDS, STATE])
         for params, own in by_configuration(runs):
-            rates = [run.throughput for run in own if run.throughput is not None]
             failed = [run.state for run in own if run.state != "COMPLETE"]
-            # One that ran out of memory once may do so again in a real job.
-            rate = statistics.median(rates) if rates and not failed else None
             seconds = statistics.median(run.seconds for run in own)
             values = [written(params[name]) for name in names]
-            writer.writerow([*values, _rate(rate), f"{seconds:.3f}", (failed or ["COMPLETE"])[0]])
+            writer.writerow(
+                [*values, _rate(_median_rate(own)), f"{seconds:.3f}", (failed or ["COMPLETE"])[0]]
+            )
 
 
-def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run], passes: int) -> None:
+def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) -> None:
     origin = {
         "study": spec.model_dump(mode="json", exclude_defaults=True),
         "environment": slot.environment,
-        "passes": passes,
+        "runs": len(runs),
         "noise": run_noise(runs),
     }
     text = json.dumps(origin, indent=2, default=str)

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-full check bench gpu-check wheel clean
+.PHONY: quickstart test test-full check bench search knobs gpu-check wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,12 @@ bench: $(READY)  ## the figures of the README
 	$(BIN)/python benchmarks/overhead.py --json
 	$(BIN)/python benchmarks/agreement.py --json
 	$(BIN)/python benchmarks/fidelity.py --json
+
+search: $(READY)  ## how many trials each sampler needs on the recorded tables
+	$(BIN)/python benchmarks/search.py --json
+
+knobs: $(READY)  ## docs/knobs.md, from the catalogue and the measured effects
+	$(BIN)/python benchmarks/knobs.py --page
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel

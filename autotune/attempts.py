@@ -34,7 +34,7 @@ MOST_LAUNCHES = 3
 """How often a trial is launched again when its agent dies under it."""
 
 _END_AGAIN_SECONDS = 0.2
-_PROFILED_STEPS = 8
+PROFILED_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Job:
         return dataclasses.replace(
             timed,
             trajectory=numerics.STEPS if attempt.purpose in TRAJECTORIES else 0,
-            profile=_PROFILED_STEPS if attempt.purpose == Purpose.PROFILE else 0,
+            profile=PROFILED_STEPS if attempt.purpose == Purpose.PROFILE else 0,
         )
 
     @property
@@ -98,7 +98,7 @@ class Job:
     def limits(self, purpose: Purpose, incumbent_low: float, sigma_run: float) -> Limits:
         """How long to measure."""
         measurement = self.spec.measurement
-        confirming = purpose is Purpose.CONFIRM
+        confirming = purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE)
         precision = measurement.confirm_precision if confirming else measurement.search_precision
         return plan.limits(self.spec, precision, incumbent_low=incumbent_low, sigma_run=sigma_run)
 

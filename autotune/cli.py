@@ -297,6 +297,25 @@ def doctor(
 
 
 @app.command()
+def diagnose(
+    study: Annotated[Path, typer.Argument(help="The study.yaml whose baseline is looked at.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Profile the baseline: what holds it back, and which knobs answer that."""
+    from autotune.diagnosis import described
+    from autotune.diagnosis import diagnose as examine
+    from autotune.report.logs import LOG_FOLDER
+    from autotune.spec import load
+
+    spec = load(study)
+    found = examine(spec, Path.cwd() / LOG_FOLDER / spec.name / "diagnose", Path.cwd())
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found), indent=2, default=str))
+    else:
+        print("\n".join(described(found)))
+
+
+@app.command()
 def record(
     study: Annotated[Path, typer.Argument(help="The study.yaml whose space is recorded.")],
     output: Annotated[
@@ -307,8 +326,8 @@ def record(
     ] = 400,
     passes: Annotated[int, typer.Option(help="Runs of each configuration.", min=1)] = 1,
     refine: Annotated[
-        int, typer.Option(help="More runs of those within a quarter of the best.", min=0)
-    ] = 4,
+        int, typer.Option(help="More runs of the leading configurations.", min=0)
+    ] = 12,
 ) -> None:
     """Measure every configuration of a space, for a replay table. Again: go on where it stopped."""
     from autotune.record import record as record_table
@@ -325,6 +344,14 @@ def record(
     except OSError as error:
         raise BadInput(f"{output} cannot be written: {error}") from None
     print(output)
+
+
+@app.command()
+def knobs() -> None:
+    """Print the catalogue of knobs, in Markdown."""
+    from autotune.report.catalogue import knobs_page
+
+    print(knobs_page({}), end="")
 
 
 @app.command()

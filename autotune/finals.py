@@ -1,13 +1,15 @@
-"""The finals of a study: numerics gate, finalists and baseline again in randomised rounds, and a look
-at what the steps of the winner and the baseline are made of."""
+"""The finals of a study: numerics gate, finalists and baseline again in randomised rounds, then a
+closer look at the winner: what its step is made of, and what each of its knobs brings."""
 
 import random
 from collections.abc import Callable
+from typing import Any
 
-from autotune import gate
+from autotune import attribution, gate
 from autotune.attempts import Bench, Job
 from autotune.confirmation import Confirmation, replay
 from autotune.judging import ProfileRun, TrajectoryRun
+from search_spaces import Facts
 from storage import Purpose, StoredAttempt
 
 _POLL_SECONDS = 0.2
@@ -17,13 +19,19 @@ class Finals:
     """Goes on from wherever the records stand."""
 
     def __init__(
-        self, job: Job, bench: Bench, check: Callable[[], None], out_of_time: Callable[[], bool]
+        self,
+        job: Job,
+        bench: Bench,
+        facts: Facts,
+        check: Callable[[], None],
+        out_of_time: Callable[[], bool],
     ) -> None:
         """Take in whom to ask.
 
         Args:
             job: the study.
             bench: runs the attempts; idle.
+            facts: about the machine.
             check: raises when the study is to stop; called again and again.
             out_of_time: whether to make do with the fewest rounds.
         """
@@ -32,6 +40,7 @@ class Finals:
         self._check = check
         self._out_of_time = out_of_time
         self._baseline = job.spec.full_baseline()
+        self._facts = facts
 
     def run(self) -> Confirmation | None:
         """The decided confirmation; None if there is nobody to confirm."""
@@ -42,7 +51,7 @@ class Finals:
             if self._check_numerics(confirmation):
                 continue  # whoever is refused makes room for the next
             if confirmation.decided(in_a_hurry=self._out_of_time()):
-                self._profile(confirmation)
+                self._look_closer(confirmation)
                 return confirmation
             self._complete_round(confirmation)
 
@@ -79,18 +88,38 @@ class Finals:
                 self._bench.start(trial, knobs, Purpose.CONFIRM, round_=number)
                 self._wait()
 
-    def _profile(self, confirmation: Confirmation) -> None:
-        """Run the winner and the baseline under the profiler, once each."""
+    def _look_closer(self, confirmation: Confirmation) -> None:
         chosen, baseline = confirmation.choice(), confirmation.baseline
+        self._profile(confirmation, chosen, baseline)
+        if baseline is not None and chosen != baseline:
+            self._attribute(chosen, confirmation.candidates[chosen].knobs)
+
+    def _attribute(self, chosen: int, winner: dict[str, Any]) -> None:
+        """In turn, in rounds: the winner, and the winner less each of its changes."""
+        several = attribution.variants(winner, self._baseline, self._facts)
+        for number in range(1, 1 + self._job.spec.measurement.attribution):
+            order = list(several)
+            random.Random(f"{self._job.spec.seed}/attribution/{number}").shuffle(order)
+            for knobs in order:
+                while not self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number):
+                    if self._out_of_time():
+                        return
+                    self._bench.start(chosen, knobs, Purpose.ATTRIBUTE, round_=number)
+                    self._wait()
+
+    def _profile(self, confirmation: Confirmation, chosen: int, baseline: int | None) -> None:
+        """Run the winner and the baseline under the profiler, once each."""
         for trial in sorted({chosen, chosen if baseline is None else baseline}):
             knobs = confirmation.candidates[trial].knobs
-            while not self._profiled(trial):
+            while not self._recorded(Purpose.PROFILE, trial, knobs):
                 self._bench.start(trial, knobs, Purpose.PROFILE, judge=ProfileRun())
                 self._wait()
 
-    def _profiled(self, trial: int) -> bool:
+    def _recorded(
+        self, purpose: Purpose, trial: int, knobs: dict[str, Any], round_: int = 0
+    ) -> bool:
         return any(
-            a.purpose == Purpose.PROFILE and a.trial == trial and a.recorded
+            (a.purpose, a.trial, a.round, a.knobs) == (purpose, trial, round_, knobs) and a.recorded
             for a in self._attempts()
         )
 

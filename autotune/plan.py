@@ -1,5 +1,6 @@
 """From the settings of a study to what launchers, ranks and watches take."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,12 @@ def space(spec: StudySpec, launcher: Launcher) -> Space:
 
 
 def facts(spec: StudySpec, launcher: Launcher) -> Facts:
-    """What constraints may ask, by the devices of the first slot."""
+    """What constraints may ask about a study on this launcher."""
+    return dataclasses.replace(facts_of(launcher), global_batch=spec.objective.global_batch)
+
+
+def facts_of(launcher: Launcher) -> Facts:
+    """What constraints may ask about a machine, by the devices of the first slot."""
     slot = launcher.slots[0]
     devices: list[dict[str, Any]] = slot.environment["devices"]
     lowest = min((tuple(device["capability"]) for device in devices), default=None)
@@ -37,7 +43,6 @@ def facts(spec: StudySpec, launcher: Launcher) -> Facts:
         world_size=launcher.workers,
         backend="nccl" if slot.devices_per_rank >= 1 else "gloo",
         capability=lowest if slot.device == "cuda" else None,
-        global_batch=spec.objective.global_batch,
     )
 
 

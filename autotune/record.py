@@ -26,7 +26,8 @@ from launchers import Launcher, Slot, open_launcher
 THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
-_LEADING = 0.75
+_FIRST_BEHIND, _LAST_BEHIND = 0.25, 0.05
+"""How far behind the best a configuration may be to be run again, in the first and last pass."""
 _REPEATED = 3
 """How often a run is made again whose agent died."""
 
@@ -114,7 +115,8 @@ def record(
             same name ending in .json tells where and how it was recorded.
         most: configurations; a larger space is sampled at random, the baseline always included.
         passes: runs of each configuration, every pass in a new random order.
-        refine: further passes of those within a quarter of the best: who is best is a close race.
+        refine: further passes of the leading ones, at first those within a quarter of the best, fewer
+            from pass to pass: who is best is a close race.
         workdir: where the ranks run.
         say: takes a line of progress.
 
@@ -137,7 +139,9 @@ def record(
         journal = Journal(output.with_suffix(".runs.csv"), names)
         recorder = _Recorder(spec, launcher, space, journal, workdir, Path(logs))
         for number in range(passes + refine):
-            several = chosen if number < passes else _leading(chosen, journal.runs)
+            several = chosen
+            if number >= passes:
+                several = _leading(chosen, journal.runs, (number - passes) / refine)
             recorder.make_pass(number, several, say)
         _write_table(output, names, journal.runs)
         _write_origin(output, spec, launcher.slots[0], journal.runs)
@@ -211,11 +215,14 @@ class _Recorder:
         return Run(number, params, result.throughput, result.wall_seconds, state)
 
 
-def _leading(chosen: list[dict[str, Any]], runs: list[Run]) -> list[dict[str, Any]]:
-    """The configurations within a quarter of the best, as far as that is known."""
+def _leading(
+    chosen: list[dict[str, Any]], runs: list[Run], progress: float
+) -> list[dict[str, Any]]:
+    """The configurations close to the best, as far as that is known; `progress` from 0 to 1."""
+    behind = _FIRST_BEHIND + progress * (_LAST_BEHIND - _FIRST_BEHIND)
     rates = {key(params): _median_rate(own) for params, own in by_configuration(runs)}
     best = max((rate for rate in rates.values() if rate is not None), default=0.0)
-    return [params for params in chosen if (rates[key(params)] or 0.0) >= _LEADING * best]
+    return [params for params in chosen if (rates[key(params)] or 0.0) >= (1 - behind) * best]
 
 
 def _median_rate(runs: list[Run]) -> float | None:

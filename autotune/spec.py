@@ -163,6 +163,12 @@ class MeasurementSpec(_Section):
     rounds: int = Field(
         default=5, ge=2, le=50, description="Most rounds of finalists against the baseline."
     )
+    attribution: int = Field(
+        default=3,
+        ge=0,
+        le=50,
+        description="Rounds of the winner against itself less one changed knob each; 0: none.",
+    )
     startup_deadline: Seconds = Field(default=300.0, description="First step done, else HANG.")
     step_deadline: Seconds = Field(default=60.0, description="Every later step done, else HANG.")
 

@@ -11,8 +11,10 @@ from autotune.budget import Budget
 from autotune.calibration import Calibration
 from autotune.errors import BadInput, LeaseLost
 from autotune.finals import Finals
-from autotune.judging import LOST
+from autotune.findings import findings
+from autotune.judging import LOST, ProfileRun
 from autotune.notes import trial_note
+from autotune.opening import opening
 from autotune.search.sampling import sampler
 from autotune.spec import StudySpec
 from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
@@ -21,6 +23,8 @@ from search_spaces.constraints import refused_global_batch
 from storage import Purpose, StoredAttempt, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
+_BASELINE = 0
+"""Number of the baseline's trial."""
 
 
 class Stopped(Exception):
@@ -75,9 +79,13 @@ class Tuner:
         bench = Bench(self._job, self._launcher.slots)
         bench.sigma_run = self._calibration.noise(self._attempts()).sigma_run
         try:
+            self._open(bench)
             reason = self._search(bench)
             self._say(f"The search ends: {reason}.")
-            finals = Finals(self._job, bench, self._signals.check, lambda: self._budget.out_of_time)
+            facts = plan.facts(self._spec, self._launcher)
+            finals = Finals(
+                self._job, bench, facts, self._signals.check, lambda: self._budget.out_of_time
+            )
             confirmation = finals.run()
         finally:
             bench.abandon()
@@ -116,6 +124,34 @@ class Tuner:
             raise BadInput(
                 "the baseline cannot run here: " + "; ".join(problems) + "; change `baseline`"
             )
+
+    # The opening
+
+    def _open(self, bench: Bench) -> None:
+        """Look at what the baseline's step is made of, and have what an expert would try tried first."""
+        if len(self._ledger.trials()) > 1 or (self._profile() is None and self._attempts()):
+            return  # it goes on
+        baseline = self._spec.full_baseline()
+        while (profile := self._profile()) is None:
+            bench.start(_BASELINE, baseline, Purpose.PROFILE, judge=ProfileRun())
+            while not bench.idle:
+                self._signals.check()
+                for _ in bench.finished(_POLL_SECONDS):
+                    pass
+        blocks = self._job.repository.blocks(profile.id)
+        facts = plan.facts(self._spec, self._launcher)
+        found = findings(blocks[0].observed, baseline, facts) if blocks else []
+        suggestions = opening(self._space, baseline, found)
+        room = (self._spec.budget.trials or len(suggestions) + 1) - 1
+        for number, suggestion in enumerate(suggestions[:room], 1):
+            self._ledger.enqueue(suggestion.params, suggestion.reason)
+            self._say(f"Trial {number} will be tried because {suggestion.reason}.")
+
+    def _profile(self) -> StoredAttempt | None:
+        """The recorded profile of the baseline."""
+        return next(
+            (a for a in self._attempts() if a.purpose == Purpose.PROFILE and a.recorded), None
+        )
 
     # The search
 

@@ -26,8 +26,67 @@ class Conflict:
     clash: Callable[[Values], bool]
     reason: str
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Both knobs."""
+        return self.first, self.second
+
+
+_OF_DDP = (
+    "bucket_cap_mb",
+    "first_bucket_mb",
+    "gradient_as_bucket_view",
+    "gradient_compression",
+    "static_graph",
+    "find_unused_parameters",
+    "broadcast_buffers",
+)
+_WITHOUT_DDP = ("fsdp", "fsdp_keep", "hsdp")
+
+
+def _changed(name: str, values: Values) -> bool:
+    return values[name] != CATALOGUE[name].default
+
+
+def _only_of_ddp(name: str) -> Conflict:
+    return Conflict(
+        name,
+        "parallelism",
+        lambda v: v["parallelism"] in _WITHOUT_DDP and _changed(name, v),
+        "it acts on DDP only",
+    )
+
+
+def _only_of_workers(name: str) -> Conflict:
+    return Conflict(
+        name,
+        "loader_workers",
+        lambda v: v["loader_workers"] == 0 and _changed(name, v),
+        "it acts on loader workers only",
+    )
+
 
 CONFLICTS = (
+    *map(_only_of_ddp, _OF_DDP),
+    *map(_only_of_workers, ("persistent_workers", "prefetch_factor")),
+    Conflict(
+        "first_bucket_mb",
+        "bucket_cap_mb",
+        lambda v: _changed("first_bucket_mb", v) and _changed("bucket_cap_mb", v),
+        "DDP has a first bucket of its own only with its own bucket size",
+    ),
+    Conflict(
+        "find_unused_parameters",
+        "static_graph",
+        lambda v: bool(v["find_unused_parameters"] and v["static_graph"]),
+        "a static graph finds them in its first step",
+    ),
+    Conflict(
+        "precision",
+        "parallelism",
+        lambda v: v["precision"] == "fp16" and v["parallelism"] in _WITHOUT_DDP,
+        "gradients that ranks hold in parts would each be checked for overflow alone",
+    ),
     Conflict(
         "static_graph",
         "accumulation_steps",
@@ -63,7 +122,12 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
         knobs: a value for every knob of the catalogue.
         facts: about the machine and the study.
     """
-    return [*unmet_needs(knobs, facts), *conflicts(knobs), *_global_batch(knobs, facts)]
+    return [
+        *unmet_needs(knobs, facts),
+        *_ranks(knobs, facts),
+        *conflicts(knobs),
+        *_global_batch(knobs, facts),
+    ]
 
 
 def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
@@ -78,9 +142,7 @@ def conflicts(knobs: Values) -> Iterator[str]:
     """Reasons that lie in two knobs together."""
     for conflict in CONFLICTS:
         if conflict.clash(knobs):
-            first, second = (
-                f"{name}={_written(knobs[name])}" for name in (conflict.first, conflict.second)
-            )
+            first, second = (f"{name}={_written(knobs[name])}" for name in conflict.pair)
             yield f"{first} does not go with {second}: {conflict.reason}"
 
 
@@ -103,6 +165,14 @@ def refused_global_batch(wanted: int, world_size: int) -> str | None:
             f"use {below} or {below + world_size}"
         )
     return None
+
+
+def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
+    if knobs["parallelism"] == "hsdp" and (facts.world_size < 4 or facts.world_size % 2):
+        yield (
+            "parallelism=hsdp needs an even number of at least 4 ranks, to shard over two and "
+            f"replicate; this study has {facts.world_size}"
+        )
 
 
 def _global_batch(knobs: Values, facts: Facts) -> Iterator[str]:

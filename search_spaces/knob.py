@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 KnobValue = bool | int | float | str
 
-PARTS = ("compute", "loader", "launch", "exchange", "pressure", "reading")
+PARTS = ("compute", "loader", "launch", "exchange", "update", "pressure", "reading")
 """What the time of a sample is made of: computing; waiting for the loader; what every micro-batch costs
-whatever its size; gradient exchange and update, once per optimizer step; what grows with the
+whatever its size; gradient exchange and update, each once per optimizer step; what grows with the
 micro-batch (caches); reading the loss."""
 
 

@@ -68,6 +68,8 @@ class Purpose(StrEnum):
     NUMERICS = "numerics"
     """A loss trajectory of a finalist, to be held against a reference."""
     CONFIRM = "confirm"
+    ATTRIBUTE = "attribute"
+    """The winner, whole or with one knob back at the baseline: what does each knob bring?"""
     PROFILE = "profile"
     """A few steps under the profiler, to see what a step is made of."""
 

@@ -21,6 +21,7 @@ from autotune.errors import (
     StorageUnreachable,
     StudyNotFound,
 )
+from search_spaces import defaults
 from storage.database import Database
 from storage.models import (
     AttemptRow,
@@ -501,7 +502,8 @@ def _attempt(row: AttemptRow) -> StoredAttempt:
         purpose=row.purpose,
         round=row.round,
         attempt=row.attempt,
-        knobs=row.knobs,
+        # A knob that is newer than the row was at its default then: what a plain script does.
+        knobs={**defaults(), **row.knobs},
         started=row.started,
         ended=row.ended,
         result=AttemptResult(

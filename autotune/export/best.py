@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from search_spaces import defaults
+
 FORMAT = 1
 """Version of the file's layout; grows when a reader of the old one would misread the new one."""
 
@@ -37,7 +39,7 @@ class BestConfig(Mapping[str, Any]):
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Keyword arguments for DistributedDataParallel, as the trials were run with."""
-        from autotune.trial.apply import ddp_arguments
+        from autotune.trial.effects.parallel import ddp_arguments
 
         return ddp_arguments(self.knobs)
 
@@ -124,7 +126,7 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
     if missing := [part for part in parts if part not in content]:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
     return BestConfig(
-        knobs=content["knobs"],
+        knobs={**defaults(), **content["knobs"]},  # an older file lacks newer knobs
         world_size=content["world_size"],
         throughput=content["throughput"],
         speedup=content["speedup"],

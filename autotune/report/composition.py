@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from autotune.findings import findings, listed
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.report.logs import attempt_folder
+from search_spaces import Facts
 from storage import Purpose, Repository, StoredAttempt, StoredStudy
 
 _LABELS = {
@@ -62,6 +65,34 @@ def composition_table(
     )
     for trial in shown:
         yield f"- trial {trial}: `{_trace(study, attempts, trial)}`"
+
+
+def held_back(
+    repository: Repository, attempts: Sequence[StoredAttempt], baseline: dict[str, Any]
+) -> Iterator[str]:
+    """What holds the baseline back, from its profile."""
+    trial = next((a.trial for a in attempts if a.knobs == baseline), None)
+    found = _profile(attempts, trial)
+    blocks = repository.blocks(found.id) if found else []
+    if not found or not blocks:
+        return
+    environment = repository.environment_of(found.id) or {}
+    known = findings(blocks[0].observed, baseline, _facts(environment, blocks[0].rank_seconds))
+    yield "### What holds the baseline back"
+    yield ""
+    yield from listed(known)
+
+
+def _facts(environment: dict[str, Any], ranks: Sequence[float]) -> Facts:
+    devices = environment.get("devices", [])
+    lowest = min((tuple(device["capability"]) for device in devices), default=None)
+    on_cuda = bool(devices)
+    return Facts(
+        "cuda" if on_cuda else "cpu",
+        len(ranks),
+        lowest,
+        backend="nccl" if len(devices) >= len(ranks) else "gloo",
+    )
 
 
 def _profile(attempts: Sequence[StoredAttempt], trial: int | None) -> StoredAttempt | None:

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from autotune.attribution import contributions
 from autotune.notes import study_note
-from autotune.report.composition import composition_table
+from autotune.report.composition import composition_table, held_back
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
-from autotune.verdict import difference, quantity
+from autotune.verdict import difference, quantity, written
 from storage import Purpose, Repository, StoredAttempt, StoredNoise
 
 _MIB = 2**20
@@ -23,11 +24,37 @@ def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
     ran = how_it_ran(repository, attempts, verdict["trial"])
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
+    parts.append(list(held_back(repository, attempts, spec.full_baseline())))
+    parts.append(list(_attribution(spec, attempts, verdict)))
     rates = _confirmed(verdict)
     parts.append(list(composition_table(repository, study, attempts, rates)))
     parts.append(list(_measurement(attempts, repository.noise_of(study.id), racing(attempts))))
     parts.append(list(_best_trials(spec, attempts)))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _attribution(
+    spec: StudySpec, attempts: Sequence[StoredAttempt], verdict: dict[str, Any]
+) -> Iterator[str]:
+    """What each knob of the winner brings."""
+    found = contributions(attempts, verdict["knobs"] or {}, spec.full_baseline())
+    if not found:
+        return
+    yield "### What each knob brings"
+    yield ""
+    yield "| knob | baseline | winner | gain (95 % interval) |"
+    yield "|---|---|---|---|"
+    for one in found:
+        bounds = f"{one.gain.low:.2f} to {one.gain.high:.2f}" if one.rounds > 1 else "once"
+        yield (
+            f"| {one.knob} | {written(one.before)} | {written(one.after)} | "
+            f"{one.gain.value:.2f}x ({bounds}) |"
+        )
+    yield ""
+    yield (
+        "The winner against itself with that one knob back at the baseline's value, in turn. Knobs "
+        "help and hinder each other, so that the gains need not multiply to the whole."
+    )
 
 
 def _confirmed(verdict: dict[str, Any]) -> dict[int, float]:

@@ -117,6 +117,8 @@ class ProgressLines:
             return f"{trial}, numerics: fp32 reference"
         if attempt.purpose == Purpose.NUMERICS:
             return f"{trial}, numerics: loss against fp32"
+        if attempt.purpose == Purpose.ATTRIBUTE:
+            return f"{trial}, one knob back, round {attempt.round}"
         if attempt.purpose == Purpose.PROFILE:
             return f"{trial}, profile"
         return trial

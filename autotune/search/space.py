@@ -70,6 +70,16 @@ class Space:
         """Reasons why a configuration cannot run or may not compete."""
         return infeasible(self.complete(params), self._facts)
 
+    def nearest(self, name: str, wanted: KnobValue) -> KnobValue | None:
+        """The value of a knob that is wanted or, among numbers, lies nearest to it; None if there is
+        none such."""
+        values = self._values[name]
+        if any(value == wanted and type(value) is type(wanted) for value in values):
+            return wanted
+        if isinstance(wanted, bool | str) or any(isinstance(v, bool | str) for v in values):
+            return None
+        return min(values, key=lambda value: abs(float(value) - float(wanted)))
+
     @property
     def size(self) -> int:
         """Combinations, infeasible ones included."""

@@ -2,7 +2,7 @@
 
 The time per sample is a sum of parts, each with a shape that is known and a size that is not:
 
-    t = compute + loader + launch / m + exchange / (m a) + pressure * m + reading / (m a l)
+    t = compute + loader + launch / m + (exchange + update) / (m a) + pressure * m + reading / (m a l)
 
 with micro-batch m, accumulation a and logging interval l. Each other knob changes the sizes of the parts
 that it acts on (search_spaces.Knob.parts); how much, is learnt: sizes are Gaussian processes over those
@@ -88,7 +88,8 @@ class StepModel:
         "compute": 1.0,
         "loader": 1.0,
         "launch": 4.0,
-        "exchange": 4.0,
+        "exchange": 3.0,
+        "update": 3.0,
         "pressure": 0.5,
         "reading": 1.0,
     }
@@ -172,6 +173,7 @@ class StepModel:
             "loader": ones if self._acting["loader"] else 0 * ones,
             "launch": 1 / micro_batch,
             "exchange": per_step,
+            "update": per_step,
             "pressure": micro_batch / self._highest_micro_batch,
             "reading": per_step / self._relative(rows, LOG_INTERVAL),
         }

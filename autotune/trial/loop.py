@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from autotune.trial import apply
+from autotune.trial.effects import feeding, kernels, parallel, precision, process
 from autotune.trial.observers import memory
 from autotune.trial.observers.block import BlockObservers, together
 from autotune.trial.observers.timing import BlockClock, BlockLength
@@ -68,30 +67,28 @@ class TrainingLoop:
         self.steps_done = 0
         self.loss_read = math.nan
         self.workload = workload
-        apply.float32_matmul(self.knobs)
-        apply.qkv_streams(self.knobs, workload.model)
-        apply.checkpoint_activations(self.knobs, workload.model)
-        apply.channels_last(self.knobs, workload.model)
-        self.model = DistributedDataParallel(
-            workload.model.to(context.device),
-            device_ids=[context.device.index] if context.device.type == "cuda" else None,
-            **apply.ddp_arguments(self.knobs),
-        )
-        apply.compress_gradients(self.knobs, self.model)
-        self.optimizer = workload.optimizer(self.model.parameters())
-        apply.optimizer_kernels(self.knobs, self.optimizer)
-        self.scaler = apply.gradient_scaler(self.knobs, context.device)
-        source = apply.loader(
+        model = workload.model
+        precision.float32_matmul(self.knobs)
+        precision.weights(self.knobs, model)
+        kernels.qkv_streams(self.knobs, model)
+        kernels.checkpoint_activations(self.knobs, model)
+        kernels.channels_last(self.knobs, model)
+        model = kernels.compiled(self.knobs, model)
+        self.model = parallel.wrapped(self.knobs, model, context.device)
+        self.optimizer = parallel.optimizer(self.knobs, workload.optimizer, self.model)
+        kernels.optimizer_kernels(self.knobs, self.optimizer)
+        self.scaler = precision.gradient_scaler(self.knobs, context.device)
+        source = feeding.loader(
             workload,
             self.knobs,
             rank=context.rank,
             world_size=context.world_size,
             seed=request.seed,
-            pin=context.device.type == "cuda",
         )
-        batches = self.clock.watched(self._spanned("loader", apply.endless(source)))
-        moved = apply.on_device(batches, self.knobs, context.device)
+        batches = self.clock.watched(self._spanned("loader", feeding.endless(source)))
+        moved = feeding.on_device(batches, self.knobs, context.device)
         self.batches = self._spanned("batch", moved)
+        process.garbage_collection(self.knobs)
         self.samples_per_step = (
             self.knobs["micro_batch"] * self.knobs["accumulation_steps"] * context.world_size
         )
@@ -101,13 +98,14 @@ class TrainingLoop:
         accumulation = self.knobs["accumulation_steps"]
         for micro_batch in range(accumulation):
             last = micro_batch == accumulation - 1
-            with apply.gradient_sync(self.model, last_micro_batch=last):
+            with parallel.gradient_sync(self.model, last_micro_batch=last):
                 batch = next(self.batches)
-                with self.span("forward"), apply.autocast(self.knobs, self.device):
-                    loss = self.workload.loss(self.model, batch)
-                self.progressed()
-                with self.span("backward"):
-                    self.scaler.scale(loss / accumulation).backward()
+                with kernels.attention(self.knobs):
+                    with self.span("forward"), precision.autocast(self.knobs, self.device):
+                        loss = self.workload.loss(self.model, batch)
+                    self.progressed()
+                    with self.span("backward"):
+                        self.scaler.scale(loss / accumulation).backward()
         with self.span("optimizer"):
             self.scaler.step(self.optimizer)
             self.scaler.update()

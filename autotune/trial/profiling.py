@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.trial import trace
+from autotune.trial.layout import BatchMoves
 from autotune.trial.loop import RankContext, TrainingLoop, gather
 from autotune.trial.observers import memory
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
@@ -28,6 +29,9 @@ def run_profile(
 
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
+    moves = BatchMoves(loop.knobs["micro_batch"])
+    with moves.watching(loop.workload.model):
+        loop.step()
     for _ in range(_WARM_UP):
         loop.step()
     dist.barrier()
@@ -46,7 +50,9 @@ def run_profile(
     if context.rank == 0:
         all_seconds, waits, losses, peaks, *parts = zip(*ranks, strict=True)
         named = zip(trace.PARTS, map(list, parts), strict=True)
-        observed = Observed(parts=dict(named), peaks=[int(peak) for peak in peaks])
+        observed = Observed(
+            parts=dict(named), peaks=[int(peak) for peak in peaks], batch_moves=moves.found
+        )
         columns = (all_seconds, waits, losses, peaks)
         report(loop.block(request.trial, 0, request.profile, columns, observed))
 

@@ -181,6 +181,8 @@ class Observed(TypedDict, total=False):
     """Share of a step by part, one per rank: see autotune.trial.trace.PARTS; profiles only."""
     peaks: list[int]
     """Peak bytes of each rank; profiles only."""
+    batch_moves: dict[str, str]
+    """Module -> how it moves the batch out of the outermost dimension; profiles only."""
     flops_per_sample: float
     """Of forward and backward pass, as torch.utils.flop_counter counts them; trajectories only."""
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.trial import failure, processes, profiling, workload
+from autotune.trial.effects import process
 from autotune.trial.loop import RankContext, TrainingLoop, no_span, run_blocks
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
@@ -102,8 +103,9 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     os.environ.update(_environment(request, placement, context))
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
-    torch.set_num_threads(request.cpus_per_rank)
+    torch.set_num_threads(process.threads(request.knobs, request.cpus_per_rank))
     if context.device.type == "cuda":
+        process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
     memory.reset_peak(context.device)
     if request.memory_per_rank is not None:
@@ -121,9 +123,10 @@ def _environment(
         "LOCAL_RANK": str(context.local_rank),
         "WORLD_SIZE": str(context.world_size),
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
-        "OMP_NUM_THREADS": str(request.cpus_per_rank),
+        "OMP_NUM_THREADS": str(process.threads(request.knobs, request.cpus_per_rank)),
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": placement.interface,
+        **process.environment(request.knobs),
         **request.env,
     }
 

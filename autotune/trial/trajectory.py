@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from autotune.trial.loop import RankContext, TrainingLoop, gather
 from autotune.trial.observers import memory
@@ -38,8 +39,9 @@ def run_trajectory(
         loss = float(loop.loss)
         # fp16: the scaler skips a step whose gradients overflow; there is no norm then.
         norm = norms[-1] if norms else math.nan
-        total = float(sum(p.detach().double().sum() for p in loop.model.parameters()))
-        size = float(sum(p.detach().double().abs().sum() for p in loop.model.parameters()))
+        weights = [_whole(p.detach()).double() for p in loop.model.parameters()]
+        total = float(sum(p.sum() for p in weights))
+        size = float(sum(p.abs().sum() for p in weights))
         mine = (seconds, loop.clock.wait_seconds, loss, memory.peak_bytes(loop.device), norm)
         ranks = gather((*mine, total, size), context.world_size)
         all_seconds, waits, losses, peaks, all_norms, totals, sizes = zip(*ranks, strict=True)
@@ -56,8 +58,13 @@ def run_trajectory(
 
 
 def _norm(gradients: Iterable[Tensor | None]) -> float:
-    squares = [g.detach().double().square().sum() for g in gradients if g is not None]
+    squares = [_whole(g.detach()).double().square().sum() for g in gradients if g is not None]
     return math.sqrt(float(sum(squares)))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor, put together if the ranks hold parts of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -19,7 +19,7 @@ from torch import nn
 import autotune
 import launchers
 import search_spaces
-from autotune.trial import apply
+from autotune.trial.effects import feeding, kernels
 from autotune.trial.loop import RankContext, TrainingLoop
 from autotune.trial.protocol import (
     BlockPlan,
@@ -138,7 +138,7 @@ def test_a_prefetched_batch_is_whole_however_late_it_is_read() -> None:
     device = torch.device("cuda", 0)
     size = 1 << 20
     host = (torch.full((size,), float(number)).pin_memory() for number in range(1000))
-    batches = apply.on_device(host, knobs(stream_prefetch=True), device)
+    batches = feeding.on_device(host, knobs(stream_prefetch=True), device)
     sums = []
     for batch in itertools.islice(batches, 200):
         torch.cuda._sleep(500_000)
@@ -149,7 +149,7 @@ def test_a_prefetched_batch_is_whole_however_late_it_is_read() -> None:
 @pytest.mark.parametrize("streams", [False, True])
 def test_qkv_projections_run_on_streams_of_their_own(streams: bool, tmp_path: Path) -> None:
     attention = Attention(256, 4).cuda()
-    apply.qkv_streams(knobs(qkv_streams=streams), attention)
+    kernels.qkv_streams(knobs(qkv_streams=streams), attention)
     hidden = torch.randn(8, 128, 256, device="cuda")
     events = device_events(lambda: attention(hidden, hidden), tmp_path)
     found = kernel_streams(events)
@@ -161,7 +161,7 @@ def test_qkv_streams_change_no_number() -> None:
     attention = Attention(512, 8).cuda()
     results = []
     for streams in (False, True):
-        apply.qkv_streams(knobs(qkv_streams=streams), attention)
+        kernels.qkv_streams(knobs(qkv_streams=streams), attention)
         for repetition in range(20):
             torch.manual_seed(repetition)
             hidden = torch.randn(16, 256, 512, device="cuda", requires_grad=True)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autotune
 import search_spaces
-from autotune.trial import apply
+from autotune.trial.effects import feeding, kernels, process
 from autotune.trial.loop import NonFiniteLoss, RankContext, TrainingLoop, run_blocks
 from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
 from search_spaces import Facts
@@ -264,13 +264,12 @@ def numbered(samples: int, **changes: Any) -> autotune.Workload:
 def test_no_sample_is_on_two_ranks_nor_twice_in_an_epoch(samples, micro_batch, ranks):
     per_rank = []
     for rank in range(ranks):
-        source = apply.loader(
+        source = feeding.loader(
             numbered(samples),
             knobs(micro_batch=micro_batch),
             rank=rank,
             world_size=ranks,
             seed=0,
-            pin=False,
         )
         batches = list(source)
         assert {len(batch) for batch in batches} == {micro_batch}
@@ -282,10 +281,8 @@ def test_no_sample_is_on_two_ranks_nor_twice_in_an_epoch(samples, micro_batch, r
 
 def test_epoch_after_epoch_is_shuffled_anew_and_again_in_the_same_way():
     def draw(seed: int) -> list[tuple[int, ...]]:
-        source = apply.loader(
-            numbered(12), knobs(micro_batch=4), rank=0, world_size=1, seed=seed, pin=False
-        )
-        batches = apply.endless(source)
+        source = feeding.loader(numbered(12), knobs(micro_batch=4), rank=0, world_size=1, seed=seed)
+        batches = feeding.endless(source)
         return [
             tuple(sample for _ in range(3) for sample in next(batches).tolist()) for _ in range(4)
         ]
@@ -299,24 +296,22 @@ def test_epoch_after_epoch_is_shuffled_anew_and_again_in_the_same_way():
 @pytest.mark.parametrize(("samples", "micro_batch", "ranks"), [(7, 4, 2), (0, 1, 1), (3, 1, 4)])
 def test_a_dataset_that_cannot_fill_a_micro_batch_is_refused(samples, micro_batch, ranks):
     with pytest.raises(ValueError, match=f"dataset has {samples} samples.*lower micro_batch"):
-        apply.loader(
+        feeding.loader(
             numbered(samples),
             knobs(micro_batch=micro_batch),
             rank=0,
             world_size=ranks,
             seed=0,
-            pin=False,
         )
 
 
 def test_the_users_collate_is_used():
-    source = apply.loader(
+    source = feeding.loader(
         numbered(8, collate=lambda samples: {"sum": sum(samples)}),
         knobs(micro_batch=8),
         rank=0,
         world_size=1,
         seed=0,
-        pin=False,
     )
     assert next(iter(source)) == {"sum": 28}
 
@@ -429,23 +424,23 @@ class Attending(nn.Module):
 def test_qkv_streams_is_set_on_every_module_that_offers_it():
     model = nn.Sequential(Attending(), nn.Linear(2, 2), nn.Sequential(Attending()))
     modules = [module for module in model.modules() if isinstance(module, Attending)]
-    apply.qkv_streams(knobs(qkv_streams=True), model)
+    kernels.qkv_streams(knobs(qkv_streams=True), model)
     assert [module.qkv_streams for module in modules] == [True, True]
-    apply.qkv_streams(knobs(qkv_streams=False), model)
+    kernels.qkv_streams(knobs(qkv_streams=False), model)
     assert [module.qkv_streams for module in modules] == [False, False]
     assert not hasattr(model[1], "qkv_streams")
 
 
 def test_qkv_streams_off_overrides_a_model_that_has_it_on():
     model = Attending(streams=True)
-    apply.qkv_streams(knobs(), model)
+    kernels.qkv_streams(knobs(), model)
     assert model.qkv_streams is False
 
 
 def test_qkv_streams_on_a_model_without_such_modules_is_an_error():
     with pytest.raises(ValueError, match="no module of the model has a `qkv_streams` attribute"):
-        apply.qkv_streams(knobs(qkv_streams=True), stack())
-    apply.qkv_streams(knobs(qkv_streams=False), stack())
+        kernels.qkv_streams(knobs(qkv_streams=True), stack())
+    kernels.qkv_streams(knobs(qkv_streams=False), stack())
 
 
 # Moving batches
@@ -457,7 +452,7 @@ def test_a_batch_keeps_its_form_when_it_is_moved():
     meta = torch.device("meta")
     tensor = torch.ones(2)
     batch = {"a": [tensor, (tensor, "text")], "b": Pair(tensor, None), 3: 4.5}
-    moved = apply.move(batch, meta)
+    moved = feeding.move(batch, meta)
     assert moved["a"][0].device == moved["a"][1][0].device == meta
     assert isinstance(moved["a"], list) and isinstance(moved["a"][1], tuple)
     assert isinstance(moved["b"], Pair) and moved["b"].left.device == meta
@@ -468,11 +463,11 @@ def test_a_batch_keeps_its_form_when_it_is_moved():
 def test_a_mapping_that_is_no_dict_is_moved_too():
     """As Hugging Face's collators return them."""
     batch = collections.UserDict(ids=torch.ones(2))
-    assert apply.move(batch, torch.device("meta"))["ids"].device.type == "meta"
+    assert feeding.move(batch, torch.device("meta"))["ids"].device.type == "meta"
 
 
 def test_without_prefetch_batches_come_in_order():
-    batches = apply.on_device(iter([torch.tensor(n) for n in range(5)]), knobs(), CPU)
+    batches = feeding.on_device(iter([torch.tensor(n) for n in range(5)]), knobs(), CPU)
     assert [int(batch) for batch in batches] == [0, 1, 2, 3, 4]
 
 
@@ -480,10 +475,12 @@ def test_without_prefetch_batches_come_in_order():
 
 
 @pytest.mark.parametrize("name", search_spaces.CATALOGUE)
-def test_every_knob_of_the_catalogue_is_asked_for_by_the_loop(name):
+def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
     """A knob that nothing reads would be searched in vain."""
-    without = knobs()
+    without = knobs(loader_workers=1)
     del without[name]
     request = TrialRequest("t", "m:f", {}, without, 1, 0, "cpu")
     with pytest.raises(KeyError, match=name):
+        process.environment(without)
+        process.threads(without, 1)
         TrainingLoop(regression(), request, RankContext(0, 0, 1, CPU), lambda: None).step()

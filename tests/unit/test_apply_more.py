@@ -1,5 +1,6 @@
 """What the knobs of kernels, memory, loader and gradient format change, observed in torch itself."""
 
+import gc
 import os
 
 import pytest
@@ -8,13 +9,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
+from autotune.trial.effects import feeding, process
 from tests.one_rank import (
+    LAYER_BYTES,
     LAYERS,
+    MIB,
     WIDTH,
     group,
     knobs,
     regression,
     settings_of_torch,
+    settled,
     stack,
     training,
 )
@@ -161,7 +166,8 @@ def test_loader_workers_prepare_the_batches(workers):
     workload = autotune.Workload(
         nn.Linear(1, 1), WhoAmI(), loss, lambda p: torch.optim.SGD(p, lr=0.1)
     )
-    loop = training(workload, loader_workers=workers, micro_batch=4)
+    persistent = workers > 0
+    loop = training(workload, loader_workers=workers, persistent_workers=persistent, micro_batch=4)
     for _ in range(20):  # more than an epoch: they live on
         loop.step()
     assert len(seen) == max(1, workers)
@@ -217,3 +223,123 @@ def test_the_defaults_are_those_of_a_plain_script():
     plain = {"static_graph": False, "broadcast_buffers": True, "gradient_compression": "none"}
     assert {name: found[name] for name in plain} == plain
     assert (found["loader_workers"], found["optimizer_kernels"]) == (0, "default")
+
+
+# first_bucket_mb, find_unused_parameters
+
+
+def test_the_first_bucket_is_as_large_as_asked():
+    firsts = []
+    for size in (0.1, 1):
+        loop = training(regression(), first_bucket_mb=size)
+        firsts.append(settled(loop).of(loop)[0])
+    assert firsts[0] < firsts[1]
+    assert 0.1 * MIB <= firsts[0] <= 0.1 * MIB + LAYER_BYTES
+
+
+def test_unused_parameters_are_looked_for():
+    model = stack()
+    model.register_parameter("unused", nn.Parameter(torch.ones(1)))
+    loop = training(regression(model), find_unused_parameters=True)
+    for _ in range(3):
+        loop.step()
+    assert loop.model.find_unused_parameters
+    assert not training(regression()).model.find_unused_parameters
+
+
+# precision
+
+
+def test_pure_bf16_has_no_fp32_copy():
+    loop = training(regression(), precision="pure_bf16")
+    loop.step()
+    assert {p.dtype for p in loop.model.parameters()} == {torch.bfloat16}
+    assert not loop.scaler.is_enabled()
+
+
+# compile, attention
+
+
+def test_compile_compiles_the_model():
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    model = stack()
+    loop = training(regression(model), compile="default")
+    loop.step()
+    assert counters["stats"]["unique_graphs"] >= 1
+    torch._dynamo.reset()
+
+
+class OneHead(nn.Module):
+    """Attention and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, inputs):
+        """(batch, 8, 16) -> the same."""
+        heads = self.project(inputs)[:, None]
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads)[:, 0]
+
+
+@pytest.mark.parametrize(("chosen", "fused"), [("auto", True), ("flash", True), ("unfused", False)])
+def test_attention_takes_the_implementation_that_is_asked_for(chosen, fused):
+    data = [(torch.randn(8, 16), torch.randn(8, 16)) for _ in range(16)]
+    workload = autotune.Workload(
+        OneHead(),
+        data,
+        lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    loop = training(workload, attention=chosen)
+    with Operators() as seen:
+        loop.step()
+    assert any("flash" in name for name in seen.names) is fused
+    assert ("_softmax" in seen.names or "_safe_softmax" in seen.names) is not fused
+
+
+# Loader
+
+
+def test_workers_live_on_only_if_asked_and_prepare_as_many_batches_as_asked():
+    loaders = {}
+    for persistent in (False, True):
+        found = feeding.loader(
+            regression(),
+            knobs(loader_workers=1, persistent_workers=persistent, prefetch_factor=5),
+            rank=0,
+            world_size=1,
+            seed=0,
+        )
+        loaders[persistent] = found
+    assert [found.persistent_workers for found in loaders.values()] == [False, True]
+    assert {found.prefetch_factor for found in loaders.values()} == {5}
+
+
+# The process
+
+
+def test_threads_environment_and_garbage_collection():
+    assert process.threads(knobs(), 3) == 3
+    assert process.threads(knobs(cpu_threads=2), 3) == 2
+    assert process.environment(knobs()) == {}
+    chosen = knobs(nccl_algo="Ring", nccl_proto="LL", nccl_channels=4, expandable_segments=True)
+    assert process.environment(chosen) == {
+        "NCCL_ALGO": "Ring",
+        "NCCL_PROTO": "LL",
+        "NCCL_MIN_NCHANNELS": "4",
+        "NCCL_MAX_NCHANNELS": "4",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_garbage_is_collected_or_not(frozen):
+    try:
+        training(regression(), freeze_gc=frozen)
+        assert gc.isenabled() is not frozen
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.enable()
+        gc.unfreeze()

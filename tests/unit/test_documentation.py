@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from autotune.report.catalogue import knobs_page, recorded_effects
 from autotune.spec import StudySpec, load
+from search_spaces import CATALOGUE
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -42,6 +44,19 @@ def test_every_field_of_a_study_is_documented():
     page = (ROOT / "docs" / "study.md").read_text()
     missing = [name for name in fields(StudySpec) if f"`{name}`" not in page]
     assert not missing
+
+
+def test_the_table_of_knobs_is_fresh():
+    effects = recorded_effects(ROOT / "docs" / "results")
+    assert (ROOT / "docs" / "knobs.md").read_text() == knobs_page(effects)
+
+
+def test_every_knob_has_a_case_in_the_benchmark_and_a_test():
+    benchmark = (ROOT / "benchmarks" / "knobs.py").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in CATALOGUE:
+        assert f'"{name}": Case(' in benchmark
+        assert re.search(rf"\b{name}\b", tests)
 
 
 def test_exact_versions_are_within_the_supported_ranges():

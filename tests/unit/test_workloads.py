@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import autotune
 from autotune.trial import workload
-from autotune.trial.apply import loader
+from autotune.trial.effects.feeding import loader
 from autotune.workloads import BUILT_IN, gpt, text, transformer
 from autotune.workloads.attention import Attention
 
@@ -30,9 +30,21 @@ TINY = {
     },
     "mlp": {"layers": 2, "width": 16},
     "images": {"size": 16, "width": 4},
+    "convnet": {"size": 8, "width": 4, "blocks": 1},
+    "huggingface": {
+        "config": {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16},
+        "length": 16,
+    },
 }
 LANGUAGE = ("gpt", "transformer")
-CLASSES = {"gpt": 256, "transformer": 50, "mlp": 10, "images": 10}
+CLASSES = {
+    "gpt": 256,
+    "transformer": 50,
+    "mlp": 10,
+    "images": 10,
+    "convnet": 10,
+    "huggingface": 256,
+}
 MODULES = {"gpt": gpt, "transformer": transformer}
 THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from autotune.trial.observers import communication, settling
 from autotune.trial.observers.contention import NodeLoad
@@ -17,7 +17,7 @@ from autotune.trial.protocol import Observed
 class BlockObservers:
     """One rank's observers. All but `marks` look only between blocks."""
 
-    def __init__(self, model: DistributedDataParallel, device: torch.device, *, node: bool) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, *, node: bool) -> None:
         """Attach to a model; `node`: this rank also watches the node that it is on."""
         self.marks = StepMarks(device)
         self._model = model

@@ -2,20 +2,24 @@
 
 import math
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _EVERY = 10
 _NANOSECONDS = 1e-9
 
 
-def sample(model: DistributedDataParallel) -> None:
+def sample(model: nn.Module) -> None:
     """Have DDP time one backward pass in ten; its own default of one in a hundred is too rare."""
-    model._set_ddp_runtime_logging_sample_rate(_EVERY)
+    if isinstance(model, DistributedDataParallel):
+        model._set_ddp_runtime_logging_sample_rate(_EVERY)
 
 
-def exposed_seconds(model: DistributedDataParallel) -> float:
+def exposed_seconds(model: nn.Module) -> float:
     """Seconds that this rank waited for collectives after its backward pass had computed all, in the
-    last step that DDP timed; NaN before there is one."""
+    last step that DDP timed; NaN before there is one, and without DDP."""
+    if not isinstance(model, DistributedDataParallel):
+        return math.nan
     logged = model._get_ddp_logging_data()
     communication = logged.get("backward_comm_time", 0)
     if not communication:

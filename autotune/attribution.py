@@ -1,0 +1,66 @@
+"""How much of the gain each knob brings: the winner against itself with one knob back at the baseline.
+Pure functions over what is recorded."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.measurement.estimate import Ratio, paired_ratio
+from search_spaces import Facts, infeasible
+from storage import Purpose, StoredAttempt
+
+Knobs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one knob brings.
+
+    Attributes:
+        knob: its name.
+        before: its value in the baseline.
+        after: in the winner.
+        gain: throughput of the winner over that of the winner without this change.
+        rounds: that it rests on.
+    """
+
+    knob: str
+    before: Any
+    after: Any
+    gain: Ratio
+    rounds: int
+
+
+def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
+    """The winner, then the winner less one change each; what cannot run is left out."""
+    changed = [name for name in winner if winner[name] != baseline[name]]
+    less = [{**winner, name: baseline[name]} for name in changed]
+    free = Facts(facts.device, facts.world_size, facts.capability, None, facts.backend)
+    return [dict(winner), *(knobs for knobs in less if not infeasible(knobs, free))]
+
+
+def contributions(
+    attempts: Sequence[StoredAttempt], winner: Knobs, baseline: Knobs
+) -> list[Contribution]:
+    """The largest gain first."""
+    found = list(_contributions(attempts, winner, baseline))
+    return sorted(found, key=lambda contribution: -contribution.gain.value)
+
+
+def _contributions(
+    attempts: Sequence[StoredAttempt], winner: Knobs, baseline: Knobs
+) -> Iterator[Contribution]:
+    runs = [a for a in attempts if a.purpose == Purpose.ATTRIBUTE and a.result.throughput]
+    with_all = {a.round: a.result.throughput for a in runs if a.knobs == winner}
+    for name in winner:
+        if winner[name] == baseline[name]:
+            continue
+        without = {**winner, name: baseline[name]}
+        pairs = [
+            (with_all[a.round], a.result.throughput)
+            for a in runs
+            if a.knobs == without and a.round in with_all
+        ]
+        if pairs:
+            gain = paired_ratio([w or 0.0 for w, _ in pairs], [o or 0.0 for _, o in pairs])
+            yield Contribution(name, baseline[name], winner[name], gain, len(pairs))

@@ -1,0 +1,145 @@
+"""What holds a configuration back, and which knobs answer it. Pure functions over a profile."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.measurement.bottleneck import STRAGGLER, breakdown
+from search_spaces import CATALOGUE, Facts, KnobValue
+from search_spaces.constraints import unmet_needs
+
+_WORTH_SAYING = 0.03
+_IMBALANCE = 1.2
+_RISING = 1.10
+_OFTEN = 10
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that holds a configuration back.
+
+    Attributes:
+        name: of the bottleneck: a part of the step, or straggler, batch, memory, layout, logging.
+        share: of the step's time that it takes; None where it is no part of the step.
+        text: for the user.
+        knobs: that answer it.
+    """
+
+    name: str
+    share: float | None
+    text: str
+    knobs: tuple[str, ...] = ()
+
+
+# Part of a profiled step -> parts of the step model whose knobs answer it, and what to say.
+_ANSWERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "compute": (("compute", "pressure"), "forward and backward pass set the pace"),
+    "communication": (
+        ("exchange",),
+        "ranks wait for gradients that the backward pass does not hide",
+    ),
+    "optimizer": (("update",), "the optimizer's update"),
+    "loader": (("loader",), "steps wait for the data loader"),
+    "copies": (("loader",), "copying batches to the device"),
+    "synchronisation": (("reading",), "the host waits for the device to read the loss"),
+    "launching": (("launch",), "the device waits for the host: Python and kernel launches"),
+}
+
+
+def findings(
+    profile: Mapping[str, Any],
+    knobs: Mapping[str, KnobValue],
+    facts: Facts,
+    rising: float | None = None,
+) -> list[Finding]:
+    """Everything worth saying, the largest share of the step first.
+
+    Args:
+        profile: what was observed of a profiled block, see autotune.trial.protocol.Observed.
+        knobs: the configuration.
+        facts: about the machine; only knobs that can act here are named.
+        rising: throughput with twice the micro-batch over that of this configuration, if measured.
+    """
+    made = breakdown(profile["parts"])
+    found = [_part(name, made[name], facts) for name in _ANSWERS]
+    found.append(_straggler(made[STRAGGLER], profile["parts"]))
+    found.sort(key=lambda finding: -(finding.share or 0.0))
+    worth = [finding for finding in found if (finding.share or 0.0) >= _WORTH_SAYING]
+    return [*worth, *_beside(profile, made, knobs, facts, rising)]
+
+
+def _part(name: str, share: float, facts: Facts) -> Finding:
+    parts, text = _ANSWERS[name]
+    answering = tuple(
+        knob.name
+        for knob in CATALOGUE.values()
+        if set(knob.parts) & set(parts) and _can_act(knob.name, facts)
+    )
+    return Finding(name, share, text, answering)
+
+
+def _can_act(name: str, facts: Facts) -> bool:
+    knob = CATALOGUE[name]
+    if not knob.needs or knob.needs_for:
+        return True
+    values: tuple[KnobValue, ...] = getattr(knob.domain, "values", (1,))
+    others = [value for value in values if value != knob.default]
+    return any(not list(unmet_needs({name: value}, facts)) for value in others)
+
+
+def _straggler(share: float, parts: Mapping[str, Sequence[float]]) -> Finding:
+    waiting = parts["communication"]
+    slowest = waiting.index(min(waiting))
+    own = {name: shares[slowest] for name, shares in parts.items() if name != "communication"}
+    most = max(own, key=own.__getitem__)
+    text = (
+        f"all ranks wait for rank {slowest}, most of whose step is {most}: look at its node and device "
+        "for other work, heat or a slower disk; no knob mends it"
+    )
+    return Finding(STRAGGLER, share, text)
+
+
+def _beside(
+    profile: Mapping[str, Any],
+    made: Mapping[str, float],
+    knobs: Mapping[str, KnobValue],
+    facts: Facts,
+    rising: float | None,
+) -> list[Finding]:
+    """What has no share of the step."""
+    found = []
+    if made["idle"] >= _WORTH_SAYING:
+        text = f"the device does nothing in {made['idle']:.0%} of the time"
+        found.append(Finding("idle", made["idle"], text))
+    if rising is not None and rising >= _RISING:
+        text = (
+            f"twice the micro-batch gives {rising:.2f}x the throughput: the batch is too small for "
+            "the devices"
+        )
+        found.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
+    peaks = profile["peaks"]
+    if max(peaks) > _IMBALANCE * min(peaks):
+        text = (
+            f"rank {peaks.index(max(peaks))} takes {max(peaks) / min(peaks):.1f}x the memory of rank "
+            f"{peaks.index(min(peaks))}, which bounds the batch for all: compute the loss on every rank"
+        )
+        found.append(Finding("memory", None, text))
+    for module, move in profile.get("batch_moves", {}).items():
+        text = (
+            f"{module} permutes {move}: the batch is no longer outermost, which costs copies, and "
+            "communication under automatic parallelisation; keep it first and index further in"
+        )
+        found.append(Finding("layout", None, text))
+    if facts.device == "cuda" and int(knobs["log_interval"]) < _OFTEN:
+        text = f"the loss is read every {knobs['log_interval']} steps; every 10 to 100 is plenty"
+        found.append(Finding("logging", None, text, ("log_interval",)))
+    return found
+
+
+def listed(found: list[Finding]) -> Iterator[str]:
+    """Findings as a numbered list, in Markdown."""
+    for number, finding in enumerate(found, 1):
+        share = f", {finding.share:.0%} of the step" if finding.share is not None else ""
+        yield f"{number}. **{finding.name}**{share}: {finding.text}"
+        if finding.knobs:
+            yield f"   Knobs: {', '.join(finding.knobs)}"

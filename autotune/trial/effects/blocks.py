@@ -1,0 +1,16 @@
+"""The repeated blocks of a model: what is sharded or checkpointed one by one."""
+
+from torch import nn
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules of the longest lists (nn.ModuleList, nn.Sequential) of modules of one class each;
+    empty if there is no list of at least two."""
+    lists = [
+        list(module.children())
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
+    alike = [found for found in lists if len(found) > 1 and len(set(map(type, found))) == 1]
+    longest = max(map(len, alike), default=0)
+    return [block for found in alike if len(found) == longest for block in found]

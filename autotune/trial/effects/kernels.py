@@ -1,0 +1,114 @@
+"""Which kernels run, and what they keep: compilation, attention, layout, streams, recomputation."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from autotune.trial.effects.blocks import blocks
+from autotune.trial.protocol import Knobs
+
+_ATTENTION = {
+    "unfused": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+@runtime_checkable
+class SplitProjection(Protocol):
+    """An attention module that can issue its Q, K and V projections on CUDA streams of their own."""
+
+    qkv_streams: bool
+
+
+def qkv_streams(knobs: Knobs, model: nn.Module) -> None:
+    """qkv_streams: set on every attention module that offers it.
+
+    Raises:
+        ValueError: it is asked for and no module of the model offers it.
+    """
+    offering = [module for module in model.modules() if isinstance(module, SplitProjection)]
+    if knobs["qkv_streams"] and not offering:
+        raise ValueError(
+            "qkv_streams is on, but no module of the model has a `qkv_streams` attribute; "
+            "take the knob out of the search space or give the attention modules the attribute"
+        )
+    for module in offering:
+        module.qkv_streams = knobs["qkv_streams"]
+
+
+def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
+    """compile: the model through torch.compile, before it is wrapped.
+
+    Not in place: Module.compile leaves an nn.Sequential uncompiled, without a word (torch 2.13).
+    """
+    if knobs["compile"] == "none":
+        return model
+    found: nn.Module = torch.compile(model, mode=knobs["compile"])
+    return found
+
+
+def attention(knobs: Knobs) -> AbstractContextManager[Any]:
+    """attention: the one implementation that scaled_dot_product_attention may choose, for forward and
+    backward pass."""
+    backend = _ATTENTION.get(knobs["attention"])
+    return sdpa_kernel(backend) if backend else nullcontext()
+
+
+def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:
+    """activation_checkpointing: of every k-th block of the model's longest list of equal modules.
+
+    Raises:
+        ValueError: the model has no list of at least two modules of one class.
+    """
+    every = knobs["activation_checkpointing"]
+    if not every:
+        return
+    found = blocks(model)
+    if not found:
+        raise ValueError(
+            "activation_checkpointing: the model has no nn.ModuleList or nn.Sequential of two or more "
+            "modules of one class; take the knob out of the search space"
+        )
+    for number, block in enumerate(found):
+        if number % every == 0:
+            block.forward = _checkpointed(block.forward)
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def channels_last(knobs: Knobs, model: nn.Module) -> None:
+    """channels_last: convolution weights with the channel innermost; feeding sees to batches."""
+    if knobs["channels_last"]:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
+    """optimizer_kernels: foreach and fused implementations, before the first step.
+
+    Raises:
+        ValueError: the optimizer has no such implementation.
+    """
+    wanted = knobs["optimizer_kernels"]
+    if wanted == "default":
+        return
+    for group in optimizer.param_groups:
+        if wanted not in group:
+            raise ValueError(
+                f"optimizer_kernels={wanted}: {type(optimizer).__name__} has no {wanted} "
+                "implementation; take the value out of the search space"
+            )
+        group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"

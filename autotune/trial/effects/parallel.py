@@ -1,0 +1,118 @@
+"""How ranks share model, gradients and optimizer state."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.trial.effects.blocks import blocks
+from autotune.trial.effects.precision import AUTOCAST_DTYPES
+from autotune.trial.protocol import Knobs
+
+_DDP_DEFAULT_BUCKET = 25
+_MIB = 1 << 20
+# torch 2.13 has renamed it and warns of the old name.
+_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
+_SHARDING = ("fsdp", "fsdp_keep", "hsdp")
+
+
+def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
+    """parallelism: the model, on the device, under DDP or sharded by FSDP2."""
+    model = model.to(device)
+    if knobs["parallelism"] in _SHARDING:
+        return _sharded(knobs, model, device)
+    # Read by DDP when it is built, and only where the bucket size is its own.
+    first_bucket = int(knobs["first_bucket_mb"] * _MIB)
+    dist._DEFAULT_FIRST_BUCKET_BYTES = first_bucket  # type: ignore[attr-defined]
+    wrapper = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        **ddp_arguments(knobs),
+    )
+    compress_gradients(knobs, wrapper)
+    return wrapper
+
+
+def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
+    """Parameters, gradients and optimizer state in parts, each gathered when its block needs it.
+
+    fsdp gathers them again for the backward pass, fsdp_keep does not; hsdp shards over pairs of ranks
+    and replicates the pairs.
+    """
+    world = dist.get_world_size()
+    dtype = AUTOCAST_DTYPES.get(knobs["precision"])
+    arguments: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, (world,)),
+        "reshard_after_forward": knobs["parallelism"] != "fsdp_keep",
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        if dtype
+        else MixedPrecisionPolicy(),
+    }
+    if knobs["parallelism"] == "hsdp":
+        names = ("replicate", "shard")
+        arguments["mesh"] = init_device_mesh(device.type, (world // 2, 2), mesh_dim_names=names)
+    for block in blocks(model):
+        fully_shard(block, **arguments)
+    fully_shard(model, **arguments)
+    return model
+
+
+def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
+    """bucket_cap_mb, gradient_as_bucket_view, static_graph,
+    find_unused_parameters, broadcast_buffers: arguments for DistributedDataParallel.
+
+    PyTorch's own default of 25 MiB comes with a first bucket of 1 MiB, which a 25 that is passed
+    explicitly has not. 25 therefore means to leave the argument out.
+    """
+    arguments: dict[str, Any] = {
+        name: knobs[name]
+        for name in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+    }
+    if not knobs["broadcast_buffers"]:
+        arguments[_BUFFERS] = False
+    if knobs["bucket_cap_mb"] != _DDP_DEFAULT_BUCKET:
+        arguments["bucket_cap_mb"] = knobs["bucket_cap_mb"]
+    return arguments
+
+
+def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
+    """gradient_compression: the all-reduce in a narrower format."""
+    hooks = {
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+    }
+    if hook := hooks.get(knobs["gradient_compression"]):
+        model.register_comm_hook(None, hook)
+
+
+def gradient_sync(model: nn.Module, *, last_micro_batch: bool) -> AbstractContextManager[Any]:
+    """accumulation_steps: gradients travel once per optimizer step, with the last micro-batch."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last_micro_batch)
+        return nullcontext()
+    assert isinstance(model, DistributedDataParallel)
+    return nullcontext() if last_micro_batch else model.no_sync()
+
+
+def optimizer(
+    knobs: Knobs,
+    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+    model: nn.Module,
+) -> torch.optim.Optimizer:
+    """parallelism: zero1 keeps the state of each parameter on one rank only."""
+    if knobs["parallelism"] == "zero1":
+        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=make)  # type: ignore[arg-type]
+    return make(model.parameters())

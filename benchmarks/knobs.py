@@ -1,0 +1,161 @@
+"""What does each knob do here? Every one against its default, in turn, in new processes.
+
+    python benchmarks/knobs.py [--json] [--rounds N] [--only KNOB]
+
+Each knob is tried where it can matter: on a workload, and beside other knobs, that are named with the
+result. `equals` is the same comparison of a configuration with itself (A/A): a gain within its interval
+is none. Knobs that cannot act on this machine are left out.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune import plan
+from autotune.judging import TimedRun
+from autotune.measurement.estimate import paired_ratio
+from autotune.measurement.watch import Limits
+from autotune.report.catalogue import knobs_page, recorded_effects
+from autotune.trial.protocol import BlockPlan, TrialRequest
+from launchers import Launcher, Resources, open_launcher
+from search_spaces import CATALOGUE, defaults, infeasible
+
+DOCS = Path(__file__).parent.parent / "docs"
+WORKERS = 2
+LIMITS = Limits(warmup=0.4, longest=0.8, precision=0.01)
+COMPILED = Limits(warmup=40, longest=1.0, precision=0.01)
+WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": (
+        "autotune.workloads.gpt:build",
+        {"layers": 2, "d_model": 128, "heads": 4, "length": 64},
+    ),
+    "mlp": ("autotune.workloads.mlp:build", {"layers": 4, "width": 512}),
+    "images": ("autotune.workloads.images:build", {"size": 48, "width": 8}),
+    "convnet": ("autotune.workloads.convnet:build", {"size": 24, "width": 16, "blocks": 3}),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where a knob is tried.
+
+    Attributes:
+        value: against the default.
+        workload: of WORKLOADS.
+        beside: knobs that both have.
+    """
+
+    value: Any
+    workload: str
+    beside: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: dict[str, Case] = {
+    "micro_batch": Case(32, "gpt"),
+    "accumulation_steps": Case(4, "mlp"),
+    "precision": Case("bf16", "gpt", {"micro_batch": 32}),
+    "bucket_cap_mb": Case(0.25, "mlp"),
+    "first_bucket_mb": Case(0.1, "mlp"),
+    "gradient_as_bucket_view": Case(True, "mlp"),
+    "gradient_compression": Case("fp16", "mlp"),
+    "static_graph": Case(True, "gpt"),
+    "find_unused_parameters": Case(True, "gpt"),
+    "broadcast_buffers": Case(False, "convnet"),
+    "parallelism": Case("fsdp", "gpt", {"micro_batch": 32}),
+    "optimizer_kernels": Case("fused", "gpt"),
+    "activation_checkpointing": Case(1, "gpt", {"micro_batch": 32}),
+    "channels_last": Case(True, "convnet", {"micro_batch": 32}),
+    "compile": Case("default", "gpt", {"micro_batch": 32}),
+    "attention": Case("unfused", "gpt", {"micro_batch": 32}),
+    "loader_workers": Case(1, "images", {"micro_batch": 32}),
+    "persistent_workers": Case(True, "images", {"micro_batch": 32, "loader_workers": 1}),
+    "prefetch_factor": Case(8, "images", {"micro_batch": 32, "loader_workers": 1}),
+    "pin_memory": Case(True, "images"),
+    "cpu_threads": Case(2, "gpt", {"micro_batch": 32}),
+    "freeze_gc": Case(True, "gpt"),
+    "stream_prefetch": Case(True, "gpt"),
+    "qkv_streams": Case(True, "gpt"),
+    "expandable_segments": Case(True, "gpt"),
+    "nccl_algo": Case("Ring", "mlp"),
+    "nccl_proto": Case("Simple", "mlp"),
+    "nccl_channels": Case(4, "mlp"),
+    "log_interval": Case(1, "gpt"),
+}
+
+
+def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: str) -> float | None:
+    """Samples per second, or None if it does not run."""
+    factory, args = WORKLOADS[workload]
+    slot = launcher.slots[0]
+    request = TrialRequest(
+        trial=folder.name,
+        factory=factory,
+        args=args,
+        knobs=knobs,
+        world_size=launcher.workers,
+        seed=0,
+        device=slot.device,
+        devices_per_rank=slot.devices_per_rank,
+        blocks=BlockPlan(seconds=0.1, min_steps=2),
+        workdir=str(folder.parent),
+        log_dir=str(folder),
+    )
+    judge = TimedRun(COMPILED if knobs["compile"] != "none" else LIMITS)
+    return judge.result(slot.run(request, judge)).throughput
+
+
+def compare(launcher: Launcher, folder: Path, name: str, rounds: int) -> dict[str, Any]:
+    """A knob's value against its default, and the default against itself, round by round."""
+    case = CASES[name]
+    before = {**defaults(), **case.beside}
+    after = {**before, name: case.value}
+    rates: dict[str, list[float | None]] = {"before": [], "after": [], "again": []}
+    for number in range(rounds):
+        order = [("before", before), ("after", after), ("again", before)]
+        random.Random(f"{name}/{number}").shuffle(order)
+        for label, knobs in order:
+            place = folder / f"{name}-{number}-{label}"
+            rates[label].append(measure(launcher, place, knobs, case.workload))
+    found: dict[str, Any] = asdict(case)
+    for label, against in (("gain", "after"), ("equals", "again")):
+        pairs = [(a, b) for a, b in zip(rates[against], rates["before"], strict=True) if a and b]
+        found[label] = asdict(paired_ratio(*zip(*pairs, strict=True))) if len(pairs) > 1 else None
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--only")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/knobs.md and measure nothing"
+    )
+    arguments = parser.parse_args()
+    if arguments.page:
+        (DOCS / "knobs.md").write_text(knobs_page(recorded_effects(DOCS / "results")), "utf-8")
+        return
+    found = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
+    ):
+        facts = plan.facts_of(launcher)
+        for name in CATALOGUE:
+            case = CASES[name]
+            chosen = {**defaults(), **case.beside, name: case.value}
+            if infeasible(chosen, facts) or arguments.only not in (None, name):
+                continue
+            found[name] = compare(launcher, Path(folder), name, arguments.rounds)
+            if not arguments.json:
+                print(name, json.dumps(found[name]))
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

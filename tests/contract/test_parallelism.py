@@ -1,0 +1,125 @@
+"""What ranks share under each value of `parallelism`, on real ranks."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.judging import TimedRun, TrajectoryRun, trajectory
+from autotune.measurement import numerics
+from autotune.measurement.watch import Limits
+from autotune.trial.protocol import BlockPlan, TrialRequest
+from launchers import Resources, open_launcher
+from search_spaces import Facts, defaults, infeasible
+
+WORKLOADS = str(Path(__file__).parent.parent / "workloads")
+TOTAL = 4 * (64 * 64 + 64)
+
+
+def request(folder: Path, ranks: int, knobs: dict[str, Any], trajectory: int = 0) -> TrialRequest:
+    return TrialRequest(
+        trial=folder.name,
+        factory="sharding:build",
+        args={"folder": str(folder)},
+        knobs={**defaults(), "micro_batch": 4, **knobs},
+        world_size=ranks,
+        seed=0,
+        device="cpu",
+        blocks=BlockPlan(seconds=0.05, min_steps=2),
+        workdir=str(folder),
+        import_paths=(WORKLOADS,),
+        log_dir=str(folder / "log"),
+        trajectory=trajectory,
+    )
+
+
+def seen(folder: Path, ranks: int = 2, **knobs: Any) -> list[dict[str, Any]]:
+    """What each rank has written down."""
+    folder.mkdir(exist_ok=True)
+    with open_launcher("local", Resources(ranks, None, 1, 1), str(folder), None) as launcher:
+        judge = TimedRun(Limits(warmup=0.1, longest=0.2, precision=0.5))
+        result = judge.result(launcher.slots[0].run(request(folder, ranks, knobs), judge))
+    assert result.state == "COMPLETE", (result.cause, result.log_tail)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return seen(tmp_path_factory.mktemp("ddp") / "run")
+
+
+def held(found: list[dict[str, Any]], what: str) -> list[int]:
+    return [rank[what] for rank in found]
+
+
+def test_ddp_holds_everything_everywhere(plain: list[dict[str, Any]]) -> None:
+    assert held(plain, "parameters") == held(plain, "state") == [TOTAL, TOTAL]
+    assert held(plain, "wrapper") == ["DistributedDataParallel"] * 2
+
+
+def test_zero1_shares_out_the_state_of_the_optimizer(
+    tmp_path: Path, plain: list[dict[str, Any]]
+) -> None:
+    found = seen(tmp_path / "run", parallelism="zero1")
+    assert held(found, "parameters") == [TOTAL, TOTAL]
+    assert sum(held(found, "state")) == TOTAL
+    assert all(0.4 * TOTAL < state < 0.6 * TOTAL for state in held(found, "state"))
+    assert held(found, "losses") == pytest.approx(held(plain, "losses"))
+
+
+@pytest.mark.parametrize(("value", "gathered"), [("fsdp", False), ("fsdp_keep", True)])
+def test_fsdp_shares_out_everything(
+    tmp_path: Path, plain: list[dict[str, Any]], value: str, gathered: bool
+) -> None:
+    found = seen(tmp_path / "run", parallelism=value)
+    assert held(found, "parameters") == held(found, "state") == [TOTAL // 2, TOTAL // 2]
+    assert held(found, "gathered_after_forward") == [gathered, gathered]
+    for losses, same in zip(held(found, "losses"), held(plain, "losses"), strict=True):
+        assert losses == pytest.approx(same, rel=1e-5)
+
+
+def test_fsdp_accumulates_and_computes_in_bf16(tmp_path: Path) -> None:
+    found = seen(tmp_path / "run", parallelism="fsdp", accumulation_steps=2, precision="bf16")
+    assert held(found, "parameters") == [TOTAL // 2, TOTAL // 2]
+
+
+def test_hsdp_shards_over_pairs(tmp_path: Path) -> None:
+    found = seen(tmp_path / "run", ranks=4, parallelism="hsdp")
+    assert held(found, "parameters") == [TOTAL // 2] * 4
+
+
+@pytest.mark.parametrize("value", ["zero1", "fsdp"])
+def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: str) -> None:
+    found = []
+    with open_launcher("local", Resources(2, None, 1, 1), str(tmp_path), None) as launcher:
+        for parallelism in ("ddp", value):
+            folder = tmp_path / parallelism
+            folder.mkdir()
+            asked = request(folder, 2, {"parallelism": parallelism}, numerics.STEPS)
+            judge = TrajectoryRun()
+            result = judge.result(launcher.slots[0].run(asked, judge))
+            assert result.state == "COMPLETE", (result.cause, result.log_tail)
+            found.append(trajectory([block.block for block in judge.seen]))
+    compared = numerics.agreement(found[1], found[0])
+    assert not compared.problem
+    assert compared.loss_distance < 1e-4
+
+
+def test_hsdp_needs_four_ranks() -> None:
+    wanted = {**defaults(), "parallelism": "hsdp"}
+    (reason,) = infeasible(wanted, Facts("cpu", 2))
+    assert "at least 4 ranks" in reason
+    assert infeasible(wanted, Facts("cpu", 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bucket_cap_mb", 1), ("static_graph", True), ("gradient_compression", "fp16")],
+)
+def test_what_acts_on_ddp_does_not_go_with_fsdp(name: str, value: Any) -> None:
+    check = functools.partial(infeasible, facts=Facts("cpu", 2))
+    (reason,) = check({**defaults(), "parallelism": "fsdp", name: value})
+    assert "acts on DDP only" in reason
+    assert check({**defaults(), "parallelism": "zero1", name: value}) == []

@@ -1,0 +1,49 @@
+"""A stack of layers that writes down what its rank holds, after a few steps."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import autotune
+
+WIDTH, LAYERS = 64, 4
+_AT = 4
+
+
+def build(*, folder):
+    """Build it; each rank writes `<rank>.json` into the folder."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    data = torch.utils.data.TensorDataset(torch.ones(256, WIDTH), torch.zeros(256, WIDTH))
+    made = {}
+    losses = []
+
+    def optimizer(parameters):
+        made["optimizer"] = torch.optim.Adam(parameters, lr=0.01)
+        return made["optimizer"]
+
+    def loss(model, batch):
+        found = (model(batch[0]) - batch[1]).square().mean()
+        losses.append(float(found))
+        if len(losses) == _AT:
+            weight = layers[0].weight
+            state = made["optimizer"].state.values()
+            facts = {
+                "losses": losses,
+                "gathered_after_forward": not isinstance(weight, DTensor),
+                "parameters": sum(_local(p).numel() for p in model.parameters()),
+                "state": sum(_local(s["exp_avg"]).numel() for s in state),
+                "wrapper": type(model).__name__,
+            }
+            Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(facts))
+        return found
+
+    return autotune.Workload(layers, data, loss, optimizer)
+
+
+def _local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -4,7 +4,7 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ MOST_LAUNCHES = 3
 """How often a trial is launched again when its agent dies under it."""
 
 _END_AGAIN_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 PROFILED_STEPS = 8
 
 
@@ -177,6 +178,13 @@ class Bench:
                 self._job.environment_id,
             )
             yield Finished(attempt, result)
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Until nothing runs; `check` is called again and again, and may raise."""
+        while not self.idle:
+            check()
+            for _ in self.finished(_POLL_SECONDS):
+                pass
 
     def abandon(self) -> None:
         """End what runs without recording it; wait until it is gone."""

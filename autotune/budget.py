@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.search.performance_model import Prediction
 from autotune.spec import BudgetSpec
 from storage import Purpose, StoredAttempt
 
@@ -12,6 +13,9 @@ _CONFIRMATION_SHARE = 0.25
 """Of the wall time: kept back from the search."""
 _BROKEN_AFTER = 5
 """When the first trials, and so many, all fail, it is the workload and not the knobs."""
+_FEWEST_TRIALS = 6
+"""Before the model's word that nothing is left to gain is taken for it."""
+_SHARE_OF_NOISE = 0.1
 _FAILURES = ("ERROR", "CRASH")
 
 
@@ -29,6 +33,25 @@ class Budget:
         """Whether all wall time is spent, that of the confirmation included."""
         wall_time = self._limits.wall_time
         return wall_time is not None and self._elapsed() >= wall_time
+
+    def why_not_worth_it(self, prediction: Prediction | None, measured: int, sigma: float) -> str:
+        """The reason why another trial is not worth its cost, in words; empty if it may be.
+
+        Args:
+            prediction: of the sampler's model, if it has one.
+            measured: trials so far.
+            sigma: relative standard deviation between equal runs: a gain far below it goes unseen.
+        """
+        least = self._limits.least_gain
+        if prediction is None or not least or measured < _FEWEST_TRIALS:
+            return ""
+        worth = max(least, _SHARE_OF_NOISE * sigma)
+        if prediction.gain >= worth:
+            return ""
+        return (
+            f"another trial is expected to bring {prediction.gain:.2%}, less than the {worth:.2%} that "
+            f"are worth it (budget.least_gain {least:.2%}, noise between runs {sigma:.1%})"
+        )
 
     def why_enough(self, trials: Sequence[FrozenTrial], attempts: Sequence[StoredAttempt]) -> str:
         """The reason to end the search, in words; empty while there is none."""

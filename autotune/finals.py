@@ -12,8 +12,6 @@ from autotune.judging import ProfileRun, TrajectoryRun
 from search_spaces import Facts
 from storage import Purpose, StoredAttempt
 
-_POLL_SECONDS = 0.2
-
 
 class Finals:
     """Goes on from wherever the records stand."""
@@ -74,7 +72,7 @@ class Finals:
             return False
         judge = TrajectoryRun(check.reference)
         self._bench.start(check.trial, check.knobs, check.purpose, judge=judge)
-        self._wait()
+        self._bench.wait(self._check)
         return True
 
     def _complete_round(self, confirmation: Confirmation) -> None:
@@ -86,7 +84,7 @@ class Finals:
             knobs = confirmation.candidates[trial].knobs
             while trial not in confirmation.recorded(self._attempts()):
                 self._bench.start(trial, knobs, Purpose.CONFIRM, round_=number)
-                self._wait()
+                self._bench.wait(self._check)
 
     def _look_closer(self, confirmation: Confirmation) -> None:
         chosen, baseline = confirmation.choice(), confirmation.baseline
@@ -105,7 +103,7 @@ class Finals:
                     if self._out_of_time():
                         return
                     self._bench.start(chosen, knobs, Purpose.ATTRIBUTE, round_=number)
-                    self._wait()
+                    self._bench.wait(self._check)
 
     def _profile(self, confirmation: Confirmation, chosen: int, baseline: int | None) -> None:
         """Run the winner and the baseline under the profiler, once each."""
@@ -113,7 +111,7 @@ class Finals:
             knobs = confirmation.candidates[trial].knobs
             while not self._recorded(Purpose.PROFILE, trial, knobs):
                 self._bench.start(trial, knobs, Purpose.PROFILE, judge=ProfileRun())
-                self._wait()
+                self._bench.wait(self._check)
 
     def _recorded(
         self, purpose: Purpose, trial: int, knobs: dict[str, Any], round_: int = 0
@@ -122,12 +120,6 @@ class Finals:
             (a.purpose, a.trial, a.round, a.knobs) == (purpose, trial, round_, knobs) and a.recorded
             for a in self._attempts()
         )
-
-    def _wait(self) -> None:
-        while not self._bench.idle:
-            self._check()
-            for _ in self._bench.finished(_POLL_SECONDS):
-                pass
 
     def _attempts(self) -> list[StoredAttempt]:
         return self._job.repository.attempts(self._job.study.id)

@@ -1,77 +1,64 @@
-"""The first trials after the baseline: what an expert would try, and why. Pure functions."""
+"""The opening of a study: a look at what the baseline's step is made of, then what is tried first."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-from autotune.findings import Finding
+from autotune import plan
+from autotune.attempts import Bench, Job
+from autotune.findings import Finding, findings
+from autotune.judging import ProfileRun
 from autotune.search.space import Space
-from search_spaces import CATALOGUE, KnobValue
+from autotune.suggestions import Place, Suggestion, devices, experts, remembered
+from launchers import Launcher
+from storage import Purpose, StoredAttempt, TrialLedger
 
-_MOST_GROWTH = 4
-"""Of the micro-batch at once: a larger one may not fit in memory."""
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A configuration to try early.
-
-    Attributes:
-        params: of the knobs that vary.
-        reason: for the user.
-    """
-
-    params: dict[str, KnobValue]
-    reason: str
+_BASELINE = 0
+"""Number of the baseline's trial."""
 
 
-def opening(
-    space: Space, baseline: Mapping[str, KnobValue], found: Sequence[Finding]
-) -> list[Suggestion]:
-    """At most two: an answer to what holds the baseline back most, and all that experience favours."""
-    answers = [finding for finding in found if set(finding.knobs) & set(space.distributions())]
-    suggestions = []
-    if answers:
-        first = answers[0]
-        share = f" ({first.share:.0%} of its step)" if first.share is not None else ""
-        suggestions.append(
-            _suggestion(
-                space,
-                baseline,
-                first.knobs,
-                f"it answers what holds the baseline back{share}: {first.text}",
-            )
-        )
-    suggestions.append(_suggestion(space, baseline, list(CATALOGUE), "what experience favours"))
-    unique = {tuple(sorted(s.params.items())): s for s in reversed(suggestions) if s is not None}
-    return list(reversed(unique.values()))
+class Opening:
+    """Happens once, before anything is searched; goes on from wherever the records stand."""
 
+    def __init__(
+        self, job: Job, space: Space, launcher: Launcher, check: Callable[[], None]
+    ) -> None:
+        """Take in where it happens; `check` raises when the study is to stop."""
+        self._job = job
+        self._space = space
+        self._launcher = launcher
+        self._check = check
+        self._baseline = job.spec.full_baseline()
 
-def _suggestion(
-    space: Space, baseline: Mapping[str, KnobValue], knobs: Sequence[str], why: str
-) -> Suggestion | None:
-    """The baseline with these knobs at their promising values; None if that is nothing new."""
-    params = {name: baseline[name] for name in space.distributions()}
-    reasons = []
-    for name, value in _promising(space, baseline, knobs):
-        if space.problems({**params, name: value}):
-            continue
-        params[name] = value
-        reasons.append(f"{name} ({CATALOGUE[name].because})")
-    if not reasons:
-        return None
-    return Suggestion(params, f"{why}; {'; '.join(reasons)}")
+    def run(self, bench: Bench, ledger: TrialLedger) -> list[Suggestion]:
+        """Enqueue what is to be tried before the sampler is asked; returns what is new of it."""
+        if len(ledger.trials()) > 1 or any(a.purpose == Purpose.SEARCH for a in self._attempts()):
+            return []
+        suggestions = experts(self._space, self._baseline, self._look(bench))
+        if known := self._remembered():
+            suggestions.insert(0, known)
+        trials = self._job.spec.budget.trials
+        kept = suggestions if trials is None else suggestions[: trials - 1]
+        for suggestion in kept:
+            ledger.enqueue(suggestion.params, suggestion.reason)
+        return kept
 
+    def _look(self, bench: Bench) -> list[Finding]:
+        while (profile := self._profile()) is None:
+            bench.start(_BASELINE, self._baseline, Purpose.PROFILE, judge=ProfileRun())
+            bench.wait(self._check)
+        blocks = self._job.repository.blocks(profile.id)
+        facts = plan.facts(self._job.spec, self._launcher)
+        return findings(blocks[0].observed, self._baseline, facts) if blocks else []
 
-def _promising(
-    space: Space, baseline: Mapping[str, KnobValue], knobs: Sequence[str]
-) -> Iterator[tuple[str, KnobValue]]:
-    for name in knobs:
-        wanted: Any = CATALOGUE[name].promising
-        if name not in space.distributions() or wanted is None:
-            continue
-        if name == "micro_batch":
-            wanted = _MOST_GROWTH * int(baseline[name])
-        value = space.nearest(name, wanted)
-        if value is not None and value != baseline[name]:
-            yield name, value
+    def _profile(self) -> StoredAttempt | None:
+        found = (a for a in self._attempts() if a.purpose == Purpose.PROFILE and a.recorded)
+        return next(found, None)
+
+    def _remembered(self) -> Suggestion | None:
+        environment = self._launcher.slots[0].environment
+        workload = self._job.spec.workload.name
+        place = Place(workload, self._job.world_size, devices(environment))
+        earlier = self._job.repository.recommended_by_others(self._job.study.id)
+        return remembered(self._space, self._baseline, earlier, place)
+
+    def _attempts(self) -> list[StoredAttempt]:
+        return self._job.repository.attempts(self._job.study.id)

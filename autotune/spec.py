@@ -128,6 +128,13 @@ class BudgetSpec(_Section):
     wall_time: Seconds | None = Field(
         default=None, description="Running time, e.g. 30m; a quarter is kept for the confirmation."
     )
+    least_gain: float = Field(
+        default=0.005,
+        ge=0,
+        lt=1,
+        description="The search ends when another trial is expected to bring less than this share of "
+        "throughput (sampler: model), or less than noise lets one see; 0: never for that reason.",
+    )
     device_hours: float | None = Field(
         default=None, gt=0, description="Hours of trials times ranks; confirmation not counted."
     )

@@ -11,10 +11,9 @@ from autotune.budget import Budget
 from autotune.calibration import Calibration
 from autotune.errors import BadInput, LeaseLost
 from autotune.finals import Finals
-from autotune.findings import findings
-from autotune.judging import LOST, ProfileRun
+from autotune.judging import LOST
 from autotune.notes import trial_note
-from autotune.opening import opening
+from autotune.opening import Opening
 from autotune.search.sampling import sampler
 from autotune.spec import StudySpec
 from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
@@ -23,8 +22,6 @@ from search_spaces.constraints import refused_global_batch
 from storage import Purpose, StoredAttempt, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
-_BASELINE = 0
-"""Number of the baseline's trial."""
 
 
 class Stopped(Exception):
@@ -79,7 +76,9 @@ class Tuner:
         bench = Bench(self._job, self._launcher.slots)
         bench.sigma_run = self._calibration.noise(self._attempts()).sigma_run
         try:
-            self._open(bench)
+            opening = Opening(self._job, self._space, self._launcher, self._signals.check)
+            for suggestion in opening.run(bench, self._ledger):
+                self._say(f"To be tried first: {suggestion.reason}.")
             reason = self._search(bench)
             self._say(f"The search ends: {reason}.")
             facts = plan.facts(self._spec, self._launcher)
@@ -125,34 +124,6 @@ class Tuner:
                 "the baseline cannot run here: " + "; ".join(problems) + "; change `baseline`"
             )
 
-    # The opening
-
-    def _open(self, bench: Bench) -> None:
-        """Look at what the baseline's step is made of, and have what an expert would try tried first."""
-        if len(self._ledger.trials()) > 1 or (self._profile() is None and self._attempts()):
-            return  # it goes on
-        baseline = self._spec.full_baseline()
-        while (profile := self._profile()) is None:
-            bench.start(_BASELINE, baseline, Purpose.PROFILE, judge=ProfileRun())
-            while not bench.idle:
-                self._signals.check()
-                for _ in bench.finished(_POLL_SECONDS):
-                    pass
-        blocks = self._job.repository.blocks(profile.id)
-        facts = plan.facts(self._spec, self._launcher)
-        found = findings(blocks[0].observed, baseline, facts) if blocks else []
-        suggestions = opening(self._space, baseline, found)
-        room = (self._spec.budget.trials or len(suggestions) + 1) - 1
-        for number, suggestion in enumerate(suggestions[:room], 1):
-            self._ledger.enqueue(suggestion.params, suggestion.reason)
-            self._say(f"Trial {number} will be tried because {suggestion.reason}.")
-
-    def _profile(self) -> StoredAttempt | None:
-        """The recorded profile of the baseline."""
-        return next(
-            (a for a in self._attempts() if a.purpose == Purpose.PROFILE and a.recorded), None
-        )
-
     # The search
 
     def _search(self, bench: Bench) -> str:
@@ -167,8 +138,7 @@ class Tuner:
             while bench.has_free_slot and self._run_baseline_again(bench):
                 pass
             while bench.has_free_slot and not reason:
-                reason = self._budget.why_enough(self._ledger.trials(), self._attempts())
-                reason = reason or self._launch_next(bench)
+                reason = self._why_enough(bench) or self._launch_next(bench)
             if bench.idle and not unlaunched:
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
@@ -176,6 +146,16 @@ class Tuner:
                     self._learn_noise(bench)
                 else:
                     self._tell(finished, unlaunched)
+
+    def _why_enough(self, bench: Bench) -> str:
+        trials, attempts = self._ledger.trials(), self._attempts()
+        if reason := self._budget.why_enough(trials, attempts):
+            return reason
+        if any(trial.state == TrialState.WAITING for trial in trials):
+            return ""
+        measured = sum(a.purpose == Purpose.SEARCH and a.recorded for a in attempts)
+        expected = self._sampler.prediction(trials)
+        return self._budget.why_not_worth_it(expected, measured, bench.sigma_run)
 
     def _launch_next(self, bench: Bench) -> str:
         if not self._sampler.has_more(self._ledger.trials()):

@@ -67,6 +67,7 @@ CASES: dict[str, Case] = {
     "broadcast_buffers": Case(False, "convnet"),
     "parallelism": Case("fsdp", "gpt", {"micro_batch": 32}),
     "optimizer_kernels": Case("fused", "gpt"),
+    "set_to_none": Case(False, "mlp"),
     "activation_checkpointing": Case(1, "gpt", {"micro_batch": 32}),
     "channels_last": Case(True, "convnet", {"micro_batch": 32}),
     "compile": Case("default", "gpt", {"micro_batch": 32}),

@@ -1,4 +1,4 @@
-"""The knobs. Adding one takes an entry here, a function in autotune.trial.apply, and a test."""
+"""The knobs. Adding one takes an entry here, a function in autotune.trial.effects, and a test."""
 
 from search_spaces.knob import Choice, Knob, KnobValue, Range
 
@@ -118,6 +118,18 @@ _KNOBS = (
         parts=("update",),
         promising="fused",
         because="one kernel instead of one per parameter",
+    ),
+    Knob(
+        name="set_to_none",
+        domain=_SWITCH,
+        default=True,
+        summary="gradients are dropped after the update instead of set to zero",
+        applied="Optimizer.zero_grad(set_to_none=...)",
+        source="PyTorch Optimizer.zero_grad (default true since 2.0)",
+        parts=("update",),
+        promising=True,
+        because="no memory to write, none to add to",
+        memory=True,
     ),
     Knob(
         name="activation_checkpointing",

@@ -147,6 +147,21 @@ class StoredBlock:
 
 
 @dataclass(frozen=True)
+class Recommended:
+    """What a study has recommended.
+
+    Attributes:
+        study: its name.
+        spec: as it was submitted.
+        body: the content of best.yaml.
+    """
+
+    study: str
+    spec: dict[str, Any]
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class StoredMessage:
     """What the daemon had to say, and when."""
 

@@ -38,6 +38,7 @@ from storage.records import (
     Lease,
     LeaseState,
     Purpose,
+    Recommended,
     StoredAttempt,
     StoredBlock,
     StoredMessage,
@@ -427,6 +428,17 @@ class Repository:
                 .order_by(RecommendationRow.id.desc())
                 .limit(1)
             )
+
+    def recommended_by_others(self, study_id: int) -> list[Recommended]:
+        """What all other studies have recommended, the newest first."""
+        with self._reading() as session:
+            rows = session.execute(
+                select(StudyRow.name, StudyRow.spec, RecommendationRow.body)
+                .join(StudyRow, StudyRow.id == RecommendationRow.study_id)
+                .where(StudyRow.id != study_id)
+                .order_by(RecommendationRow.id.desc())
+            )
+            return [Recommended(*row) for row in rows]
 
     # Transactions
 

@@ -54,6 +54,7 @@ def tiny_study(**changes: Any) -> dict[str, Any]:
             "search_precision": 0.2,
             "confirm_precision": 0.2,
             "finalists": 1,
+            "attribution": 0,
             "rounds": 3,
             "startup_deadline": 60,
             "step_deadline": 20,

@@ -8,15 +8,21 @@ and shifts are drawn from the posterior by random walks.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from search_spaces import CATALOGUE
 
 MICRO_BATCH = "micro_batch"
-_WALKERS = 400
-_SWEEPS = 40
-_SHIFT = 0.7
+ACCUMULATION = "accumulation_steps"
+"""Gradients that wait for the next micro-batch are there during its forward pass."""
+_DRAWS = 4000
+_WALKERS = 300
+_SWEEPS = 30
+_PER_OCTAVE = 0.1
+"""Risk of twice the largest micro-batch that has fitted."""
+_SHIFT = 0.35
 """Standard deviation of a shift: octaves of micro-batch."""
 _BLUR = 0.1
 """How sharp the edge is, octaves."""
@@ -39,7 +45,8 @@ class MemoryModel:
         self._names = [
             name
             for name in grid.names
-            if name != MICRO_BATCH and (name not in CATALOGUE or CATALOGUE[name].memory)
+            if name not in CATALOGUE or CATALOGUE[name].memory or name == ACCUMULATION
+            if name != MICRO_BATCH
         ]
         self._sized = MICRO_BATCH in grid.names and _numbers(grid, fitted[:0]) is not None
         self._fitted, self._failed = fitted, failed
@@ -54,15 +61,23 @@ class MemoryModel:
         if self._walkers is None:
             return self._untouched(rows)
         found: Vector = self._chance(rows, self._walkers).mean(axis=0)
+        return np.where(self._at_least(rows, self._failed), 1.0, found)
+
+    def _at_least(self, rows: Rows, failed: Rows) -> NDArray[np.bool_]:
+        """Whether a row has at least the micro-batch of one that failed, and all else the same."""
+        axes = [self._grid.names.index(name) for name in self._names]
+        same = (rows[:, None, axes] == failed[None, :, axes]).all(axis=2)
+        larger = self._octaves(rows)[:, None] >= self._octaves(failed)[None, :]
+        found: NDArray[np.bool_] = (same & larger).any(axis=1)
         return found
 
     def _untouched(self, rows: Rows) -> Vector:
         """While nothing has failed: the farther beyond what has fitted, the likelier."""
-        sizes = self._octaves(rows)
         known = self._octaves(self._fitted)
         largest = float(known.max()) if len(known) else float(self._octaves(self._all()).min())
-        highest = float(self._octaves(self._all()).max()) + _BEYOND
-        return np.maximum(0.0, sizes - largest) / max(highest - largest, 1.0)
+        beyond = np.maximum(0.0, self._octaves(rows) - largest)
+        found: Vector = 1 - (1 - _PER_OCTAVE) ** beyond
+        return found
 
     def _walk(self) -> Matrix:
         """Draws of (base, shifts...) from the posterior, (walkers, 1 + shifts)."""
@@ -70,8 +85,12 @@ class MemoryModel:
         sizes = self._octaves(self._all())
         low, high = sizes.min() - _BELOW, sizes.max() + _BEYOND
         width = 1 + sum(self._grid.count(name) for name in self._names)
-        walkers = random.normal(0, _SHIFT, (_WALKERS, width))
-        walkers[:, 0] = random.uniform(low, high, _WALKERS)
+        drawn = random.normal(0, _SHIFT, (_DRAWS, width))
+        drawn[:, 0] = random.uniform(low, high, _DRAWS)
+        # Starting where the posterior is: among many draws from the prior, those that fit best.
+        odds = self._evidence(drawn)
+        weights = np.exp(odds - odds.max())
+        walkers = drawn[random.choice(_DRAWS, _WALKERS, p=weights / weights.sum())]
         likelihood = self._likelihood(walkers, low, high)
         for sweep in range(_SWEEPS):
             step = 0.6 if sweep % 2 else 0.15
@@ -87,9 +106,13 @@ class MemoryModel:
         base = walkers[:, 0]
         prior = -(walkers[:, 1:] ** 2).sum(axis=1) / (2 * _SHIFT**2)
         prior = np.where((base < low) | (base > high), -np.inf, prior)
+        found: Vector = prior + self._evidence(walkers)
+        return found
+
+    def _evidence(self, walkers: Matrix) -> Vector:
         fits = np.log1p(-np.minimum(self._chance(self._fitted, walkers), 1 - 1e-9)).sum(axis=1)
         fails = np.log(np.maximum(self._chance(self._failed, walkers), 1e-9)).sum(axis=1)
-        found: Vector = prior + fits + fails
+        found: Vector = fits + fails
         return found
 
     def _chance(self, rows: Rows, walkers: Matrix) -> Matrix:

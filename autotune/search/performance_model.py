@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
@@ -30,8 +31,10 @@ OUT_OF_MEMORY = "out_of_memory"
 
 _FEW = 2
 """Measured trials before the model is asked; until then experts are."""
-_RISK = 0.35
-"""Most risk to run out of memory that an expert takes."""
+_RISK = 0.2
+"""Most risk to run out of memory that an expert takes: four times what has fitted, no more."""
+_CAUTION = 5
+"""How much more than its own cost a trial that runs out of memory is shunned."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,14 @@ class PerformanceModelSampler(BaseSampler):
             return {}
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         grid = Grid(search_space)
-        candidates = grid.candidates(self._random, _best_params(study, trials, grid))
-        seen = Observations.of(study, trials, grid)
+        rate = study.direction == StudyDirection.MAXIMIZE
+        candidates = grid.candidates(self._random, _best_params(trials, grid, rate=rate))
+        seen = Observations.of(trials, grid, rate=rate)
         fits = 1 - _memory(grid, trials).risk(candidates)
         if len(seen.times) < _FEW:
             promise = -_apart_from_experts(grid, candidates) - 10.0 * (fits < 1 - _RISK)
         else:
-            promise = StepModel(grid, seen).improvement(candidates) * fits
+            promise = StepModel(grid, seen).improvement(candidates) * fits**_CAUTION
         return self._first_allowed(np.argsort(-promise, kind="stable"), candidates, grid, trials)
 
     def sample_independent(
@@ -112,20 +116,45 @@ class PerformanceModelSampler(BaseSampler):
     def explain(self, study: Study) -> Prediction | None:
         """What the model expects by now; None before it has seen enough."""
         search_space = self._search_space or self._intersection.calculate(study)
-        trials = study.get_trials(deepcopy=False)
+        rate = study.direction == StudyDirection.MAXIMIZE
+        return self.predict(study.get_trials(deepcopy=False), search_space, rate=rate)
+
+    def predict(
+        self,
+        trials: list[FrozenTrial],
+        search_space: Mapping[str, BaseDistribution],
+        *,
+        rate: bool = True,
+    ) -> Prediction | None:
+        """The same from the trials of a study, of which none is tried or being tried again.
+
+        Args:
+            search_space: of all trials.
+            rate: their values are rates; else times per sample.
+        """
         grid = Grid(search_space)
-        seen = Observations.of(study, trials, grid)
+        seen = Observations.of(trials, grid, rate=rate)
         if not search_space or len(seen.times) < _FEW:
             return None
-        candidates = grid.candidates(self._random, _best_params(study, trials, grid))
+        candidates = grid.candidates(self._random, _best_params(trials, grid, rate=rate))
         model = StepModel(grid, seen)
-        best = int(np.argmin(model.expected(candidates)))
-        time = float(model.expected(candidates[best : best + 1])[0]) * seen.unit
-        rate = study.direction == StudyDirection.MAXIMIZE
+        expected = model.expected(candidates)
+        best = int(np.argmin(expected))
+        time = float(expected[best]) * seen.unit
+        new = self._new(candidates, grid, trials)
+        promise = model.improvement(candidates) * (1 - _memory(grid, trials).risk(candidates))
         return Prediction(
             params=grid.decode(candidates[best]),
             value=1 / time if rate else time,
-            gain=float(np.max(model.improvement(candidates)) / model.incumbent),
+            gain=float(np.max(promise[new], initial=0.0) / model.incumbent),
+        )
+
+    def _new(self, candidates: Rows, grid: Grid, trials: list[FrozenTrial]) -> NDArray[np.bool_]:
+        """Which candidates were not tried and are allowed."""
+        known = {tuple(grid.encode(t.params)) for t in trials if grid.covers(t.params)}
+        allowed = self._allowed(trials) if self._allowed else lambda _: True
+        return np.array(
+            [tuple(row) not in known and allowed(grid.decode(row)) for row in candidates]
         )
 
     def _first_allowed(
@@ -154,8 +183,8 @@ def _memory(grid: Grid, trials: Sequence[FrozenTrial]) -> MemoryModel:
     return MemoryModel(grid, rows_of(grid, fitted), rows_of(grid, failed))
 
 
-def _best_params(study: Study, trials: Sequence[FrozenTrial], grid: Grid) -> Params | None:
-    sign = 1 if study.direction == StudyDirection.MAXIMIZE else -1
+def _best_params(trials: Sequence[FrozenTrial], grid: Grid, *, rate: bool) -> Params | None:
+    sign = 1 if rate else -1
     known = [t for t in trials if measured(t) is not None and grid.covers(t.params)]
     best = max(known, key=lambda t: sign * (measured(t) or 0.0), default=None)
     return best.params if best else None

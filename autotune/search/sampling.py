@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.performance_model import PerformanceModelSampler
+from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.space import Space, key
 from search_spaces import CATALOGUE, KnobValue
 
@@ -43,6 +43,12 @@ class FeasibleSampler(BaseSampler):
         if any(trial.state == TrialState.WAITING for trial in trials):
             return True
         return self._space.any_feasible(worth_launching(self._space, trials))
+
+    def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
+        """What the inner sampler expects; None if it has no model, or has seen too little."""
+        if not isinstance(self._inner, PerformanceModelSampler):
+            return None
+        return self._inner.predict(trials, self._space.distributions())
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial

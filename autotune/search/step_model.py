@@ -10,12 +10,12 @@ knobs, so that what was seen under one precision is a first guess under another.
 over all knobs takes up what the sum cannot say. A knob that means nothing acts on every part.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy import linalg, stats
 
@@ -50,9 +50,12 @@ class Observations:
     unit: float
 
     @classmethod
-    def of(cls, study: Study, trials: Sequence[FrozenTrial], grid: Grid) -> "Observations":
-        """From the trials of a study: the fastest and the newest of very many."""
-        rate = study.direction == StudyDirection.MAXIMIZE
+    def of(cls, trials: Sequence[FrozenTrial], grid: Grid, *, rate: bool) -> "Observations":
+        """From the trials of a study: the fastest and the newest of very many.
+
+        Args:
+            rate: their values are rates; else times per sample.
+        """
         found = [
             (1 / value if rate else value, t)
             for t in trials
@@ -81,23 +84,29 @@ class Observations:
         )
 
 
+Hyper = tuple[float, float, float]
+"""Correlation of sizes, residual, factor of the noise."""
+
+
 class StepModel:
     """Gaussian process over the time per sample, in units of the fastest one seen."""
 
-    _SIZES: Mapping[str, float] = {
-        "compute": 1.0,
-        "loader": 1.0,
-        "launch": 4.0,
-        "exchange": 3.0,
-        "update": 3.0,
-        "pressure": 0.5,
-        "reading": 1.0,
+    _PRIOR: Mapping[str, tuple[float, float]] = {
+        "compute": (0.5, 1.0),
+        "loader": (0.0, 1.0),
+        "launch": (1.0, 4.0),
+        "exchange": (1.0, 3.0),
+        "update": (0.3, 3.0),
+        "pressure": (0.05, 0.15),
+        "reading": (0.1, 1.0),
     }
-    """Prior standard deviations of the parts where their shape is 1."""
-    _SHARED = (0.99, 0.95, 0.85, 0.6)
+    """Mean and standard deviation of the parts where their shape is 1: no part is below 0."""
+    _SHARED = (0.97, 0.9, 0.75)
     """Correlation of a part's size between two values of a knob that acts on it."""
     _RESIDUAL = (0.02, 0.08)
-    """Of what the sum cannot say, relative."""
+    """Of what the sum cannot say."""
+    _NOISE = (1.0, 3.0)
+    """How much more than it is said to be."""
 
     def __init__(self, grid: Grid, seen: Observations) -> None:
         self._grid = grid
@@ -116,7 +125,14 @@ class StepModel:
 
     def expected(self, rows: Rows) -> Vector:
         """Mean time per sample."""
-        found: Vector = self._kernel(rows, self._rows, self._hyper) @ self._weights
+        found: Vector = (
+            self._mean(rows) + self._kernel(rows, self._rows, self._hyper) @ self._weights
+        )
+        return found
+
+    def _mean(self, rows: Rows) -> Vector:
+        shapes = self._shapes(rows)
+        found: Vector = sum((self._PRIOR[p][0] * shapes[p] for p in PARTS), np.zeros(len(rows)))
         return found
 
     def improvement(self, rows: Rows) -> Vector:
@@ -129,35 +145,37 @@ class StepModel:
     def predict(self, rows: Rows) -> tuple[Vector, Vector]:
         """Mean and standard deviation of the time per sample."""
         cross = self._kernel(rows, self._rows, self._hyper)
-        mean = cross @ self._weights
+        mean = self._mean(rows) + cross @ self._weights
         solved = linalg.solve_triangular(self._root, cross.T, lower=True)
         shapes = self._shapes(rows)
-        prior = sum((shapes[part] * self._SIZES[part]) ** 2 for part in PARTS)
+        prior = sum((shapes[part] * self._PRIOR[part][1]) ** 2 for part in PARTS)
         variance = prior + self._hyper[1] ** 2 - (solved**2).sum(axis=0)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def _fit(self) -> None:
-        hypers = [(shared, residual) for shared in self._SHARED for residual in self._RESIDUAL]
+        hypers = itertools.product(self._SHARED, self._RESIDUAL, self._NOISE)
         self._solve(max(hypers, key=self._evidence))
 
-    def _evidence(self, hyper: tuple[float, float]) -> float:
+    def _evidence(self, hyper: Hyper) -> float:
         self._solve(hyper)
         determinant = 2 * np.log(np.diag(self._root)).sum()
-        return float(-(self._times @ self._weights + determinant) / 2)
+        rest = self._times - self._mean(self._rows)
+        return float(-(rest @ self._weights + determinant) / 2)
 
-    def _solve(self, hyper: tuple[float, float]) -> None:
+    def _solve(self, hyper: Hyper) -> None:
         self._hyper = hyper
-        kernel = self._kernel(self._rows, self._rows, hyper) + np.diag(self._noise**2 + 1e-8)
+        noise = hyper[2] * self._noise
+        kernel = self._kernel(self._rows, self._rows, hyper) + np.diag(noise**2 + 1e-8)
         self._root = linalg.cholesky(kernel, lower=True)
-        self._weights = linalg.cho_solve((self._root, True), self._times)
+        self._weights = linalg.cho_solve((self._root, True), self._times - self._mean(self._rows))
 
-    def _kernel(self, rows: Rows, others: Rows, hyper: tuple[float, float]) -> Matrix:
-        shared, residual = hyper
+    def _kernel(self, rows: Rows, others: Rows, hyper: Hyper) -> Matrix:
+        shared, residual, _ = hyper
         here, there = self._shapes(rows), self._shapes(others)
         found: Matrix = np.zeros((len(rows), len(others)))
         for part in PARTS:
             apart = self._grid.distance(rows, others, self._acting[part])
-            size = self._SIZES[part]
+            size = self._PRIOR[part][1]
             found += np.outer(size * here[part], size * there[part]) * shared**apart
         everything = self._grid.distance(rows, others, self._grid.names)
         found += residual**2 * np.exp(-2 * everything)

@@ -109,7 +109,7 @@ class TrainingLoop:
         with self.span("optimizer"):
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=self.knobs["set_to_none"])
         self.loss = loss.detach()
         self.steps_done += 1
         self.progressed()

@@ -37,7 +37,8 @@ def build(
     if length < 2:
         raise ValueError(f"length {length}: a sample has at least two tokens, one to predict")
     settings = {"vocab_size": _VOCABULARY, "use_cache": False, **(config or {})}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+    chosen = AutoConfig.for_model(model_type, **settings)
+    model = AutoModelForCausalLM.from_config(chosen)  # type: ignore[no-untyped-call]
     return Workload(
         model=model,
         dataset=Windows(byte_tokens(_TEXT_BYTES), length=length, stride=max(1, length // 2)),

@@ -78,6 +78,14 @@ def test_an_optimizer_without_that_kernel_is_refused_by_name():
         training(workload, optimizer_kernels="fused")
 
 
+@pytest.mark.parametrize("dropped", [True, False])
+def test_gradients_are_dropped_or_set_to_zero(dropped):
+    loop = training(regression(), set_to_none=dropped)
+    loop.step()
+    gradients = [p.grad for p in loop.model.parameters()]
+    assert all(g is None if dropped else not g.any() for g in gradients)
+
+
 # activation_checkpointing
 
 

@@ -27,6 +27,7 @@ def build(*, folder):
         return made["optimizer"]
 
     def loss(model, batch):
+        held = sum(_local(p).numel() for p in model.parameters())
         found = (model(batch[0]) - batch[1]).square().mean()
         losses.append(float(found))
         if len(losses) == _AT:
@@ -35,7 +36,7 @@ def build(*, folder):
             facts = {
                 "losses": losses,
                 "gathered_after_forward": not isinstance(weight, DTensor),
-                "parameters": sum(_local(p).numel() for p in model.parameters()),
+                "parameters": held,
                 "state": sum(_local(s["exp_avg"]).numel() for s in state),
                 "wrapper": type(model).__name__,
             }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -50,8 +50,7 @@ def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
     """
     if knobs["compile"] == "none":
         return model
-    found: nn.Module = torch.compile(model, mode=knobs["compile"])
-    return found
+    return cast(nn.Module, torch.compile(model, mode=knobs["compile"]))
 
 
 def attention(knobs: Knobs) -> AbstractContextManager[Any]:

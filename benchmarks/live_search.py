@@ -1,0 +1,91 @@
+"""How long until a real study has seen a configuration close to the best? Our sampler and Optuna's TPE.
+
+    python benchmarks/live_search.py [--json] [--pairs N] [--study examples/quickstart.yaml]
+
+Whole studies in new databases, in turn: the same study file, budget and machine, only `sampler`
+differs; the order within a pair alternates. The best is the best trial that any of the studies has
+seen. Trials of both have the same noise, so that a lucky trial of either counts as the best for both.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from storage import Database, Purpose, Repository, StoredAttempt
+
+ROOT = Path(__file__).parent.parent
+SAMPLERS = ("model", "tpe")
+CLOSE = 0.05
+
+
+def run(study: dict[str, Any], folder: Path, sampler: str) -> list[StoredAttempt]:
+    """The attempts of a whole study, in a database of its own."""
+    folder.mkdir(parents=True)
+    measurement = {**study.get("measurement", {}), "attribution": 0}
+    budget = {**study.get("budget", {}), "least_gain": 0}
+    changed = {"sampler": sampler, "measurement": measurement, "budget": budget}
+    (folder / "study.yaml").write_text(yaml.safe_dump({**study, **changed}))
+    url = f"sqlite:///{folder / 'study.db'}"
+    command = [sys.executable, "-m", "autotune", "start", "study.yaml", "--foreground"]
+    subprocess.run(
+        [*command, "--storage", url],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    repository = Repository(Database(url))
+    return repository.attempts(repository.study(study["name"]).id)
+
+
+def reached(attempts: list[StoredAttempt], wanted: float) -> tuple[int, float] | None:
+    """Trials and seconds until a trial of the search was this fast; None if none was."""
+    searched = [a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
+    for number, attempt in enumerate(searched, 1):
+        if (attempt.result.throughput or 0.0) >= wanted and attempt.ended:
+            return number, attempt.ended - searched[0].started
+    return None
+
+
+def best(attempts: list[StoredAttempt]) -> float:
+    return max(a.result.throughput or 0.0 for a in attempts if a.purpose == Purpose.SEARCH)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--study", type=Path, default=ROOT / "examples" / "quickstart.yaml")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    study = yaml.safe_load(arguments.study.read_text())
+    runs: dict[str, list[list[StoredAttempt]]] = {name: [] for name in SAMPLERS}
+    with tempfile.TemporaryDirectory() as folder:
+        for pair in range(arguments.pairs):
+            for name in SAMPLERS if pair % 2 == 0 else reversed(SAMPLERS):
+                seeded = {**study, "seed": pair}
+                runs[name].append(run(seeded, Path(folder, f"{pair}-{name}"), name))
+    most = max(best(attempts) for several in runs.values() for attempts in several)
+    report: dict[str, Any] = {"study": study["name"], "pairs": arguments.pairs, "best_seen": most}
+    for name, several in runs.items():
+        found = [reached(attempts, (1 - CLOSE) * most) for attempts in several]
+        hits = [one for one in found if one]
+        report[name] = {
+            "best_seen": [best(attempts) for attempts in several],
+            "trials": [one[0] if one else None for one in found],
+            "seconds": [round(one[1], 1) if one else None for one in found],
+            "median_seconds": statistics.median(s for _, s in hits) if hits else None,
+            "missed": len(found) - len(hits),
+        }
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What a study says beside its verdict: the bottleneck, the first trials, the step, each knob's part."""
+
+import gzip
+import json
+
+import pytest
+
+from autotune.attribution import contributions
+from storage import Purpose
+from tests.steering import StudyFolder, quick_measurement
+
+SPACE = {"micro_batch": [2, 4, 8, 16], "accumulation_steps": [1, 4], "log_interval": [1, 10]}
+
+
+@pytest.fixture
+def finished(tiny: StudyFolder) -> StudyFolder:
+    """A study whose winner differs from the baseline: every forward pass sleeps."""
+    tiny.write(
+        workload={"name": "tiny:build", "args": {"sleep": 0.004}},
+        search_space=SPACE,
+        baseline={"micro_batch": 2, "log_interval": 1},
+        budget={"trials": 5},
+        measurement=quick_measurement(rounds=3, attribution=2),
+    )
+    found = tiny.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    return tiny
+
+
+def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> None:
+    verdict = finished.study().verdict
+    assert verdict is not None and verdict["kind"] == "better", verdict
+    winner, baseline = verdict["knobs"], finished.attempts(Purpose.SEARCH)[0].knobs
+
+    profiles = finished.attempts(Purpose.PROFILE)
+    assert [a.trial for a in profiles] == [0, verdict["trial"]]
+    assert finished.attempts()[0] == profiles[0]  # before anything is searched
+    first, second = finished.trials()[1:3]
+    assert first.user_attrs["suggested_by"].startswith("it answers what holds the baseline back")
+    assert "micro_batch" in first.user_attrs["suggested_by"]
+    assert first.params["micro_batch"] == 8  # four times the baseline's
+    assert second.number == 2
+
+    found = contributions(finished.attempts(), winner, baseline)
+    changed = {name for name in winner if winner[name] != baseline[name]}
+    assert {one.knob for one in found} == changed
+    assert {one.rounds for one in found} == {2}
+    largest = next(one for one in found if one.knob == "micro_batch")
+    assert largest.gain.value > 1.3
+    assert largest.gain.low < largest.gain.value < largest.gain.high
+
+    text = finished.run("report", finished.name).stdout
+    for heading in (
+        "### What holds the baseline back",
+        "### What each knob brings",
+        "### What a step is made of",
+    ):
+        assert heading in text
+    traces = [line.split("`")[1] for line in text.splitlines() if "trace-0.json.gz`" in line]
+    assert len(traces) == 2
+    for trace in traces:
+        with gzip.open(trace, "rt") as opened:
+            assert json.load(opened)["traceEvents"]
+
+
+def test_what_won_is_tried_first_in_the_next_study(finished: StudyFolder) -> None:
+    won = finished.study().verdict
+    assert won is not None
+    again = StudyFolder(finished.folder, finished.url, name="again")
+    again.write(
+        workload={"name": "tiny:build", "args": {"sleep": 0.004}},
+        search_space=SPACE,
+        baseline={"micro_batch": 2, "log_interval": 1},
+        budget={"trials": 2},
+    )
+    found = again.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    second = again.attempts(Purpose.SEARCH)[1]
+    assert second.knobs == won["knobs"]
+    assert f"study {finished.name} recommended it" in again.run("logs", "again").stdout

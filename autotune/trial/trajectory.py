@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from autotune.trial.loop import RankContext, TrainingLoop, gather
 from autotune.trial.observers import memory
@@ -64,7 +63,8 @@ def _norm(gradients: Iterable[Tensor | None]) -> float:
 
 def _whole(tensor: Tensor) -> Tensor:
     """The tensor, put together if the ranks hold parts of it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -241,6 +241,7 @@ def test_an_unknown_study_is_answered_with_the_known_ones(
 # Studies that are stopped, left, and gone on with
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_where_the_study_stood(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, budget={"trials": 2})
     assert tiny.run("start", "study.yaml", "--foreground").returncode == 0
@@ -291,6 +292,7 @@ def test_detach_stop_resume(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=4)
 
 
+@pytest.mark.slow
 def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
     """The daemon has heard of the stop and clears away when the user thinks better of it."""
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})

@@ -47,6 +47,7 @@ def test_a_batch_that_leaves_its_place_and_unequal_memory_are_found(tmp_path: Pa
     assert "rank 1 takes" in texts["memory"]
 
 
+@pytest.mark.slow
 def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "bottlenecks.py").write_text((WORKLOADS / "bottlenecks.py").read_text())
     write_study(

@@ -84,6 +84,7 @@ def test_fsdp_shares_out_everything(
         assert losses == pytest.approx(same, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_fsdp_accumulates_and_computes_in_bf16(tmp_path: Path) -> None:
     found = seen(tmp_path / "run", parallelism="fsdp", accumulation_steps=2, precision="bf16")
     assert held(found, "parameters") == [TOTAL // 2, TOTAL // 2]

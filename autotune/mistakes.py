@@ -208,7 +208,9 @@ def unknown_knob(name: str) -> str | None:
     """What to say when there is no knob of that name."""
     if name in CATALOGUE:
         return None
-    return f"no such knob{did_you_mean(name, CATALOGUE)}; knobs: {', '.join(CATALOGUE)}"
+    return (
+        f"no such knob{did_you_mean(name, CATALOGUE)}; `autotune knobs` lists all {len(CATALOGUE)}"
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -13,10 +13,15 @@ from typing import Any
 
 import yaml
 
-from search_spaces import defaults
-
 FORMAT = 1
 """Version of the file's layout; grows when a reader of the old one would misread the new one."""
+
+_OF_OLDER_FILES = {
+    "static_graph": False,
+    "find_unused_parameters": False,
+    "broadcast_buffers": True,
+}
+"""Knobs that a file of an earlier version lacks, and what its trials ran with."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class BestConfig(Mapping[str, Any]):
         """Keyword arguments for DistributedDataParallel, as the trials were run with."""
         from autotune.trial.effects.parallel import ddp_arguments
 
-        return ddp_arguments(self.knobs)
+        return ddp_arguments({**_OF_OLDER_FILES, **self.knobs})
 
     def __getitem__(self, name: str) -> Any:
         return self.knobs[name]
@@ -126,7 +131,7 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
     if missing := [part for part in parts if part not in content]:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
     return BestConfig(
-        knobs={**defaults(), **content["knobs"]},  # an older file lacks newer knobs
+        knobs=content["knobs"],
         world_size=content["world_size"],
         throughput=content["throughput"],
         speedup=content["speedup"],

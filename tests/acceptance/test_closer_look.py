@@ -2,19 +2,26 @@
 
 import gzip
 import json
+from collections.abc import Iterator
 
 import pytest
 
 from autotune.attribution import contributions
 from storage import Purpose
-from tests.steering import StudyFolder, quick_measurement
+from tests.steering import StudyFolder, quick_measurement, study_folder
 
 SPACE = {"micro_batch": [2, 4, 8, 16], "accumulation_steps": [1, 4], "log_interval": [1, 10]}
 
 
-@pytest.fixture
-def finished(tiny: StudyFolder) -> StudyFolder:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyFolder]:
     """A study whose winner differs from the baseline: every forward pass sleeps."""
+    with study_folder(tmp_path_factory.mktemp("closer")) as tiny:
+        _start(tiny)
+        yield tiny
+
+
+def _start(tiny: StudyFolder) -> None:
     tiny.write(
         workload={"name": "tiny:build", "args": {"sleep": 0.004}},
         search_space=SPACE,
@@ -24,7 +31,6 @@ def finished(tiny: StudyFolder) -> StudyFolder:
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
-    return tiny
 
 
 def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> None:

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from storage import Database, Repository
+from storage import Database, Purpose, Repository
 from tests.steering import autotune, write_study
 
 
@@ -25,6 +25,7 @@ def test_nothing_is_lost_or_recorded_twice(project: Path) -> None:
     found = autotune("start", str(path), cwd=project)
 
     assert found.returncode == 0, found.stdout + found.stderr
-    searched = [a.trial for a in repository.attempts(study.id) if not a.round and a.recorded]
+    attempts = repository.attempts(study.id)
+    searched = [a.trial for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
     assert sorted(searched) == list(range(6))
     assert not any(a.running for a in repository.attempts(study.id))

@@ -41,6 +41,7 @@ def test_a_table_holds_every_configuration_once(folder: Path) -> None:
     assert {type(row["micro_batch"]) for row in read} == {int}
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_not_run_again(folder: Path) -> None:
     write_study(folder, search_space=SPACE)
     command = ("record", "study.yaml", "-o", "t.csv", "--refine", "0")

@@ -91,6 +91,7 @@ def test_fsdp_accumulates_and_computes_in_bf16(tmp_path: Path) -> None:
 
 
 FOUR_RANKS = """
+import os
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -104,7 +105,8 @@ model = parallel.wrapped(knobs, model, torch.device("cpu"))
 model(torch.ones(2, 64)).sum().backward()
 held = sum(p.to_local().numel() for p in model.parameters())
 mesh = model[0].weight.device_mesh
-print("held", held, "mesh", tuple(mesh.shape), mesh.mesh_dim_names, flush=True)
+line = f"held {held} mesh {tuple(mesh.shape)} {mesh.mesh_dim_names}"
+os.write(1, line.encode() + b"\\n")  # at once: four ranks write to one pipe
 dist.barrier()
 """
 

@@ -93,6 +93,7 @@ def test_start_brings_a_killed_daemon_back_while_it_follows(tiny: StudyFolder) -
     tiny.assert_complete(trials=3)
 
 
+@pytest.mark.slow
 def test_foreground_goes_on_at_once_after_a_killed_daemon(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1}, budget={"trials": 3})
     tiny.run("start", "study.yaml", "--detach")

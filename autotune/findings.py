@@ -90,7 +90,8 @@ def _can_act(name: str, facts: Facts) -> bool:
 def _straggler(share: float, parts: Mapping[str, Sequence[float]]) -> Finding:
     waiting = parts["communication"]
     slowest = waiting.index(min(waiting))
-    own = {name: shares[slowest] for name, shares in parts.items() if name != "communication"}
+    beside = ("communication", "idle")
+    own = {name: shares[slowest] for name, shares in parts.items() if name not in beside}
     most = max(own, key=own.__getitem__)
     text = (
         f"all ranks wait for rank {slowest}, most of whose step is {most}: look at its node and device "
@@ -118,7 +119,7 @@ def _beside(
         )
         found.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
     peaks = profile["peaks"]
-    if max(peaks) > _IMBALANCE * min(peaks):
+    if max(peaks) > _IMBALANCE * min(peaks) > 0:
         text = (
             f"rank {peaks.index(max(peaks))} takes {max(peaks) / min(peaks):.1f}x the memory of rank "
             f"{peaks.index(min(peaks))}, which bounds the batch for all: compute the loss on every rank"

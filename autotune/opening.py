@@ -30,9 +30,11 @@ class Opening:
 
     def run(self, bench: Bench, ledger: TrialLedger) -> list[Suggestion]:
         """Enqueue what is to be tried before the sampler is asked; returns what is new of it."""
-        if len(ledger.trials()) > 1 or any(a.purpose == Purpose.SEARCH for a in self._attempts()):
+        if any(a.purpose == Purpose.SEARCH for a in self._attempts()):
             return []
-        suggestions = experts(self._space, self._baseline, self._look(bench))
+        found = self._look(bench)
+        # Nothing is built upon a baseline that does not run.
+        suggestions = [] if found is None else experts(self._space, self._baseline, found)
         if known := self._remembered():
             suggestions.insert(0, known)
         trials = self._job.spec.budget.trials
@@ -41,13 +43,14 @@ class Opening:
             ledger.enqueue(suggestion.params, suggestion.reason)
         return kept
 
-    def _look(self, bench: Bench) -> list[Finding]:
+    def _look(self, bench: Bench) -> list[Finding] | None:
+        """What holds the baseline back; None if it does not run."""
         while (profile := self._profile()) is None:
             bench.start(_BASELINE, self._baseline, Purpose.PROFILE, judge=ProfileRun())
             bench.wait(self._check)
         blocks = self._job.repository.blocks(profile.id)
         facts = plan.facts(self._job.spec, self._launcher)
-        return findings(blocks[0].observed, self._baseline, facts) if blocks else []
+        return findings(blocks[0].observed, self._baseline, facts) if blocks else None
 
     def _profile(self) -> StoredAttempt | None:
         found = (a for a in self._attempts() if a.purpose == Purpose.PROFILE and a.recorded)
@@ -55,7 +58,7 @@ class Opening:
 
     def _remembered(self) -> Suggestion | None:
         environment = self._launcher.slots[0].environment
-        workload = self._job.spec.workload.name
+        workload = self._job.spec.workload.model_dump(mode="json")
         place = Place(workload, self._job.world_size, devices(environment))
         earlier = self._job.repository.recommended_by_others(self._job.study.id)
         return remembered(self._space, self._baseline, earlier, place)

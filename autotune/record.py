@@ -63,10 +63,10 @@ class Journal:
         self._path = path
         self._columns = [_PASS, *names, THROUGHPUT, SECONDS, STATE]
         self.runs: list[Run] = []
-        if path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self._whole_lines():
             self.runs = list(self._read(names))
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._append(self._columns)
 
     def add(self, run: Run) -> None:
@@ -74,6 +74,16 @@ class Journal:
         shown = [written(value) for value in run.params.values()]
         self._append([run.number, *shown, _rate(run.throughput), f"{run.seconds:.3f}", run.state])
         self.runs.append(run)
+
+    def _whole_lines(self) -> bool:
+        """Cut off half a line: the machine died while it was written. False if nothing is left."""
+        if not self._path.exists():
+            return False
+        content = self._path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            self._path.write_bytes(whole)
+        return bool(whole)
 
     def _read(self, names: list[str]) -> Iterator[Run]:
         with self._path.open(newline="", encoding="utf-8") as file:
@@ -84,8 +94,6 @@ class Journal:
                     f"study records {', '.join(self._columns)}; choose another output or move it away"
                 )
             for row in reader:
-                if row[STATE] is None:
-                    continue  # half a line: the machine died while it was written
                 rate = float(row[THROUGHPUT]) if row[THROUGHPUT] else None
                 params = {name: parsed(row[name]) for name in names}
                 yield Run(int(row[_PASS]), params, rate, float(row[SECONDS]), row[STATE])
@@ -137,6 +145,7 @@ def record(
             raise BadInput("search_space: nothing varies; give at least one knob two values")
         chosen = configurations(space, spec, names, most)
         journal = Journal(output.with_suffix(".runs.csv"), names)
+        _check_origin(output, spec, launcher.slots[0], journal.runs)
         recorder = _Recorder(spec, launcher, space, journal, workdir, Path(logs))
         for number in range(passes + refine):
             several = chosen
@@ -254,6 +263,24 @@ def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) ->
     }
     text = json.dumps(origin, indent=2, default=str)
     output.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def _check_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) -> None:
+    """Keep where the journal begins, or see that it began like this.
+
+    Raises:
+        BadInput: its runs are of another study.
+    """
+    path = output.with_suffix(".json")
+    if runs and path.exists():
+        began = json.loads(path.read_text("utf-8"))["study"]
+        if began != spec.model_dump(mode="json", exclude_defaults=True):
+            raise BadInput(
+                f"{path} was recorded with other settings; choose another output, or move it and its "
+                ".runs.csv away"
+            )
+    else:
+        _write_origin(output, spec, slot, runs)
 
 
 def run_noise(runs: list[Run]) -> float | None:

@@ -30,7 +30,8 @@ class Suggestion:
 class Place:
     """What makes one study's winner worth a try in another."""
 
-    workload: str
+    workload: dict[str, Any]
+    """Name and arguments."""
     world_size: int
     devices: tuple[str, ...]
     """Names of the CUDA devices; the model of the processor where there are none."""
@@ -39,7 +40,9 @@ class Place:
     def of(cls, found: Recommended) -> "Place":
         """Where that was recommended."""
         environment = found.body["provenance"]["environment"]
-        return cls(found.spec["workload"]["name"], found.body["world_size"], devices(environment))
+        named = found.spec["workload"]
+        workload = {"name": named["name"], "args": named.get("args", {})}
+        return cls(workload, found.body["world_size"], devices(environment))
 
 
 def devices(environment: Mapping[str, Any]) -> tuple[str, ...]:
@@ -116,5 +119,7 @@ def _promising(
         if name == "micro_batch":
             wanted = _MOST_GROWTH * int(baseline[name])
         value = space.nearest(name, wanted)
+        if name == "micro_batch" and value is not None and float(value) > wanted:
+            continue  # the next smaller one is the baseline's, or below
         if value is not None and value != baseline[name]:
             yield name, value

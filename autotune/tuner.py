@@ -16,7 +16,14 @@ from autotune.notes import trial_note
 from autotune.opening import Opening
 from autotune.search.sampling import sampler
 from autotune.spec import StudySpec
-from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.verdict import (
+    Verdict,
+    conclude,
+    difference,
+    end_of_baseline,
+    no_result,
+    quantity,
+)
 from launchers import Launcher
 from search_spaces.constraints import refused_global_batch
 from storage import Purpose, StoredAttempt, StoredNoise, TrialLedger
@@ -81,6 +88,7 @@ class Tuner:
                 self._say(f"To be tried first: {suggestion.reason}.")
             reason = self._search(bench)
             self._say(f"The search ends: {reason}.")
+            self._explain()
             facts = plan.facts(self._spec, self._launcher)
             finals = Finals(
                 self._job, bench, facts, self._signals.check, lambda: self._budget.out_of_time
@@ -156,6 +164,15 @@ class Tuner:
         measured = sum(a.purpose == Purpose.SEARCH and a.recorded for a in attempts)
         expected = self._sampler.prediction(trials)
         return self._budget.why_not_worth_it(expected, measured, bench.sigma_run)
+
+    def _explain(self) -> None:
+        """Say what the sampler's model expects by now, if it has one."""
+        if expected := self._sampler.prediction(self._ledger.trials()):
+            changed = difference(self._space.complete(expected.params), self._spec.full_baseline())
+            self._say(
+                f"The model takes {changed} for the best, with {quantity(expected.value)} "
+                f"{self.unit}, and expects one more trial to bring {expected.gain:.2%}."
+            )
 
     def _launch_next(self, bench: Bench) -> str:
         if not self._sampler.has_more(self._ledger.trials()):

@@ -36,7 +36,7 @@ from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
 from search_spaces import CATALOGUE
 
-BUILT_ON = ("gpt", "mlp")
+BUILT_ON = ("gpt", "mlp", "translation")
 OURS = "model"
 MOST = 60
 LEVELS = {"5": 0.05, "2": 0.02}
@@ -60,7 +60,8 @@ class Table:
         random one with room above it."""
         if seed:
             slow = [r for r in self.rows.values() if 0 < (r[THROUGHPUT] or 0) < _ROOM * self.best]
-            drawn = random.Random(seed).choice(slow)
+            complete = [r for r in self.rows.values() if r[STATE] == "COMPLETE"]
+            drawn = random.Random(seed).choice(slow or complete)
             return {name: drawn[name] for name in self.names}
 
         def apart(row: Mapping[str, Any]) -> tuple[int, float]:
@@ -103,7 +104,6 @@ def _ours(seed: int, table: Table) -> BaseSampler:
 SAMPLERS: dict[str, Callable[[int, Table], BaseSampler]] = {
     OURS: _ours,
     "tpe": lambda seed, _: optuna.samplers.TPESampler(seed=seed),
-    "tpe-multivariate": lambda seed, _: optuna.samplers.TPESampler(seed=seed, multivariate=True),
     "gp": lambda seed, _: optuna.samplers.GPSampler(seed=seed, deterministic_objective=False),
     "cmaes": lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed),
     "random": lambda seed, _: optuna.samplers.RandomSampler(seed=seed),

@@ -159,7 +159,7 @@ _KNOBS = (
         domain=Range(0, 256),
         default=0,
         summary="processes per rank that prepare batches ahead; 0: the training process does it",
-        applied="DataLoader(num_workers=..., persistent_workers=True)",
+        applied="DataLoader(num_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default 0)",
         ordered=True,
         parts=("loader", "launch"),

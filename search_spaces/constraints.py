@@ -40,7 +40,9 @@ _OF_DDP = (
     "static_graph",
     "find_unused_parameters",
     "broadcast_buffers",
+    "nccl_algo",
 )
+_HALF_ONLY = ("flash", "cudnn")
 _WITHOUT_DDP = ("fsdp", "fsdp_keep", "hsdp")
 
 
@@ -168,6 +170,14 @@ def refused_global_batch(wanted: int, world_size: int) -> str | None:
 
 
 def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
+    on_cuda = facts.device == "cuda"
+    if on_cuda and knobs["attention"] in _HALF_ONLY and knobs["precision"] in ("fp32", "tf32"):
+        yield (
+            f"attention={knobs['attention']} does not go with precision={knobs['precision']} on CUDA: "
+            "its kernels are for half precision"
+        )
+    if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in _WITHOUT_DDP:
+        yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"
     if knobs["parallelism"] == "hsdp" and (facts.world_size < 4 or facts.world_size % 2):
         yield (
             "parallelism=hsdp needs an even number of at least 4 ranks, to shard over two and "

@@ -11,6 +11,8 @@ from autotune.trial.protocol import BlockReport
 _FEWEST_BLOCKS = 3
 _HOPELESS = 0.98
 _MOST_REPEATS = 3
+_MOST_COMPILING = 5
+"""Blocks whose time is not charged to the warm-up because something was compiled in them."""
 _HALF_OF_RUN_NOISE = 0.5
 """Blocks that scatter this much less than runs do add nothing: both add up as squares."""
 _FASTEST_STEP = 1e-7
@@ -111,7 +113,9 @@ class Watch:
     def _warming_up(self) -> bool:
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
-        return sum(seen.block.seconds for seen in self.seen) < self._limits.warmup
+        compiling = [s for s in self.seen if s.block.observed.get("compilations")]
+        spared = compiling[:_MOST_COMPILING]  # with shapes that change it may never end
+        return sum(s.block.seconds for s in self.seen if s not in spared) < self._limits.warmup
 
     def _steady(self) -> bool:
         # The first block holds a single step, with all that happens once.

@@ -56,7 +56,7 @@ class TrainingLoop:
         """Apply the configuration.
 
         Args:
-            progressed: called after every forward pass and step.
+            progressed: called after every step, and every forward pass but those of the first.
             span: entered around every part of a step.
         """
         self.span = span
@@ -103,7 +103,8 @@ class TrainingLoop:
                 with kernels.attention(self.knobs):
                     with self.span("forward"), precision.autocast(self.knobs, self.device):
                         loss = self.workload.loss(self.model, batch)
-                    self.progressed()
+                    if self.steps_done:  # the first step may compile its backward pass, too
+                        self.progressed()
                     with self.span("backward"):
                         self.scaler.scale(loss / accumulation).backward()
         with self.span("optimizer"):

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from autotune.trial.loop import RankContext, TrainingLoop, gather
 from autotune.trial.observers import memory
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 
+_FEWEST = 2
 _WARM_UP = 5
 """Steps before: allocation and compilation are over, and the ranks in step."""
 
@@ -30,22 +32,29 @@ def run_profile(
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
     moves = BatchMoves(loop.knobs["micro_batch"])
-    with moves.watching(loop.workload.model):
+    # What looks at operators one by one would keep torch.compile from compiling, for good.
+    eager = loop.knobs["compile"] == "none"
+    with moves.watching(loop.workload.model) if eager else nullcontext():
         loop.step()
     for _ in range(_WARM_UP):
         loop.step()
     dist.barrier()
+    # A trace of millions of events would take minutes to look through.
+    steps = max(_FEWEST, request.profile // loop.knobs["accumulation_steps"])
     activities = [ProfilerActivity.CPU]
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
         loop.clock.start()
-        for _ in range(request.profile):
+        for _ in range(steps):
             with loop.span("step"):
                 loop.step()
         seconds = loop.clock.stop()
     waited, loss, peak = loop.clock.wait_seconds, float(loop.loss), memory.peak_bytes(loop.device)
-    shares = trace.shares(_events(profiler, Path(request.log_dir), context.rank))
+    loop.progressed()
+    events = _events(profiler, Path(request.log_dir), context.rank)
+    loop.progressed()
+    shares = trace.shares(events)
     ranks = gather((seconds, waited, loss, peak, *shares), context.world_size)
     if context.rank == 0:
         all_seconds, waits, losses, peaks, *parts = zip(*ranks, strict=True)
@@ -54,7 +63,7 @@ def run_profile(
             parts=dict(named), peaks=[int(peak) for peak in peaks], batch_moves=moves.found
         )
         columns = (all_seconds, waits, losses, peaks)
-        report(loop.block(request.trial, 0, request.profile, columns, observed))
+        report(loop.block(request.trial, 0, steps, columns, observed))
 
 
 def span(name: str) -> torch.profiler.record_function:

@@ -47,8 +47,11 @@ def shares(events: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
     steps = [event for event in complete if _is(event, "user_annotation", SPAN + "step")]
     if not steps:
         raise ValueError("the trace holds no step")
-    window = union((e["ts"], e["ts"] + e["dur"]) for e in steps)
-    on_device = any(event["cat"] in _DEVICE for event in complete)
+    window = union(_times(step) for step in steps)
+    working = [_times(event) for event in complete if event["cat"] in _DEVICE]
+    on_device = bool(working)
+    if on_device:  # the host runs ahead: the steps end when the device has done its last
+        window = [(window[0][0], max(window[-1][1], *(end for _, end in working)))]
     claims = _device_claims(complete) if on_device else _host_claims(complete, steps[0]["tid"])
     found = dict.fromkeys(PARTS, 0.0)
     whole, left = length(window), window
@@ -58,8 +61,7 @@ def shares(events: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
         found[part] += length(taken) / whole
     found["launching"] = length(left) / whole
     if on_device:
-        busy = union(_times(e) for e in complete if e["cat"] in _DEVICE)
-        found["idle"] = length(difference(window, busy)) / whole
+        found["idle"] = length(difference(window, union(working))) / whole
     return tuple(found[part] for part in PARTS)
 
 

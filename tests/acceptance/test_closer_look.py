@@ -84,3 +84,17 @@ def test_what_won_is_tried_first_in_the_next_study(finished: StudyFolder) -> Non
     second = again.attempts(Purpose.SEARCH)[1]
     assert second.knobs == won["knobs"]
     assert f"study {finished.name} recommended it" in again.run("logs", "again").stdout
+
+
+def test_the_search_ends_when_another_trial_is_not_worth_it(tiny: StudyFolder) -> None:
+    tiny.write(
+        sampler="model",
+        search_space={"micro_batch": [1, 2, 4, 8], "log_interval": [1, 5, 10]},
+        budget={"trials": 12, "least_gain": 0.9},
+    )
+    found = tiny.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert len(tiny.attempts(Purpose.SEARCH)) == 6  # no sooner
+    assert "The search ends: another trial is expected to bring" in found.stdout
+    assert "(budget.least_gain 90.00%, noise between runs" in found.stdout
+    assert "The model takes" in tiny.run("logs", tiny.name).stdout

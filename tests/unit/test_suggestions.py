@@ -10,7 +10,8 @@ from search_spaces import Facts, defaults
 from storage import Recommended
 
 CPU = Facts("cpu", 2)
-HERE = Place("gpt", 2, ("EPYC",))
+GPT = {"name": "gpt", "args": {"layers": 2}}
+HERE = Place(GPT, 2, ("EPYC",))
 
 
 def space(**values):
@@ -59,7 +60,7 @@ def recommended(place: Place = HERE, **knobs):
         "world_size": place.world_size,
         "provenance": {"environment": environment},
     }
-    return Recommended("before", {"workload": {"name": place.workload}}, body)
+    return Recommended("before", {"workload": place.workload}, body)
 
 
 def test_what_won_before_in_the_same_place_is_tried():
@@ -73,7 +74,11 @@ def test_what_won_before_in_the_same_place_is_tried():
 
 @pytest.mark.parametrize(
     "elsewhere",
-    [Place("mlp", 2, ("EPYC",)), Place("gpt", 4, ("EPYC",)), Place("gpt", 2, ("Xeon",))],
+    [
+        Place({"name": "mlp", "args": {}}, 2, ("EPYC",)),
+        Place(GPT, 4, ("EPYC",)),
+        Place(GPT, 2, ("Xeon",)),
+    ],
 )
 def test_what_won_elsewhere_is_not(elsewhere):
     values = {"micro_batch": [8, 16, 32]}

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import autotune
 
@@ -23,8 +24,14 @@ def build(*, folder):
     losses = []
 
     def optimizer(parameters):
-        made["optimizer"] = torch.optim.Adam(parameters, lr=0.01)
-        return made["optimizer"]
+        weights = [p for p in parameters if p.requires_grad]  # as many users do
+        return torch.optim.Adam(weights, lr=0.01)
+
+    def note(stepped, *_):
+        if type(stepped) is torch.optim.Adam:  # the one that ZeRO keeps inside, too
+            made["optimizer"] = stepped
+
+    register_optimizer_step_post_hook(note)
 
     def loss(model, batch):
         held = sum(_local(p).numel() for p in model.parameters())

@@ -111,3 +111,5 @@ def optimizer_kernels(knobs: Knobs, optimizer: torch.optim.Optimizer) -> None:
                 "implementation; take the value out of the search space"
             )
         group["foreach"], group["fused"] = wanted == "foreach", wanted == "fused"
+    if wanted == "fused":  # as the constructor does: the kernel takes the loss scale itself
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]

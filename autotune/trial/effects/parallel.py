@@ -116,5 +116,9 @@ def optimizer(
     if knobs["parallelism"] == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=make)  # type: ignore[arg-type]
+        # The user's function sees the whole model, as it may sort parameters into groups.
+        whole = make(model.parameters())
+        taken = signature(type(whole).__init__).parameters
+        defaults = {name: value for name, value in whole.defaults.items() if name in taken}
+        return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=type(whole), **defaults)
     return make(model.parameters())

@@ -7,6 +7,7 @@ import torch
 from autotune.trial.protocol import Knobs
 
 _AUTO = "auto"
+_PER_COLLECTIVE = (2, 24)
 
 
 def threads(knobs: Knobs, given: int) -> int:
@@ -17,16 +18,23 @@ def threads(knobs: Knobs, given: int) -> int:
 def environment(knobs: Knobs) -> dict[str, str]:
     """nccl_algo, nccl_proto, nccl_channels, expandable_segments: read by NCCL and by the CUDA allocator
     when they start."""
-    found = {
-        variable: str(knobs[knob])
-        for variable, knob in (("NCCL_ALGO", "nccl_algo"), ("NCCL_PROTO", "nccl_proto"))
-        if knobs[knob] != _AUTO
-    }
+    found = {}
+    if knobs["nccl_algo"] != _AUTO:
+        found["NCCL_ALGO"] = _algorithm(knobs["nccl_algo"])
+    if knobs["nccl_proto"] != _AUTO:
+        found["NCCL_PROTO"] = str(knobs["nccl_proto"])
     if knobs["nccl_channels"]:
         found["NCCL_MIN_NCHANNELS"] = found["NCCL_MAX_NCHANNELS"] = str(knobs["nccl_channels"])
     if knobs["expandable_segments"]:
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return found
+
+
+def _algorithm(name: str) -> str:
+    """From 2.24 on NCCL refuses a collective that the named algorithm does not know, as trees do not
+    know all-gather; it takes one algorithm per collective there."""
+    version = torch.cuda.nccl.version() if torch.cuda.is_available() else (0,)
+    return f"allreduce:{name.lower()}" if tuple(version) >= _PER_COLLECTIVE else name
 
 
 def allocator(knobs: Knobs) -> None:

@@ -245,7 +245,7 @@ class _Run:
                 self.agent_leaves |= message.agent_leaves
                 self.ends.extend(message.ends)
                 if any(end.outcome for end in message.ends):
-                    self._end()
+                    self._end(hung=any(end.outcome is Outcome.HANG for end in message.ends))
 
     def _take(self, block: BlockReport) -> None:
         if self._ending:
@@ -261,7 +261,7 @@ class _Run:
         self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss, at=time.time()))
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, *, hung: bool = False) -> None:
         if not self._ending:
             self._ending = True
-            self._agents.send(EndTrial(self._trial))
+            self._agents.send(EndTrial(self._trial, hung))

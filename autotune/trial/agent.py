@@ -101,7 +101,7 @@ class Agent:
             and self._trial
             and self._trial.request.trial == command.trial
         ):
-            self._trial.end()
+            self._trial.end(hung=command.hung)
 
     def _refuse(self, command: StartTrial, error: OSError) -> None:
         processes.kill_descendants(self._helpers)

@@ -1,5 +1,6 @@
 """What an exception or an exit status of a rank means, and which rank's end is the cause."""
 
+import dataclasses
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,11 +81,15 @@ def kernel_oom_kills() -> int:
 
 
 def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
-    """The end that explains the others: the gravest, then the first. None if all went well."""
+    """The end that explains the others: the gravest, of hung ranks the one that the others wait for,
+    then the first. None if all went well."""
     failed = [end for end in ends if end.outcome is not None]
-    return min(failed, key=lambda end: (_SEVERITY.index(_outcome(end)), end.at), default=None)
+    first = min(failed, key=_gravity, default=None)
+    if first and any(end.progress > first.progress for end in failed):
+        return dataclasses.replace(first, cause=f"{first.cause}; the others wait for it")
+    return first
 
 
-def _outcome(end: RankEnd) -> Outcome:
+def _gravity(end: RankEnd) -> tuple[int, int, float]:
     assert end.outcome is not None
-    return end.outcome
+    return _SEVERITY.index(end.outcome), end.progress, end.at

@@ -86,8 +86,10 @@ class NodeTrial:
                 member.exit_seen = True
                 self._note_exit(member)
 
-    def end(self) -> None:
-        """The tuner has seen enough."""
+    def end(self, *, hung: bool) -> None:
+        """The tuner has seen enough, or another node no progress."""
+        if hung and self._failed_at is None:
+            self._note_hang()
         self._ended_by_request = True
 
     def over(self) -> bool:
@@ -149,27 +151,39 @@ class NodeTrial:
                 member.last_count, member.last_progress = count, now
             limit = deadlines.step if count else deadlines.startup
             if now - member.last_progress > limit:
-                self._note_hang(limit)
+                self._note_hang()
                 return
 
     def _going(self) -> list[_Rank]:
         ended = {end.rank for end in self._ends}
         return [member for member in self._ranks if member.number not in ended]
 
-    def _note_hang(self, limit: float) -> None:
-        counts = [member.last_count for member in self._ranks]
-        behind = min(self._going(), key=lambda member: member.last_count)
-        doing = "a step" if max(counts) else "start-up"
-        who = "the others wait for it" if behind.last_count < max(counts) else "none is ahead of it"
-        if processes.state(behind.process.pid or 0) == "T":
-            who = "its process is stopped"
+    def _note_hang(self) -> None:
+        at = time.time()
+        hung = [
+            RankEnd(
+                member.number,
+                Outcome.HANG,
+                self._what_hangs(member),
+                at=at,
+                progress=self._progress[member.number - self._placement.first_rank],
+            )
+            for member in self._going()
+        ]
         for member in self._ranks:
             if member.process.pid and not member.exit_seen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member.process.pid, rank.DUMP_SIGNAL)
         time.sleep(_DUMP_SECONDS)
-        cause = f"{doing} took more than {limit:g} s; {who}"
-        self._note(RankEnd(behind.number, Outcome.HANG, cause, at=time.time()))
+        for end in hung:
+            self._note(end)
+
+    def _what_hangs(self, member: _Rank) -> str:
+        deadlines = self.request.deadlines
+        started = any(self._progress[rank] for rank in range(len(self._ranks)))
+        doing, limit = ("a step", deadlines.step) if started else ("start-up", deadlines.startup)
+        stopped = processes.state(member.process.pid or 0) == "T"
+        return f"{doing} took more than {limit:g} s{'; its process is stopped' if stopped else ''}"
 
     def _log_tail(self, number: int) -> str:
         try:

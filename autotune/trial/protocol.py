@@ -133,6 +133,8 @@ class EndTrial(Message):
     """Launcher -> agent: end the ranks of the running trial; enough has been seen."""
 
     trial: str
+    hung: bool = False
+    """Another node saw no progress: say first how far the ranks here have come."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,8 @@ class RankEnd(Message):
     log_tail: str = ""
     at: float = 0.0
     """When, by the node's clock, seconds since the epoch: of equals the first is the cause."""
+    progress: int = 0
+    """Of a rank that hung: forward passes and steps so far. The others wait for the one with the least."""
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:

@@ -162,6 +162,16 @@ def test_out_of_memory_explains_a_peers_crash():
     assert failure.cause(ends) is ends[1]
 
 
+def test_of_hung_ranks_the_one_that_has_come_least_far_is_the_cause():
+    ends = [
+        RankEnd(rank, Outcome.HANG, "a step took long", at=rank, progress=progress)
+        for rank, progress in enumerate([6, 5, 6])
+    ]
+    found = failure.cause(ends)
+    assert found is not None
+    assert (found.rank, found.cause) == (1, "a step took long; the others wait for it")
+
+
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([None, *FAILURES]), max_size=8))
 def test_among_equals_the_first_is_the_cause(outcomes):

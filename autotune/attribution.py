@@ -1,6 +1,7 @@
 """How much of the gain each knob brings: the winner against itself with one knob back at the baseline.
 Pure functions over what is recorded."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any
     """The winner, then the winner less one change each; what cannot run is left out."""
     changed = [name for name in winner if winner[name] != baseline[name]]
     less = [{**winner, name: baseline[name]} for name in changed]
-    free = Facts(facts.device, facts.world_size, facts.capability, None, facts.backend)
+    free = dataclasses.replace(facts, global_batch=None)
     return [dict(winner), *(knobs for knobs in less if not infeasible(knobs, free))]
 
 

@@ -25,7 +25,7 @@ from autotune.report.logs import folder_of
 from autotune.spec import StudySpec
 from autotune.tuner import Signals, Stopped, Tuner
 from autotune.verdict import Verdict
-from launchers import Launcher, open_launcher
+from launchers import Launcher
 from storage import Lease, Repository, StoredStudy, StudyState
 from storage.database import cause_of
 
@@ -205,11 +205,9 @@ class _Session:
 
     def run(self) -> Verdict:
         """The study's verdict, exported and noted."""
-        spec, folder = self._spec, folder_of(self._study)
+        folder = folder_of(self._study)
         folder.mkdir(parents=True, exist_ok=True)
-        with open_launcher(
-            spec.launcher, plan.resources(spec), str(folder), spec.ray_address
-        ) as launcher:
+        with plan.launcher(self._spec, folder) as launcher:
             return self._tune(launcher, folder)
 
     def _tune(self, launcher: Launcher, folder: Path) -> Verdict:

@@ -14,7 +14,7 @@ from autotune.judging import Judge, ProfileRun, TimedRun
 from autotune.measurement.bottleneck import breakdown
 from autotune.spec import StudySpec
 from autotune.trial.protocol import TrialRequest
-from launchers import Launcher, open_launcher
+from launchers import Launcher
 from search_spaces import infeasible
 from storage import AttemptResult
 
@@ -50,8 +50,7 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
         BadInput: the baseline cannot run here, with the reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    resources = plan.resources(spec)
-    with open_launcher(spec.launcher, resources, str(folder), spec.ray_address) as launcher:
+    with plan.launcher(spec, folder) as launcher:
         return _Examination(spec, launcher, folder, workdir).run()
 
 

@@ -61,17 +61,24 @@ class TimedRun:
         )
 
 
-class TrajectoryRun:
-    """A run that is checked: does it compute what the reference computes?"""
+class _WholeRun:
+    """A run that is never ended early."""
 
-    def __init__(self, reference: Trajectory | None = None) -> None:
-        """Without a reference the run becomes one itself."""
-        self._reference = reference
+    def __init__(self) -> None:
         self.seen: list[Seen] = []
 
     def __call__(self, block: BlockReport) -> bool:
         self.seen.append(Seen(block, kept=False))
         return False
+
+
+class TrajectoryRun(_WholeRun):
+    """A run that is checked: does it compute what the reference computes?"""
+
+    def __init__(self, reference: Trajectory | None = None) -> None:
+        """Without a reference the run becomes one itself."""
+        super().__init__()
+        self._reference = reference
 
     def result(self, report: TrialReport) -> AttemptResult:
         """COMPLETE, REFUSED with the reason, or how it failed."""
@@ -90,15 +97,8 @@ class TrajectoryRun:
         return AttemptResult(state, problem, **_common(report))
 
 
-class ProfileRun:
+class ProfileRun(_WholeRun):
     """A run that is looked at: what is its step made of?"""
-
-    def __init__(self) -> None:
-        self.seen: list[Seen] = []
-
-    def __call__(self, block: BlockReport) -> bool:
-        self.seen.append(Seen(block, kept=False))
-        return False
 
     def result(self, report: TrialReport) -> AttemptResult:
         """COMPLETE, or how it failed."""

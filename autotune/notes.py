@@ -3,7 +3,8 @@
 from typing import Any
 
 from autotune.measurement.estimate import Ratio
-from autotune.verdict import difference, quantity, rate_text, written
+from autotune.verdict import difference, quantity, rate_text
+from search_spaces.knob import written
 from storage import AttemptResult, StoredAttempt
 
 _MIB = 2**20

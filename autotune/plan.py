@@ -1,6 +1,7 @@
 """From the settings of a study to what launchers, ranks and watches take."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from autotune.measurement.watch import Limits
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.trial.protocol import BlockPlan, Deadlines, TrialRequest
-from launchers import Launcher, Resources, Slot
+from launchers import Launcher, Resources, Slot, open_launcher
 from search_spaces import Facts
 
 
@@ -21,6 +22,11 @@ def resources(spec: StudySpec) -> Resources:
         cpus_per_worker=wanted.cpus_per_worker,
         slots=wanted.slots,
     )
+
+
+def launcher(spec: StudySpec, folder: Path) -> Launcher:
+    """The launcher of a study, open; agents print into the folder."""
+    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address)
 
 
 def space(spec: StudySpec, launcher: Launcher) -> Space:
@@ -36,14 +42,17 @@ def facts(spec: StudySpec, launcher: Launcher) -> Facts:
 def facts_of(launcher: Launcher) -> Facts:
     """What constraints may ask about a machine, by the devices of the first slot."""
     slot = launcher.slots[0]
-    devices: list[dict[str, Any]] = slot.environment["devices"]
-    lowest = min((tuple(device["capability"]) for device in devices), default=None)
     return Facts(
         device=slot.device,
         world_size=launcher.workers,
         backend="nccl" if slot.devices_per_rank >= 1 else "gloo",
-        capability=lowest if slot.device == "cuda" else None,
+        capability=lowest_capability(slot.environment) if slot.device == "cuda" else None,
     )
+
+
+def lowest_capability(environment: Mapping[str, Any]) -> tuple[int, int] | None:
+    """CUDA compute capability of the oldest device of a node, by its fingerprint; None without one."""
+    return min((tuple(device["capability"]) for device in environment["devices"]), default=None)
 
 
 def request(

@@ -21,7 +21,8 @@ from autotune.errors import BadInput
 from autotune.judging import LOST, TimedRun
 from autotune.search.space import Space, key
 from autotune.spec import StudySpec
-from launchers import Launcher, Slot, open_launcher
+from launchers import Launcher, Slot
+from search_spaces.knob import written
 
 THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
 _PASS = "pass"
@@ -134,10 +135,9 @@ def record(
     Raises:
         BadInput: the journal belongs to another space, or the space has nothing to vary.
     """
-    resources = plan.resources(spec)
     with (
         tempfile.TemporaryDirectory() as logs,
-        open_launcher(spec.launcher, resources, logs, spec.ray_address) as launcher,
+        plan.launcher(spec, Path(logs)) as launcher,
     ):
         space = plan.space(spec, launcher)
         names = sorted(space.distributions())
@@ -299,11 +299,6 @@ def by_configuration(runs: list[Run]) -> Iterator[tuple[dict[str, Any], list[Run
     for run in runs:
         grouped.setdefault(key(run.params), []).append(run)
     return ((own[0].params, own) for own in grouped.values())
-
-
-def written(value: Any) -> str:
-    """A knob's value as YAML, and so the table, writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parsed(text: str) -> Any:

@@ -10,6 +10,7 @@ from autotune.gate import GateRecord, touched
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
 from search_spaces.constraints import global_batch
+from search_spaces.knob import written
 from storage import Purpose, StoredAttempt
 
 
@@ -182,11 +183,6 @@ def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """'micro_batch=32, precision=bf16': what is not the same as in the other configuration."""
     changed = {name: value for name, value in knobs.items() if other.get(name) != value}
     return ", ".join(f"{name}={written(value)}" for name, value in changed.items()) or "no change"
-
-
-def written(value: Any) -> str:
-    """A knob's value as YAML writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _global_batch_changes(

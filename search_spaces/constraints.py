@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.catalogue import CATALOGUE, CUDA, NCCL, TF32
-from search_spaces.knob import Knob, KnobValue
+from search_spaces.knob import Knob, KnobValue, written
 
 _TF32_CAPABILITY = (8, 0)
 Values = Mapping[str, KnobValue]
@@ -137,14 +137,14 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
     for name, value in knobs.items():
         knob = CATALOGUE[name]
         if _demands(knob, value) and not _available(knob.needs, facts):
-            yield f"{name}={_written(value)} needs {knob.needs}; this study runs on {_place(facts)}"
+            yield f"{name}={written(value)} needs {knob.needs}; this study runs on {_place(facts)}"
 
 
 def conflicts(knobs: Values) -> Iterator[str]:
     """Reasons that lie in two knobs together."""
     for conflict in CONFLICTS:
         if conflict.clash(knobs):
-            first, second = (f"{name}={_written(knobs[name])}" for name in conflict.pair)
+            first, second = (f"{name}={written(knobs[name])}" for name in conflict.pair)
             yield f"{first} does not go with {second}: {conflict.reason}"
 
 
@@ -213,7 +213,3 @@ def _place(facts: Facts) -> str:
     if facts.capability is None:
         return "the CPU"
     return f"CUDA devices of compute capability {facts.capability[0]}.{facts.capability[1]}"
-
-
-def _written(value: KnobValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

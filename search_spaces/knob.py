@@ -21,11 +21,11 @@ class Choice:
         # True == 1 in Python: a boolean is not a number here, nor the other way round.
         if any(value == known and type(value) is type(known) for known in self.values):
             return None
-        return f"must be one of {', '.join(_written(known) for known in self.values)}"
+        return f"must be one of {', '.join(written(known) for known in self.values)}"
 
     def describe(self) -> str:
         """The domain in words."""
-        return ", ".join(_written(value) for value in self.values)
+        return ", ".join(written(value) for value in self.values)
 
 
 @dataclass(frozen=True)
@@ -89,5 +89,6 @@ class Knob:
     numerics: bool = False
 
 
-def _written(value: KnobValue) -> str:
+def written(value: KnobValue) -> str:
+    """A value as YAML, SQL and tables write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.verdict import written
 from search_spaces import CATALOGUE, Knob
 from search_spaces.constraints import CONFLICTS
+from search_spaces.knob import written
 
 Effects = Mapping[str, Mapping[str, Any]]
 """Knob -> what `python benchmarks/knobs.py --json` printed of it."""

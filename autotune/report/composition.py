@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune import plan
 from autotune.findings import findings, listed
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.report.logs import attempt_folder
@@ -76,7 +77,7 @@ def held_back(
     blocks = repository.blocks(found.id) if found else []
     if not found or not blocks:
         return
-    environment = repository.environment_of(found.id) or {}
+    environment = repository.environment_of(found.id) or {"devices": []}
     known = findings(blocks[0].observed, baseline, _facts(environment, blocks[0].rank_seconds))
     yield "### What holds the baseline back"
     yield ""
@@ -84,13 +85,11 @@ def held_back(
 
 
 def _facts(environment: dict[str, Any], ranks: Sequence[float]) -> Facts:
-    devices = environment.get("devices", [])
-    lowest = min((tuple(device["capability"]) for device in devices), default=None)
-    on_cuda = bool(devices)
+    devices = environment["devices"]
     return Facts(
-        "cuda" if on_cuda else "cpu",
+        "cuda" if devices else "cpu",
         len(ranks),
-        lowest,
+        plan.lowest_capability(environment),
         backend="nccl" if len(devices) >= len(ranks) else "gloo",
     )
 

@@ -8,7 +8,8 @@ from autotune.notes import study_note
 from autotune.report.composition import composition_table, held_back
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
-from autotune.verdict import difference, quantity, written
+from autotune.verdict import difference, quantity
+from search_spaces.knob import written
 from storage import Purpose, Repository, StoredAttempt, StoredNoise
 
 _MIB = 2**20

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
+from autotune.search.step_model import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
-MICRO_BATCH = "micro_batch"
-ACCUMULATION = "accumulation_steps"
-"""Gradients that wait for the next micro-batch are there during its forward pass."""
 _DRAWS = 4000
 _WALKERS = 300
 _SWEEPS = 30
@@ -45,6 +43,7 @@ class MemoryModel:
         self._names = [
             name
             for name in grid.names
+            # Gradients that wait for the next micro-batch are there during its forward pass.
             if name not in CATALOGUE or CATALOGUE[name].memory or name == ACCUMULATION
             if name != MICRO_BATCH
         ]

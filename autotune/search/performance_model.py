@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
@@ -101,7 +100,10 @@ class PerformanceModelSampler(BaseSampler):
             promise = -_apart_from_experts(grid, candidates) - 10.0 * (fits < 1 - _RISK)
         else:
             promise = StepModel(grid, seen).improvement(candidates) * fits**_CAUTION
-        return self._first_allowed(np.argsort(-promise, kind="stable"), candidates, grid, trials)
+        chosen = self._first_new(promise, candidates, grid, trials)
+        if chosen is None:  # all were tried: measure the most promising again
+            chosen = int(np.argmax(promise))
+        return grid.decode(candidates[chosen])
 
     def sample_independent(
         self,
@@ -141,32 +143,26 @@ class PerformanceModelSampler(BaseSampler):
         expected = model.expected(candidates)
         best = int(np.argmin(expected))
         time = float(expected[best]) * seen.unit
-        new = self._new(candidates, grid, trials)
         promise = model.improvement(candidates) * (1 - _memory(grid, trials).risk(candidates))
+        next_one = self._first_new(promise, candidates, grid, trials)
+        gain = 0.0 if next_one is None else float(promise[next_one]) / model.incumbent
         return Prediction(
             params=grid.decode(candidates[best]),
             value=1 / time if rate else time,
-            gain=float(np.max(promise[new], initial=0.0) / model.incumbent),
+            gain=gain,
         )
 
-    def _new(self, candidates: Rows, grid: Grid, trials: list[FrozenTrial]) -> NDArray[np.bool_]:
-        """Which candidates were not tried and are allowed."""
-        known = {tuple(grid.encode(t.params)) for t in trials if grid.covers(t.params)}
-        allowed = self._allowed(trials) if self._allowed else lambda _: True
-        return np.array(
-            [tuple(row) not in known and allowed(grid.decode(row)) for row in candidates]
-        )
-
-    def _first_allowed(
-        self, order: Rows, candidates: Rows, grid: "Grid", trials: Any
-    ) -> dict[str, Any]:
+    def _first_new(
+        self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
+    ) -> int | None:
+        """The most promising candidate that was not tried and is allowed; None if there is none."""
         tried = {tuple(t.params[n] for n in grid.names) for t in trials if grid.covers(t.params)}
         allowed = self._allowed(trials) if self._allowed else lambda _: True
-        for number in order:
+        for number in np.argsort(-promise, kind="stable"):
             params = grid.decode(candidates[number])
             if tuple(params.values()) not in tried and allowed(params):
-                return params
-        return grid.decode(candidates[order[0]])  # all were tried: measure the most promising again
+                return int(number)
+        return None
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:

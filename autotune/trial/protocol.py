@@ -223,7 +223,7 @@ class RankEnd(Message):
     at: float = 0.0
     """When, by the node's clock, seconds since the epoch: of equals the first is the cause."""
     progress: int = 0
-    """Of a rank that hung: forward passes and steps so far. The others wait for the one with the least."""
+    """Of a rank that hung: forward passes and steps so far. The least one holds up the others."""
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:

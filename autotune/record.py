@@ -5,12 +5,13 @@ Every run goes to a journal as soon as it has ended; recording again goes on whe
 
 import csv
 import json
+import math
 import os
 import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
 _FIRST_BEHIND, _LAST_BEHIND = 0.25, 0.05
 """How far behind the best a configuration may be to be run again, in the first and last pass."""
+_POLISHED = 10
+"""Rounds in which speeds of passes and rates of configurations are fitted in turn."""
 _REPEATED = 3
 """How often a run is made again whose agent died."""
 
@@ -119,9 +122,10 @@ def record(
     """Record the table of a study's search space on one slot of its launcher.
 
     Args:
-        output: the CSV file: a column per varied knob, then throughput (median of the passes; empty
-            unless COMPLETE), trial_seconds (median) and state (COMPLETE, OOM or ERROR). A file of the
-            same name ending in .json tells where and how it was recorded.
+        output: the CSV file: a column per varied knob, then throughput (median of the passes, each
+            at the speed of the first: see `at_one_speed`; empty unless COMPLETE), trial_seconds (median)
+            and state (COMPLETE, OOM or ERROR). A file of the same name ending in .json tells where and
+            how it was recorded.
         most: configurations; a larger space is sampled at random, the baseline always included.
         passes: runs of each configuration, every pass in a new random order.
         refine: further passes of the leading ones, at first those within a quarter of the best, fewer
@@ -229,7 +233,7 @@ def _leading(
 ) -> list[dict[str, Any]]:
     """The configurations close to the best, as far as that is known; `progress` from 0 to 1."""
     behind = _FIRST_BEHIND + progress * (_LAST_BEHIND - _FIRST_BEHIND)
-    rates = {key(params): _median_rate(own) for params, own in by_configuration(runs)}
+    rates = {key(params): _median_rate(own) for params, own in by_configuration(at_one_speed(runs))}
     best = max((rate for rate in rates.values() if rate is not None), default=0.0)
     return [params for params in chosen if (rates[key(params)] or 0.0) >= (1 - behind) * best]
 
@@ -245,7 +249,7 @@ def _write_table(output: Path, names: list[str], runs: list[Run]) -> None:
     with output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*names, THROUGHPUT, SECONDS, STATE])
-        for params, own in by_configuration(runs):
+        for params, own in by_configuration(at_one_speed(runs)):
             failed = [run.state for run in own if run.state != "COMPLETE"]
             seconds = statistics.median(run.seconds for run in own)
             values = [written(params[name]) for name in names]
@@ -259,7 +263,8 @@ def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) ->
         "study": spec.model_dump(mode="json", exclude_defaults=True),
         "environment": slot.environment,
         "runs": len(runs),
-        "noise": run_noise(runs),
+        "speed_of_passes": [round(speed, 4) for speed in pass_speeds(runs).values()],
+        "noise": run_noise(at_one_speed(runs)),
     }
     text = json.dumps(origin, indent=2, default=str)
     output.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
@@ -281,6 +286,36 @@ def _check_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) ->
             )
     else:
         _write_origin(output, spec, slot, runs)
+
+
+def at_one_speed(runs: list[Run]) -> list[Run]:
+    """The runs, their rates as if the machine had been as fast in every pass as in the first: a shared
+    machine is not, and a configuration that took part in fast passes only would look better."""
+    speeds = pass_speeds(runs)
+    return [
+        replace(run, throughput=run.throughput / speeds[run.number]) if run.throughput else run
+        for run in runs
+    ]
+
+
+def pass_speeds(runs: list[Run]) -> dict[int, float]:
+    """How fast the machine was in each pass against the first, from the configurations that were run in
+    several: a median polish of rate = configuration x pass."""
+    timed = [(key(run.params), run.number, run.throughput) for run in runs if run.throughput]
+    logs = [(which, number, math.log(rate)) for which, number, rate in timed]
+    speeds = dict.fromkeys(sorted({run.number for run in runs}), 0.0)
+    for _ in range(_POLISHED):
+        rates = _medians((which, rate - speeds[number]) for which, number, rate in logs)
+        speeds |= _medians((number, rate - rates[which]) for which, number, rate in logs)
+    first = next(iter(speeds.values()), 0.0)
+    return {number: math.exp(speed - first) for number, speed in speeds.items()}
+
+
+def _medians(found: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    grouped: dict[Any, list[float]] = {}
+    for group, value in found:
+        grouped.setdefault(group, []).append(value)
+    return {group: statistics.median(values) for group, values in grouped.items()}
 
 
 def run_noise(runs: list[Run]) -> float | None:

@@ -55,6 +55,16 @@ def lowest_capability(environment: Mapping[str, Any]) -> tuple[int, int] | None:
     return min((tuple(device["capability"]) for device in environment["devices"]), default=None)
 
 
+def memory_of_rank(spec: StudySpec, slot: Slot) -> float | None:
+    """Bytes that a rank has for itself; None on the CPU, where the limit counts what a rank has asked
+    for, and its peak what it has touched."""
+    if slot.device != "cuda":
+        return None
+    device: int = min(device["memory_bytes"] for device in slot.environment["devices"])
+    own = device * min(1.0, slot.devices_per_rank)
+    return min(own, spec.resources.memory_per_worker or own)
+
+
 def request(
     spec: StudySpec,
     slot: Slot,

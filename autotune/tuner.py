@@ -69,7 +69,12 @@ class Tuner:
             job.spec.full_baseline(), job.spec.measurement.baseline_runs, job.known_sigma()
         )
         before = len(self._attempts())
-        self._sampler = sampler(self._spec.sampler, self._space, self._spec.seed + before)
+        self._sampler = sampler(
+            self._spec.sampler,
+            self._space,
+            self._spec.seed + before,
+            plan.memory_of_rank(self._spec, launcher.slots[0]),
+        )
         self._ledger = self._open_ledger()
 
     def run(self) -> Verdict:

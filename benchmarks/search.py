@@ -36,7 +36,7 @@ from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
 from search_spaces import CATALOGUE
 
-BUILT_ON = ("gpt", "mlp", "translation")
+BUILT_ON = ("gpt", "mlp", "images", "translation")
 OURS = "model"
 MOST = 60
 LEVELS = {"5": 0.05, "2": 0.02}

@@ -80,6 +80,10 @@ class Grid:
         places = self._places.get(name)
         if places is None or min(self._values[name]) <= 0:
             return None
+        return self.plain_numbers(rows, name)
+
+    def plain_numbers(self, rows: Rows, name: str) -> Vector:
+        """The values of a parameter of numbers in these rows."""
         values = np.array(self._values[name], dtype=float)
         found: Vector = values[rows[:, self.names.index(name)]]
         return found

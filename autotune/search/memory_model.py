@@ -3,6 +3,10 @@
 Whatever else is chosen, memory grows with the micro-batch, so there is a largest one that fits. The
 logarithm of that is the sum of a base and of one shift per value of every knob that changes memory. Base
 and shifts are drawn from the posterior by random walks.
+
+Where it is known how much of its memory a rank took at its peak, that says more than that it fitted:
+what does not grow with the micro-batch can only leave more room, so memory / peak times the micro-batch
+fits as well; and two peaks of one class with different micro-batches lie on a line that meets the limit.
 """
 
 from collections.abc import Sequence
@@ -18,12 +22,16 @@ from search_spaces import CATALOGUE
 _DRAWS = 4000
 _WALKERS = 300
 _SWEEPS = 30
-_PER_OCTAVE = 0.1
+_PER_OCTAVE = 0.06
 """Risk of twice the largest micro-batch that has fitted."""
 _SHIFT = 0.35
 """Standard deviation of a shift: octaves of micro-batch."""
 _BLUR = 0.1
 """How sharp the edge is, octaves."""
+_HEADROOM = 0.95
+"""Share of its memory that a rank can use: allocators lose some to fragments."""
+_UNSURE = 0.3
+"""How far on either side of where two peaks put the limit it may lie, octaves."""
 _BELOW, _BEYOND = 1.0, 8.0
 """The largest micro-batch that fits lies so many octaves around those of the search space."""
 
@@ -31,13 +39,16 @@ _BELOW, _BEYOND = 1.0, 8.0
 class MemoryModel:
     """For one search space."""
 
-    def __init__(self, grid: Grid, fitted: Rows, failed: Rows) -> None:
+    def __init__(
+        self, grid: Grid, fitted: Rows, failed: Rows, shares: Vector | None = None
+    ) -> None:
         """Learn from what was tried.
 
         Args:
             grid: the search space.
             fitted: rows that ran.
             failed: rows that ran out of memory.
+            shares: of the memory of a rank that each row that ran took at its peak; NaN: unknown.
         """
         self._grid = grid
         self._names = [
@@ -48,9 +59,16 @@ class MemoryModel:
             if name != MICRO_BATCH
         ]
         self._sized = MICRO_BATCH in grid.names and _numbers(grid, fitted[:0]) is not None
+        self._axes = [grid.names.index(name) for name in self._names]
         self._fitted, self._failed = fitted, failed
         self._walkers: Matrix | None = None
-        if self._sized and len(failed):
+        if not self._sized:
+            return
+        self._fits_to, self._fails_from = self._octaves(fitted), self._octaves(failed)
+        self._beyond = failed
+        if shares is not None:
+            self._learn_from_peaks(shares)
+        if len(self._beyond):
             self._walkers = self._walk()
 
     def risk(self, rows: Rows) -> Vector:
@@ -59,24 +77,40 @@ class MemoryModel:
             return np.zeros(len(rows))
         if self._walkers is None:
             return self._untouched(rows)
-        found: Vector = self._chance(rows, self._walkers).mean(axis=0)
+        found: Vector = self._chance(rows, self._octaves(rows), self._walkers).mean(axis=0)
         return np.where(self._at_least(rows, self._failed), 1.0, found)
 
     def _at_least(self, rows: Rows, failed: Rows) -> NDArray[np.bool_]:
         """Whether a row has at least the micro-batch of one that failed, and all else the same."""
-        axes = [self._grid.names.index(name) for name in self._names]
-        same = (rows[:, None, axes] == failed[None, :, axes]).all(axis=2)
+        same = (rows[:, None, self._axes] == failed[None, :, self._axes]).all(axis=2)
         larger = self._octaves(rows)[:, None] >= self._octaves(failed)[None, :]
         found: NDArray[np.bool_] = (same & larger).any(axis=1)
         return found
 
     def _untouched(self, rows: Rows) -> Vector:
         """While nothing has failed: the farther beyond what has fitted, the likelier."""
-        known = self._octaves(self._fitted)
+        known = self._fits_to
         largest = float(known.max()) if len(known) else float(self._octaves(self._all()).min())
         beyond = np.maximum(0.0, self._octaves(rows) - largest)
         found: Vector = 1 - (1 - _PER_OCTAVE) ** beyond
         return found
+
+    def _learn_from_peaks(self, shares: Vector) -> None:
+        sizes = 2**self._fits_to
+        room = np.where(np.isnan(shares), 1.0, _HEADROOM / shares)
+        self._fits_to = self._fits_to + np.log2(np.maximum(1.0, room))
+        classes: dict[tuple[int, ...], list[int]] = {}
+        for number in np.flatnonzero(~np.isnan(shares)):
+            classes.setdefault(tuple(self._fitted[number, self._axes]), []).append(int(number))
+        for own in classes.values():
+            one, other = min(own, key=lambda i: sizes[i]), max(own, key=lambda i: sizes[i])
+            if not (sizes[one] < sizes[other] and shares[one] < shares[other]):
+                continue
+            slope = (shares[other] - shares[one]) / (sizes[other] - sizes[one])
+            largest = np.log2(sizes[other] + max(0.0, _HEADROOM - shares[other]) / slope)
+            self._fits_to[other] = max(self._fits_to[other], largest - _UNSURE)
+            self._beyond = np.concatenate([self._beyond, self._fitted[[other]]])
+            self._fails_from = np.append(self._fails_from, largest + _UNSURE)
 
     def _walk(self) -> Matrix:
         """Draws of (base, shifts...) from the posterior, (walkers, 1 + shifts)."""
@@ -109,15 +143,16 @@ class MemoryModel:
         return found
 
     def _evidence(self, walkers: Matrix) -> Vector:
-        fits = np.log1p(-np.minimum(self._chance(self._fitted, walkers), 1 - 1e-9)).sum(axis=1)
-        fails = np.log(np.maximum(self._chance(self._failed, walkers), 1e-9)).sum(axis=1)
-        found: Vector = fits + fails
+        fits = self._chance(self._fitted, self._fits_to, walkers)
+        fails = self._chance(self._beyond, self._fails_from, walkers)
+        found: Vector = np.log1p(-np.minimum(fits, 1 - 1e-9)).sum(axis=1)
+        found += np.log(np.maximum(fails, 1e-9)).sum(axis=1)
         return found
 
-    def _chance(self, rows: Rows, walkers: Matrix) -> Matrix:
-        """(walkers, rows): the probability to fail."""
+    def _chance(self, rows: Rows, octaves: Vector, walkers: Matrix) -> Matrix:
+        """(walkers, rows): the probability to fail with these micro-batches, all else as in the rows."""
         largest = walkers[:, :1] + walkers[:, 1:] @ self._indicators(rows).T
-        found: Matrix = special.ndtr((self._octaves(rows) - largest) / _BLUR)
+        found: Matrix = special.ndtr((octaves - largest) / _BLUR)
         return found
 
     def _indicators(self, rows: Rows) -> Matrix:

@@ -1,11 +1,13 @@
 """An Optuna sampler that knows how the time of a data-parallel training step is made up.
 
 What it suggests is the configuration with the largest expected improvement under the model of
-autotune.search.step_model, times the chance that it fits in memory (autotune.search.memory_model). The
+autotune.search.step_model, times the chance that it fits in memory (autotune.search.memory_model) and
+does not fail as others have (autotune.search.fault_model). The
 noise of every measurement is taken into account. Any parameter whose name means nothing to it is
 searched as well.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +17,9 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
+from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
 from autotune.search.step_model import Observations, StepModel, measured
@@ -32,6 +35,8 @@ _FEW = 2
 """Measured trials before the model is asked; until then experts are."""
 _RISK = 0.2
 """Most risk to run out of memory that an expert takes: four times what has fitted, no more."""
+_DOUBT = 0.5
+"""Most risk to fail for another reason that an expert takes."""
 _CAUTION = 5
 """How much more than its own cost a trial that runs out of memory is shunned."""
 
@@ -54,8 +59,9 @@ class Prediction:
 class PerformanceModelSampler(BaseSampler):
     """For a study that maximises a rate (samples/s) or minimises a time per sample.
 
-    Trials may carry the user attribute `half_width`, the relative 95 % half-width of their value. One
-    that was pruned counts with its last intermediate value.
+    Trials may carry the user attributes `half_width`, the relative 95 % half-width of their value, and
+    `peak_bytes`, the most memory that a rank took. One that was pruned counts with its last
+    intermediate value.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class PerformanceModelSampler(BaseSampler):
         seed: int | None = None,
         search_space: Mapping[str, BaseDistribution] | None = None,
         allowed: Allowed | None = None,
+        memory_bytes: float | None = None,
     ) -> None:
         """Prepare for one study.
 
@@ -71,12 +78,14 @@ class PerformanceModelSampler(BaseSampler):
             search_space: what all trials will have; without it, what all trials had, so that the first
                 trial is drawn at random.
             allowed: without it every combination of values may be suggested.
+            memory_bytes: that a rank has, if `peak_bytes` can be compared with it.
         """
         self._search_space = dict(search_space) if search_space else None
         self._random = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
         self._allowed = allowed
+        self._memory_bytes = memory_bytes
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -95,11 +104,12 @@ class PerformanceModelSampler(BaseSampler):
         rate = study.direction == StudyDirection.MAXIMIZE
         candidates = grid.candidates(self._random, _best_params(trials, grid, rate=rate))
         seen = Observations.of(trials, grid, rate=rate)
-        fits = 1 - _memory(grid, trials).risk(candidates)
+        fits, works = self._chances(grid, trials, candidates)
         if len(seen.times) < _FEW:
-            promise = -_apart_from_experts(grid, candidates) - 10.0 * (fits < 1 - _RISK)
+            risky = (fits < 1 - _RISK) | (works < 1 - _DOUBT)
+            promise = -_apart_from_experts(grid, candidates) - 10.0 * risky
         else:
-            promise = StepModel(grid, seen).improvement(candidates) * fits**_CAUTION
+            promise = StepModel(grid, seen).improvement(candidates) * fits**_CAUTION * works
         chosen = self._first_new(promise, candidates, grid, trials)
         if chosen is None:  # all were tried: measure the most promising again
             chosen = int(np.argmax(promise))
@@ -143,7 +153,8 @@ class PerformanceModelSampler(BaseSampler):
         expected = model.expected(candidates)
         best = int(np.argmin(expected))
         time = float(expected[best]) * seen.unit
-        promise = model.improvement(candidates) * (1 - _memory(grid, trials).risk(candidates))
+        fits, works = self._chances(grid, trials, candidates)
+        promise = model.improvement(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
         gain = 0.0 if next_one is None else float(promise[next_one]) / model.incumbent
         return Prediction(
@@ -151,6 +162,20 @@ class PerformanceModelSampler(BaseSampler):
             value=1 / time if rate else time,
             gain=gain,
         )
+
+    def _chances(
+        self, grid: Grid, trials: Sequence[FrozenTrial], candidates: Rows
+    ) -> tuple[Vector, Vector]:
+        """How likely each candidate fits in memory, and does not fail for another reason."""
+        known = [t for t in trials if grid.covers(t.params)]
+        ran = [t for t in known if measured(t) is not None]
+        too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
+        failed = [t for t in known if t.state == TrialState.FAIL]
+        worked, memory = _rows(grid, ran), self._memory_bytes or math.nan
+        shares = np.array([t.user_attrs.get("peak_bytes", math.nan) / memory for t in ran])
+        fits = 1 - MemoryModel(grid, worked, _rows(grid, too_large), shares).risk(candidates)
+        works = 1 - FaultModel(grid, worked, _rows(grid, failed)).risk(candidates)
+        return fits, works
 
     def _first_new(
         self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
@@ -172,11 +197,8 @@ def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:
     return grid.distance(candidates, grid.nearest(wanted)[None, :], wanted)[:, 0]
 
 
-def _memory(grid: Grid, trials: Sequence[FrozenTrial]) -> MemoryModel:
-    known = [t for t in trials if grid.covers(t.params)]
-    failed = [t.params for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
-    fitted = [t.params for t in known if measured(t) is not None]
-    return MemoryModel(grid, rows_of(grid, fitted), rows_of(grid, failed))
+def _rows(grid: Grid, trials: Sequence[FrozenTrial]) -> Rows:
+    return rows_of(grid, [trial.params for trial in trials])
 
 
 def _best_params(trials: Sequence[FrozenTrial], grid: Grid, *, rate: bool) -> Params | None:

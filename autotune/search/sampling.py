@@ -128,40 +128,40 @@ def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobVa
     return int(knobs["micro_batch"]) >= int(other["micro_batch"])
 
 
-def sampler(name: str, space: Space, seed: int) -> FeasibleSampler:
+def sampler(
+    name: str, space: Space, seed: int, memory_bytes: float | None = None
+) -> FeasibleSampler:
     """The sampler of that name, in this space.
 
     Args:
         name: model (PerformanceModelSampler), tpe, gp, random or grid (every feasible configuration in
             random order).
         seed: give another one when a study goes on, or its first draws come again.
+        memory_bytes: that a rank has, if its peak can be compared with it.
     """
+    if name == "model":
+        worth = functools.partial(worth_launching, space)
+        ours = PerformanceModelSampler(seed, space.distributions(), worth, memory_bytes)
+        return FeasibleSampler(ours, space, seed, tries=1)
     inner, tries = _INNER[name]
-    return FeasibleSampler(inner(seed, space), space, seed, tries)
+    return FeasibleSampler(inner(seed), space, seed, tries)
 
 
-def _model(seed: int, space: Space) -> BaseSampler:
-    return PerformanceModelSampler(
-        seed, space.distributions(), allowed=functools.partial(worth_launching, space)
-    )
-
-
-def _tpe(seed: int, _: Space) -> BaseSampler:
+def _tpe(seed: int) -> BaseSampler:
     return TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
 
 
-def _gp(seed: int, _: Space) -> BaseSampler:
+def _gp(seed: int) -> BaseSampler:
     return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
 
 
-def _random(seed: int, _: Space) -> BaseSampler:
+def _random(seed: int) -> BaseSampler:
     return RandomSampler(seed)
 
 
 # How often each is asked before a random configuration is taken: a Gaussian process takes a second to
 # answer and then proposes much the same again.
-_INNER: dict[str, tuple[Callable[[int, Space], BaseSampler], int]] = {
-    "model": (_model, 1),
+_INNER: dict[str, tuple[Callable[[int], BaseSampler], int]] = {
     "tpe": (_tpe, 50),
     "gp": (_gp, 2),
     "random": (_random, 50),

@@ -4,7 +4,8 @@ The time per sample is a sum of parts, each with a shape that is known and a siz
 
     t = compute + loader + launch / m + (exchange + update) / (m a) + pressure * m + reading / (m a l)
 
-with micro-batch m, accumulation a and logging interval l. Each other knob changes the sizes of the parts
+with micro-batch m, accumulation a and logging interval l; checkpointing every k-th block computes 1 / 3k
+of its step once more. Each other knob changes the sizes of the parts
 that it acts on (search_spaces.Knob.parts); how much, is learnt: sizes are Gaussian processes over those
 knobs, so that what was seen under one precision is a first guess under another. A small residual
 over all knobs takes up what the sum cannot say. A knob that means nothing acts on every part.
@@ -24,6 +25,9 @@ from search_spaces import CATALOGUE
 from search_spaces.knob import PARTS
 
 MICRO_BATCH, ACCUMULATION, LOG_INTERVAL = "micro_batch", "accumulation_steps", "log_interval"
+CHECKPOINTING = "activation_checkpointing"
+_FORWARD_SHARE = 1 / 3
+"""Of the arithmetic of a step: the backward pass has two matrix products for each one of the forward."""
 _PHYSICAL = (MICRO_BATCH, ACCUMULATION, LOG_INTERVAL)
 _MOST_OBSERVATIONS = 250
 _UNKNOWN_NOISE = 0.03
@@ -108,6 +112,9 @@ class StepModel:
     _NOISE = (1.0, 3.0)
     """How much more than it is said to be."""
 
+    _BOLD, _SOBER = 0.4, 40.0
+    """Share of its spread that improvement counts with at first; trials in which it grows by 1."""
+
     def __init__(self, grid: Grid, seen: Observations) -> None:
         self._grid = grid
         self._acting = {part: _acting_on(part, grid) for part in PARTS}
@@ -136,8 +143,10 @@ class StepModel:
         return found
 
     def improvement(self, rows: Rows) -> Vector:
-        """Expected improvement over the fastest expected so far."""
+        """Expected improvement over the fastest expected so far; at first as if the model were surer
+        than it is: most of what it does not know makes no difference to who is fastest."""
         mean, spread = self.predict(rows)
+        spread = spread * min(1.0, self._BOLD + len(self._times) / self._SOBER)
         score = (self.incumbent - mean) / spread
         found: Vector = spread * (score * stats.norm.cdf(score) + stats.norm.pdf(score))
         return found
@@ -187,7 +196,7 @@ class StepModel:
         per_step = 1 / (micro_batch * self._relative(rows, ACCUMULATION))
         ones = np.ones(len(rows))
         return {
-            "compute": ones,
+            "compute": 1 + _FORWARD_SHARE * self._recomputed(rows),
             "loader": ones if self._acting["loader"] else 0 * ones,
             "launch": 1 / micro_batch,
             "exchange": per_step,
@@ -195,6 +204,14 @@ class StepModel:
             "pressure": micro_batch / self._highest_micro_batch,
             "reading": per_step / self._relative(rows, LOG_INTERVAL),
         }
+
+    def _recomputed(self, rows: Rows) -> Vector:
+        """The share of blocks whose forward pass happens twice."""
+        if CHECKPOINTING not in self._grid.names:
+            return np.zeros(len(rows))
+        every = self._grid.plain_numbers(rows, CHECKPOINTING)
+        found: Vector = np.where(every > 0, 1 / np.maximum(every, 1), 0.0)
+        return found
 
     def _relative(self, rows: Rows, name: str) -> Vector:
         """A number against the smallest that it can be; 1 where it does not vary."""

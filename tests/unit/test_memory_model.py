@@ -62,3 +62,45 @@ def test_without_a_micro_batch_nothing_is_known():
     grid = Grid({"precision": SPACE["precision"]})
     known = rows_of(grid, [{"precision": "fp32"}])
     assert MemoryModel(grid, known, known).risk(known) == pytest.approx([0])
+
+
+# Peaks
+
+
+def shares(*peaks):
+    return np.array(peaks, dtype=float)
+
+
+def test_one_peak_says_how_much_fits_for_sure():
+    blind = MemoryModel(GRID, fp32(8), fp32()).risk(fp32(16, 64, 128))
+    model = MemoryModel(GRID, fp32(8), fp32(), shares(0.1)).risk(fp32(16, 64, 128))
+    assert model[0] == model[1] == 0  # 0.95 / 0.1 x 8 = 76
+    assert 0 < model[2] < blind[2]
+
+
+def test_two_peaks_say_where_the_limit_is_before_anything_has_failed():
+    # 0.2 + 0.01 m: 0.95 is reached at 75.
+    model = MemoryModel(GRID, fp32(8, 16), fp32(), shares(0.28, 0.36))
+    risk = model.risk(fp32(16, 32, 64, 128))
+    assert max(risk[:2]) < 0.05
+    assert risk[2] < 0.35
+    assert risk[3] > 0.95
+
+
+def test_a_peak_that_fills_the_memory_leaves_no_room():
+    # Allocators keep what they have: a peak at the limit says no more than that it fitted.
+    model = MemoryModel(GRID, fp32(8), fp32(), shares(0.99))
+    risk = model.risk(fp32(8, 16))
+    assert risk[0] == 0 < risk[1]
+
+
+def test_peaks_of_other_classes_are_compared_among_themselves():
+    fitted = np.concatenate([fp32(8), rows((16, "bf16", 1))])
+    model = MemoryModel(GRID, fitted, fp32(), shares(0.5, 0.25))
+    assert model.risk(rows((32, "bf16", 1)))[0] == 0
+
+
+def test_an_unknown_peak_is_no_peak():
+    known = MemoryModel(GRID, fp32(8, 16), fp32(64)).risk(fp32(32, 64))
+    unknown = MemoryModel(GRID, fp32(8, 16), fp32(64), shares(np.nan, np.nan)).risk(fp32(32, 64))
+    assert np.array_equal(known, unknown)

@@ -1,0 +1,98 @@
+"""What does a suggestion cost, after 100 and after 5,000 trials? Our sampler, and TPE in turn with it.
+
+    python benchmarks/suggestion_cost.py [--json] [--repeats N]
+
+Studies in memory over nine knobs, told a made-up rate with noise; timed is `ask` alone.
+`equals` is TPE against itself (A/A): the ratio of medians of odd and even calls.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.trial import TrialState
+
+from autotune.search.performance_model import OUT_OF_MEMORY, PerformanceModelSampler
+
+SPACE: dict[str, BaseDistribution] = {
+    "micro_batch": CategoricalDistribution([1, 2, 4, 8, 16, 32, 64, 128]),
+    "accumulation_steps": CategoricalDistribution([1, 2, 4, 8]),
+    "precision": CategoricalDistribution(["fp32", "tf32", "bf16"]),
+    "bucket_cap_mb": CategoricalDistribution([1, 5, 25, 100]),
+    "gradient_as_bucket_view": CategoricalDistribution([False, True]),
+    "log_interval": CategoricalDistribution([1, 10, 100]),
+    "optimizer_kernels": CategoricalDistribution(["default", "foreach", "fused"]),
+    "activation_checkpointing": CategoricalDistribution([0, 1, 2]),
+    "loader_workers": CategoricalDistribution([0, 2, 4]),
+}
+SAMPLERS: dict[str, BaseSampler] = {
+    "model": PerformanceModelSampler(0, SPACE),
+    "tpe": TPESampler(seed=0, multivariate=True),
+}
+
+
+def told(trials: int) -> optuna.Study:
+    """A study that has seen so many trials, one in ten of which ran out of memory."""
+    draw = random.Random(0)
+    study = optuna.create_study(direction="maximize")
+    for _ in range(trials):
+        params = {n: draw.choice(d.choices) for n, d in SPACE.items()}  # type: ignore[attr-defined]
+        size = params["micro_batch"] * params["accumulation_steps"]
+        rate = 100 * size / (1 + size) * draw.gauss(1, 0.03)
+        failed = draw.random() < 0.1
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params,
+                distributions=SPACE,
+                value=None if failed else rate,
+                state=TrialState.PRUNED if failed else TrialState.COMPLETE,
+                constraints={OUT_OF_MEMORY: 1.0 if failed else -1.0},
+            )
+        )
+    return study
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    repeats = parser.parse_args().repeats
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    report: dict[str, Any] = {
+        "configurations": 8 * 4 * 3 * 4 * 2 * 3 * 3 * 3 * 3,
+        "repeats": repeats,
+    }
+    for trials in (100, 5000):
+        study = told(trials)
+        seconds: dict[str, list[float]] = {name: [] for name in SAMPLERS}
+        for _ in range(repeats):
+            for name, sampler in SAMPLERS.items():
+                study.sampler = sampler
+                began = time.perf_counter()
+                trial = study.ask(SPACE)
+                seconds[name].append(time.perf_counter() - began)
+                study.tell(trial, 100.0)
+        report[f"after_{trials}"] = {
+            name: {
+                "median_ms": round(1000 * statistics.median(own), 1),
+                "largest_ms": round(1000 * max(own), 1),
+            }
+            for name, own in seconds.items()
+        }
+        odd, even = seconds["tpe"][::2], seconds["tpe"][1::2]
+        report[f"after_{trials}"]["equals"] = round(
+            statistics.median(odd) / statistics.median(even), 2
+        )
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

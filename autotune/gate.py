@@ -128,8 +128,8 @@ def checked_knobs(knobs: Knobs, baseline: Knobs) -> dict[str, Any]:
 
 def reference_knobs(checked: Knobs) -> dict[str, Any]:
     """The same samples in the same steps, everything else as a plain fp32 script does it."""
-    batches = {name: checked[name] for name in ("micro_batch", "accumulation_steps")}
-    return {**defaults(), **batches}
+    trained = {name: checked[name] for name, knob in CATALOGUE.items() if knob.schedule}
+    return {**defaults(), **trained}
 
 
 def _searched(attempt: StoredAttempt) -> bool:

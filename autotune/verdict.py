@@ -9,6 +9,7 @@ from autotune.confirmation import ALIKE, Confirmation
 from autotune.gate import GateRecord, touched
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
+from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
 from search_spaces.knob import written
 from storage import Purpose, StoredAttempt
@@ -109,6 +110,7 @@ def conclude(
         f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"measured again {len(confirmation.rounds)} times in turn with yours."
         + _global_batch_changes(knobs, today, world_size)
+        + _schedule_changes(knobs, today)
         + _numerics_sentence(chosen, touched(knobs, today), checks)
         + _refusals(checks, today)
     )
@@ -192,6 +194,20 @@ def _global_batch_changes(
     if before == after:
         return ""
     return f" The global batch changes from {before} to {after}: adjust the learning rate."
+
+
+def _schedule_changes(knobs: Mapping[str, Any], today: Mapping[str, Any]) -> str:
+    size = ("micro_batch", "accumulation_steps")
+    changed = {
+        name: knobs[name]
+        for name, knob in CATALOGUE.items()
+        if knob.schedule and name not in size and knobs[name] != today[name]
+    }
+    if not changed:
+        return ""
+    return (
+        f" {difference(changed, {})} changes what is trained: compare how far whole trainings come."
+    )
 
 
 def _numerics(trial: int, checks: GateRecord) -> dict[str, Any] | None:

@@ -43,7 +43,8 @@ _OF_DDP = (
     "nccl_algo",
 )
 _HALF_ONLY = ("flash", "cudnn")
-_WITHOUT_DDP = ("fsdp", "fsdp_keep", "hsdp")
+_SHARDED = ("fsdp", "fsdp_keep", "hsdp")
+_WITHOUT_DDP = ("none", *_SHARDED)
 
 
 def _changed(name: str, values: Values) -> bool:
@@ -68,13 +69,57 @@ def _only_of_workers(name: str) -> Conflict:
     )
 
 
+def _only_with(name: str, other: str, wanted: KnobValue) -> Conflict:
+    return Conflict(
+        name,
+        other,
+        lambda v: v[other] != wanted and _changed(name, v),
+        f"it acts beside {other}={written(wanted)} only",
+    )
+
+
+def _never_both(first: str, second: str, reason: str) -> Conflict:
+    return Conflict(first, second, lambda v: _changed(first, v) and _changed(second, v), reason)
+
+
 CONFLICTS = (
     *map(_only_of_ddp, _OF_DDP),
     *map(_only_of_workers, ("persistent_workers", "prefetch_factor")),
+    _only_with("powersgd_rank", "gradient_compression", "powersgd"),
     Conflict(
+        "curriculum_share",
+        "curriculum_start",
+        lambda v: v["curriculum_start"] == 1 and _changed("curriculum_share", v),
+        "samples always have their whole length",
+    ),
+    _never_both("layer_keep", "compile", "every choice of blocks would be compiled anew"),
+    _never_both("curriculum_start", "compile", "every length would be compiled anew"),
+    _never_both("layer_keep", "static_graph", "other parameters get a gradient in every step"),
+    Conflict(
+        "gradient_compression",
+        "parallelism",
+        lambda v: v["gradient_compression"] == "one_bit" and v["parallelism"] == "zero1",
+        "both replace the optimizer",
+    ),
+    Conflict(
+        "gradient_compression",
+        "precision",
+        lambda v: (
+            v["gradient_compression"] == "one_bit" and v["precision"] in ("fp16", "pure_bf16")
+        ),
+        "ranks would skip different steps (fp16), and what is lost in sending needs fp32 to be kept",
+    ),
+    Conflict(
+        "gradient_compression",
+        "layer_keep",
+        lambda v: (
+            v["gradient_compression"] in ("powersgd", "one_bit") and _changed("layer_keep", v)
+        ),
+        "what is left over from one step belongs to the same parameters in the next",
+    ),
+    _never_both(
         "first_bucket_mb",
         "bucket_cap_mb",
-        lambda v: _changed("first_bucket_mb", v) and _changed("bucket_cap_mb", v),
         "DDP has a first bucket of its own only with its own bucket size",
     ),
     Conflict(
@@ -86,7 +131,7 @@ CONFLICTS = (
     Conflict(
         "precision",
         "parallelism",
-        lambda v: v["precision"] == "fp16" and v["parallelism"] in _WITHOUT_DDP,
+        lambda v: v["precision"] == "fp16" and v["parallelism"] in _SHARDED,
         "gradients that ranks hold in parts would each be checked for overflow alone",
     ),
     Conflict(
@@ -176,7 +221,9 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             f"attention={knobs['attention']} does not go with precision={knobs['precision']} on CUDA: "
             "its kernels are for half precision"
         )
-    if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in _WITHOUT_DDP:
+    if knobs["parallelism"] == "none" and facts.world_size > 1:
+        yield f"parallelism=none is for one rank; this study has {facts.world_size}"
+    if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in _SHARDED:
         yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"
     if knobs["parallelism"] == "hsdp" and (facts.world_size < 4 or facts.world_size % 2):
         yield (

@@ -20,6 +20,7 @@ _OF_OLDER_FILES = {
     "static_graph": False,
     "find_unused_parameters": False,
     "broadcast_buffers": True,
+    "layer_keep": 1,
 }
 """Knobs that a file of an earlier version lacks, and what its trials ran with."""
 

@@ -42,10 +42,11 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
     for knob in CATALOGUE.values():
         yield (
             f"| `{knob.name}` | {knob.domain.describe()} | {written(knob.default)} | {knob.summary} | "
-            f"{_needs(knob)} | {_conflicts(knob)} | {'may change' if knob.numerics else 'same'} |"
+            f"{_needs(knob)} | {_conflicts(knob)} | {_numbers(knob)} |"
         )
     yield ""
-    yield "Values that may change numbers pass the numerics gate before they are recommended."
+    yield "Values that may change numbers pass the numerics gate before they are recommended; beside one"
+    yield "that trains something else, so does the fp32 run which they are compared with."
     yield ""
     yield "## How each acts, where that is from, and what it did"
     yield ""
@@ -64,6 +65,12 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
             f"| `{knob.name}` | {knob.applied} | {', '.join(knob.parts)} | {knob.source} | "
             f"{_promising(knob)} | {' | '.join(cells)} |"
         )
+
+
+def _numbers(knob: Knob) -> str:
+    if knob.schedule:
+        return "trains something else"
+    return "may change" if knob.numerics else "same"
 
 
 def _needs(knob: Knob) -> str:

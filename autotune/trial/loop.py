@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.trial.effects import feeding, kernels, parallel, precision, process
+from autotune.trial.effects import feeding, kernels, parallel, precision, process, schedules
 from autotune.trial.observers import memory
 from autotune.trial.observers.block import BlockObservers, together
 from autotune.trial.observers.timing import BlockClock, BlockLength
@@ -65,13 +65,18 @@ class TrainingLoop:
         self.device = context.device
         self.clock = BlockClock(context.device)
         self.steps_done = 0
+        self.samples_done = 0.0
+        self._block_start = (0, 0.0)
         self.loss_read = math.nan
         self.workload = workload
         model = workload.model
         precision.float32_matmul(self.knobs)
         precision.weights(self.knobs, model)
         kernels.qkv_streams(self.knobs, model)
+        kernels.loss_chunks(self.knobs, model)
         kernels.checkpoint_activations(self.knobs, model)
+        self._layers = schedules.LayerDrop(self.knobs, model)
+        self._curriculum = schedules.Curriculum(self.knobs, workload)
         kernels.channels_last(self.knobs, model)
         model = kernels.compiled(self.knobs, model)
         self.model = parallel.wrapped(self.knobs, model, context.device)
@@ -95,11 +100,13 @@ class TrainingLoop:
 
     def step(self) -> None:
         """One optimizer step: all micro-batches, gradient exchange, update, logging when due."""
+        self._layers.begin(self.steps_done)
+        self._curriculum.begin(self.steps_done)
         accumulation = self.knobs["accumulation_steps"]
         for micro_batch in range(accumulation):
             last = micro_batch == accumulation - 1
             with parallel.gradient_sync(self.model, last_micro_batch=last):
-                batch = next(self.batches)
+                batch = self._curriculum.cut(next(self.batches))
                 with kernels.attention(self.knobs):
                     with self.span("forward"), precision.autocast(self.knobs, self.device):
                         loss = self.workload.loss(self.model, batch)
@@ -113,30 +120,34 @@ class TrainingLoop:
             self.optimizer.zero_grad(set_to_none=self.knobs["set_to_none"])
         self.loss = loss.detach()
         self.steps_done += 1
+        self.samples_done += self.samples_per_step * self._curriculum.part
         self.progressed()
         if self.steps_done % self.knobs["log_interval"] == 0:
             with self.span("read"):
                 self.read_loss()
 
+    def begin_block(self) -> None:
+        """Count and time from here on."""
+        self._block_start = (self.steps_done, self.samples_done)
+        self.clock.start()
+
     def block(
         self,
         trial: str,
         index: int,
-        steps: int,
         columns: tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]],
         observed: Observed,
     ) -> BlockReport:
-        """The report of a block of so many steps.
+        """The report of the block that is over. A shortened sample counts by its share of tokens.
 
         Args:
             trial: its name.
             index: of the block.
-            steps: in it.
             columns: each with a value per rank: seconds, seconds of waiting, loss, peak bytes.
             observed: what else was seen.
         """
         seconds, waits, losses, peaks = columns
-        samples = steps * self.samples_per_step
+        steps, samples = self.steps_done - self._block_start[0], round(self.samples_of_block())
         return BlockReport(
             trial=trial,
             index=index,
@@ -150,6 +161,10 @@ class TrainingLoop:
             peak_bytes=int(max(peaks)),
             observed=observed,
         )
+
+    def samples_of_block(self) -> float:
+        """Samples over all ranks since it began."""
+        return self.samples_done - self._block_start[1]
 
     def read_loss(self) -> None:
         """Bring the loss to the host, as a progress line does: a true synchronisation point.
@@ -181,7 +196,7 @@ def run_blocks(
         steps = length.steps
         loop.loss_read = math.nan
         observers.start()
-        loop.clock.start()
+        loop.begin_block()
         for _ in range(steps):
             loop.step()
             observers.marks.mark()
@@ -194,7 +209,7 @@ def run_blocks(
         length.learn(index, max(all_seconds))
         if context.rank == 0:
             columns = (all_seconds, waits, losses, peaks)
-            report(loop.block(request.trial, index, steps, columns, together(seen)))
+            report(loop.block(request.trial, index, columns, together(seen)))
 
 
 def gather(mine: tuple[float, ...], world_size: int) -> list[tuple[float, ...]]:

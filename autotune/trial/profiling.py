@@ -45,7 +45,7 @@ def run_profile(
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
-        loop.clock.start()
+        loop.begin_block()
         for _ in range(steps):
             with loop.span("step"):
                 loop.step()
@@ -63,7 +63,7 @@ def run_profile(
             parts=dict(named), peaks=[int(peak) for peak in peaks], batch_moves=moves.found
         )
         columns = (all_seconds, waits, losses, peaks)
-        report(loop.block(request.trial, 0, steps, columns, observed))
+        report(loop.block(request.trial, 0, columns, observed))
 
 
 def span(name: str) -> torch.profiler.record_function:

@@ -31,7 +31,7 @@ def run_trajectory(
     )
     for index in range(request.trajectory):
         norms.clear()
-        loop.clock.start()
+        loop.begin_block()
         # What looks at operators one by one would keep torch.compile from compiling, for good.
         eager = loop.knobs["compile"] == "none"
         with _counting_flops(only=index == 0 and eager) as flops:
@@ -52,10 +52,10 @@ def run_trajectory(
         if not math.isnan(norm):
             observed["gradient_norm"] = max(all_norms)
         if flops is not None:
-            mine_alone = loop.samples_per_step / context.world_size
+            mine_alone = loop.samples_of_block() / context.world_size
             observed["flops_per_sample"] = flops.get_total_flops() / mine_alone
         columns = (all_seconds, waits, losses, peaks)
-        report(loop.block(request.trial, index, 1, columns, observed))
+        report(loop.block(request.trial, index, columns, observed))
 
 
 def _norm(gradients: Iterable[Tensor | None]) -> float:

@@ -26,6 +26,8 @@ class Workload:
         optimizer: called with the model's parameters.
         tokens_per_sample: tokens in one sample; 0 where the word has no meaning.
         collate: as for torch.utils.data.DataLoader; None takes the default.
+        shorten: called as shorten(batch, tokens); returns the batch with samples of no more tokens;
+            None: sequences always have their full length.
     """
 
     model: nn.Module
@@ -34,6 +36,7 @@ class Workload:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     tokens_per_sample: int = 0
     collate: Callable[[list[Any]], Any] | None = None
+    shorten: Callable[[Any, int], Any] | None = None
 
 
 def build(factory: str, args: dict[str, Any]) -> Workload:

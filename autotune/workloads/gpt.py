@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from autotune.trial.workload import Workload
 from autotune.workloads.attention import Attention, feed_forward
+from autotune.workloads.loss import linear_cross_entropy
 from autotune.workloads.text import Windows, byte_tokens
 
 _VOCABULARY = 256
@@ -32,10 +33,15 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Token and position embeddings, blocks, and a head that shares the token embedding."""
+    """Token and position embeddings, blocks, and a head that shares the token embedding.
+
+    Attributes:
+        loss_chunks: slices of the vocabulary in which the loss is computed.
+    """
 
     def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
         super().__init__()
+        self.loss_chunks = 1
         self.tokens = nn.Embedding(_VOCABULARY, width)
         self.positions = nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -44,14 +50,17 @@ class Gpt(nn.Module):
         self.apply(_initialise)
         self.head.weight = self.tokens.weight
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens (batch, length) -> logits (batch, length, vocabulary)."""
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Tokens (batch, length) -> logits (batch, length, vocabulary); with the tokens that follow,
+        the same shape -> mean cross-entropy."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.tokens(tokens) + self.positions(places)
         for block in self.blocks:
             hidden = block(hidden)
-        logits: torch.Tensor = self.head(self.norm(hidden))
-        return logits
+        hidden = self.norm(hidden)
+        if targets is None:
+            return functional.linear(hidden, self.head.weight)
+        return linear_cross_entropy(hidden, self.head.weight, targets, chunks=self.loss_chunks)
 
 
 def build(*, layers: int = 4, d_model: int = 256, heads: int = 4, length: int = 128) -> Workload:
@@ -72,13 +81,14 @@ def build(*, layers: int = 4, d_model: int = 256, heads: int = 4, length: int = 
         loss=next_token_loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=_LEARNING_RATE),
         tokens_per_sample=length,
+        shorten=lambda batch, tokens: batch[:, : tokens + 1],
     )
 
 
 def next_token_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of each next token; batch: (samples, length + 1)."""
-    logits = model(batch[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
+    return loss
 
 
 def _initialise(module: nn.Module) -> None:

@@ -45,6 +45,7 @@ def build(
         loss=own_loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=_LEARNING_RATE),
         tokens_per_sample=length,
+        shorten=lambda batch, tokens: batch[:, :tokens],
     )
 
 

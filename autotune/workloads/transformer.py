@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from autotune.trial.workload import Workload
 from autotune.workloads.attention import Attention, feed_forward
+from autotune.workloads.loss import linear_cross_entropy
 from autotune.workloads.text import Windows, word_tokens
 
 _PADDING = 0
@@ -62,7 +63,11 @@ class DecoderLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings shared between source, target and the output layer."""
+    """Embeddings shared between source, target and the output layer.
+
+    Attributes:
+        loss_chunks: slices of the vocabulary in which the loss is computed.
+    """
 
     def __init__(
         self, layers: int, width: int, hidden: int, heads: int, vocabulary: int, dropout: float
@@ -71,6 +76,7 @@ class Transformer(nn.Module):
         if width % 2:
             raise ValueError(f"d_model {width} is odd; position encodings come in pairs")
         shape = (width, hidden, heads, dropout)
+        self.loss_chunks = 1
         self.scale = math.sqrt(width)
         self.embedding = nn.Embedding(vocabulary, width)
         self.encoder = nn.ModuleList(EncoderLayer(*shape) for _ in range(layers))
@@ -78,8 +84,11 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
 
-    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Tokens (batch, n) and (batch, m) -> logits (batch, m, vocabulary)."""
+    def forward(
+        self, source: torch.Tensor, target: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Tokens (batch, n) and (batch, m) -> logits (batch, m, vocabulary); with the tokens to be
+        told (batch, m) -> mean label-smoothed cross-entropy."""
         visible = (source != _PADDING)[:, None, None, :]
         memory = self._embed(source)
         for encoder_layer in self.encoder:
@@ -87,7 +96,16 @@ class Transformer(nn.Module):
         hidden = self._embed(target)
         for decoder_layer in self.decoder:
             hidden = decoder_layer(hidden, memory, visible)
-        return functional.linear(hidden, self.embedding.weight)
+        if labels is None:
+            return functional.linear(hidden, self.embedding.weight)
+        return linear_cross_entropy(
+            hidden,
+            self.embedding.weight,
+            labels,
+            chunks=self.loss_chunks,
+            label_smoothing=_LABEL_SMOOTHING,
+            ignore_index=_PADDING,
+        )
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         embedded = self.embedding(tokens) * self.scale
@@ -135,6 +153,7 @@ def build(
             parameters, lr=_LEARNING_RATE, betas=_BETAS, eps=_EPSILON
         ),
         tokens_per_sample=2 * length,
+        shorten=shortened,
     )
 
 
@@ -142,10 +161,11 @@ def continuation_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """Label-smoothed cross-entropy of the second half of each window, given the first."""
     source, target = batch.chunk(2, dim=1)
     shifted = torch.cat((torch.full_like(target[:, :1], _START), target[:, :-1]), dim=1)
-    logits = model(source, shifted)
-    return functional.cross_entropy(
-        logits.flatten(0, 1),
-        target.flatten(),
-        ignore_index=_PADDING,
-        label_smoothing=_LABEL_SMOOTHING,
-    )
+    loss: torch.Tensor = model(source, shifted, target)
+    return loss
+
+
+def shortened(batch: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Windows of so many tokens: their sources cut at the front, their targets at the end."""
+    middle, half = batch.shape[1] // 2, tokens // 2
+    return batch[:, middle - half : middle + half]

@@ -1,5 +1,6 @@
 """What ranks share under each value of `parallelism`, on real ranks."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -84,6 +85,15 @@ def test_fsdp_shares_out_everything(
         assert losses == pytest.approx(same, rel=1e-5)
 
 
+def test_a_single_rank_needs_no_wrapper(tmp_path: Path) -> None:
+    (found,) = seen(tmp_path / "run", ranks=1, parallelism="none", accumulation_steps=2)
+    assert found["wrapper"] == "Sequential"
+    assert found["parameters"] == TOTAL
+    (reason,) = infeasible({**defaults(), "parallelism": "none"}, Facts("cpu", 2))
+    assert reason == "parallelism=none is for one rank; this study has 2"
+    assert infeasible({**defaults(), "parallelism": "none"}, Facts("cpu", 1)) == []
+
+
 @pytest.mark.slow
 def test_fsdp_accumulates_and_computes_in_bf16(tmp_path: Path) -> None:
     found = seen(tmp_path / "run", parallelism="fsdp", accumulation_steps=2, precision="bf16")
@@ -141,6 +151,32 @@ def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: st
     compared = numerics.agreement(found[1], found[0])
     assert not compared.problem
     assert compared.loss_distance < 1e-4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_compression": "one_bit"},
+        {"gradient_compression": "powersgd"},
+        {"layer_keep": 0.3},
+        {"layer_keep": 0.3, "parallelism": "fsdp"},
+        {"curriculum_start": 0.25},
+    ],
+    ids=str,
+)
+def test_replicas_stay_alike(tmp_path: Path, changes: dict[str, Any]) -> None:
+    asked = dataclasses.replace(
+        request(tmp_path, 2, changes, numerics.STEPS),
+        factory="autotune.workloads.gpt:build",
+        args={"layers": 2, "d_model": 32, "heads": 2, "length": 32},
+    )
+    with open_launcher("local", Resources(2, None, 1, 1), str(tmp_path), None) as launcher:
+        judge = TrajectoryRun()
+        result = judge.result(launcher.slots[0].run(asked, judge))
+    assert result.state == "COMPLETE", (result.cause, result.log_tail)
+    blocks = [block.block for block in judge.seen]
+    assert max(block.observed["replica_spread"] for block in blocks) < 1e-6
+    assert blocks[-1].loss < blocks[0].loss
 
 
 def test_hsdp_needs_four_ranks() -> None:

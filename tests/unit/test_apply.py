@@ -477,7 +477,8 @@ def test_without_prefetch_batches_come_in_order():
 @pytest.mark.parametrize("name", search_spaces.CATALOGUE)
 def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
     """A knob that nothing reads would be searched in vain."""
-    without = knobs(loader_workers=1)
+    of_workers = name in ("persistent_workers", "prefetch_factor")
+    without = knobs(loader_workers=int(of_workers))
     del without[name]
     request = TrialRequest("t", "m:f", {}, without, 1, 0, "cpu")
     with pytest.raises(KeyError, match=name):

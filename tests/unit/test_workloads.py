@@ -16,6 +16,7 @@ from autotune.trial import workload
 from autotune.trial.effects.feeding import loader
 from autotune.workloads import BUILT_IN, gpt, text, transformer
 from autotune.workloads.attention import Attention
+from autotune.workloads.loss import linear_cross_entropy
 
 TINY = {
     "gpt": {"layers": 1, "d_model": 32, "heads": 2, "length": 16},
@@ -189,8 +190,26 @@ def test_gpt_sees_no_future():
 
 def test_gpt_predicts_each_next_byte():
     batch = torch.randint(256, (2, 17))
-    sure = nn.functional.one_hot(batch[:, 1:], 256) * 100.0
-    assert gpt.next_token_loss(lambda _: sure, batch).item() == pytest.approx(0, abs=1e-6)
+    seen = {}
+
+    def model(tokens, targets):
+        seen.update(tokens=tokens, targets=targets)
+        return torch.zeros(())
+
+    gpt.next_token_loss(model, batch)
+    assert torch.equal(seen["tokens"], batch[:, :16])
+    assert torch.equal(seen["targets"], batch[:, 1:])
+
+
+@pytest.mark.parametrize("name", ["gpt", "transformer", "huggingface"])
+def test_a_shortened_batch_has_that_many_tokens(name):
+    if name == "huggingface":
+        pytest.importorskip("transformers")
+    built = workload.build(BUILT_IN[name], TINY[name])
+    batch = torch.utils.data.default_collate([built.dataset[i] for i in range(3)])
+    shorter = built.shorten(batch, 8)
+    assert shorter.shape == (3, batch.shape[1] - built.tokens_per_sample + 8)
+    assert built.loss(built.model, shorter).isfinite()
 
 
 def test_gpt_shares_its_embedding_with_its_head():
@@ -269,27 +288,61 @@ def test_the_target_is_shifted_by_one_and_starts_with_the_start_token():
     batch = torch.arange(2, 18)[None]
     seen = {}
 
-    def model(source, shifted):
-        seen.update(source=source, shifted=shifted)
-        return torch.zeros(1, 8, 50)
+    def model(source, shifted, labels):
+        seen.update(source=source, shifted=shifted, labels=labels)
+        return torch.zeros(())
 
     transformer.continuation_loss(model, batch)
     assert seen["source"].tolist() == [list(range(2, 10))]
     assert seen["shifted"].tolist() == [[1, *range(10, 17)]]
+    assert seen["labels"].tolist() == [list(range(10, 18))]
 
 
 def test_padding_in_the_target_costs_nothing():
-    batch = torch.randint(2, 50, (2, 16))
-    padded = batch.clone()
-    padded[:, 12:] = 0
-    logits = torch.randn(2, 8, 50)
-    changed = logits.clone()
-    changed[:, 4:] = 0
+    model = tiny("transformer").model.eval()
+    source, target = torch.randint(2, 50, (2, 2, 8)).unbind()
+    padded = target.clone()
+    padded[:, 4:] = 0
+    whole, front = model(source, target, padded), model(source, target[:, :4], target[:, :4])
+    assert whole.item() == pytest.approx(front.item(), rel=1e-5)
 
-    def loss(answer):
-        return transformer.continuation_loss(lambda *_: answer, padded).item()
 
-    assert loss(logits) == pytest.approx(loss(changed))
+# The loss
+
+
+def gradients_of_loss(chunks, smoothing, computed):
+    torch.manual_seed(0)
+    hidden, weight = (
+        torch.randn(3, 5, 8, requires_grad=True),
+        torch.randn(50, 8, requires_grad=True),
+    )
+    targets = torch.randint(1, 50, (3, 5))
+    targets[0, 2:] = 0
+    loss = computed(hidden, weight, targets, chunks, smoothing)
+    loss.backward()
+    return loss.detach(), hidden.grad, weight.grad
+
+
+def at_once(hidden, weight, targets, _, smoothing):
+    logits = hidden @ weight.T
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=0, label_smoothing=smoothing
+    )
+
+
+def in_chunks(hidden, weight, targets, chunks, smoothing):
+    return linear_cross_entropy(
+        hidden, weight, targets, chunks=chunks, label_smoothing=smoothing, ignore_index=0
+    )
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 7, 50, 1000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_in_slices_of_the_vocabulary_is_the_same(chunks, smoothing):
+    found = gradients_of_loss(chunks, smoothing, in_chunks)
+    wanted = gradients_of_loss(chunks, smoothing, at_once)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize(("length", "width"), [(5, 4), (64, 512), (1, 2)])

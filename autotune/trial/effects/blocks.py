@@ -14,3 +14,18 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     alike = [found for found in lists if len(found) > 1 and len(set(map(type, found))) == 1]
     longest = max(map(len, alike), default=0)
     return [block for found in alike if len(found) == longest for block in found]
+
+
+def repeated(model: nn.Module, knob: str) -> list[nn.Module]:
+    """The blocks, for a knob that needs them.
+
+    Raises:
+        ValueError: there is no list of at least two.
+    """
+    found = blocks(model)
+    if not found:
+        raise ValueError(
+            f"{knob}: the model has no nn.ModuleList or nn.Sequential of two or more modules of one "
+            "class; take the knob out of the search space"
+        )
+    return found

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from autotune.trial.effects.blocks import blocks
+from autotune.trial.effects.blocks import repeated
 from autotune.trial.protocol import Knobs
 
 _ATTENTION = {
@@ -43,6 +43,29 @@ def qkv_streams(knobs: Knobs, model: nn.Module) -> None:
         module.qkv_streams = knobs["qkv_streams"]
 
 
+@runtime_checkable
+class ChunkedLoss(Protocol):
+    """A model that computes its loss in its forward pass, in slices of the vocabulary if asked to."""
+
+    loss_chunks: int
+
+
+def loss_chunks(knobs: Knobs, model: nn.Module) -> None:
+    """loss_chunks: set on the module that offers it.
+
+    Raises:
+        ValueError: it is asked for and no module of the model offers it.
+    """
+    offering = [module for module in model.modules() if isinstance(module, ChunkedLoss)]
+    if knobs["loss_chunks"] > 1 and not offering:
+        raise ValueError(
+            "loss_chunks is above 1, but no module of the model has a `loss_chunks` attribute; take "
+            "the knob out of the search space or compute the loss inside the model"
+        )
+    for module in offering:
+        module.loss_chunks = knobs["loss_chunks"]
+
+
 def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
     """compile: the model through torch.compile, before it is wrapped.
 
@@ -69,13 +92,7 @@ def checkpoint_activations(knobs: Knobs, model: nn.Module) -> None:
     every = knobs["activation_checkpointing"]
     if not every:
         return
-    found = blocks(model)
-    if not found:
-        raise ValueError(
-            "activation_checkpointing: the model has no nn.ModuleList or nn.Sequential of two or more "
-            "modules of one class; take the knob out of the search space"
-        )
-    for number, block in enumerate(found):
+    for number, block in enumerate(repeated(model, "activation_checkpointing")):
         if number % every == 0:
             block.forward = _checkpointed(block.forward)
 

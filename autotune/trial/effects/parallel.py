@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.trial.effects.blocks import blocks
+from autotune.trial.effects.compression import compress_gradients, compressed_momentum
 from autotune.trial.effects.precision import AUTOCAST_DTYPES
 from autotune.trial.protocol import Knobs
 
@@ -27,8 +27,10 @@ _SHARDING = ("fsdp", "fsdp_keep", "hsdp")
 
 
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
-    """parallelism: the model, on the device, under DDP or sharded by FSDP2."""
+    """parallelism: the model, on the device, bare, under DDP or sharded by FSDP2."""
     model = model.to(device)
+    if knobs["parallelism"] == "none":
+        return model
     if knobs["parallelism"] in _SHARDING:
         return _sharded(knobs, model, device)
     # Read by DDP when it is built, and only where the bucket size is its own.
@@ -72,8 +74,8 @@ def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
-    """bucket_cap_mb, gradient_as_bucket_view, static_graph,
-    find_unused_parameters, broadcast_buffers: arguments for DistributedDataParallel.
+    """bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters,
+    broadcast_buffers, layer_keep: arguments for DistributedDataParallel.
 
     PyTorch's own default of 25 MiB comes with a first bucket of 1 MiB, which a 25 that is passed
     explicitly has not. 25 therefore means to leave the argument out.
@@ -82,6 +84,8 @@ def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
         name: knobs[name]
         for name in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
     }
+    if knobs["layer_keep"] < 1:  # blocks that are left out have no gradient
+        arguments["find_unused_parameters"] = True
     if not knobs["broadcast_buffers"]:
         arguments[_BUFFERS] = False
     if knobs["bucket_cap_mb"] != _DDP_DEFAULT_BUCKET:
@@ -89,21 +93,12 @@ def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
     return arguments
 
 
-def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
-    """gradient_compression: the all-reduce in a narrower format."""
-    hooks = {
-        "fp16": default_hooks.fp16_compress_hook,
-        "bf16": default_hooks.bf16_compress_hook,
-    }
-    if hook := hooks.get(knobs["gradient_compression"]):
-        model.register_comm_hook(None, hook)
-
-
 def gradient_sync(model: nn.Module, *, last_micro_batch: bool) -> AbstractContextManager[Any]:
     """accumulation_steps: gradients travel once per optimizer step, with the last micro-batch."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if last_micro_batch else model.no_sync()
-    model.set_requires_gradient_sync(last_micro_batch)  # type: ignore[operator]  # FSDP2's
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2's
+        model.set_requires_gradient_sync(last_micro_batch)  # type: ignore[operator]
     return nullcontext()
 
 
@@ -112,7 +107,8 @@ def optimizer(
     make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     model: nn.Module,
 ) -> torch.optim.Optimizer:
-    """parallelism: zero1 keeps the state of each parameter on one rank only."""
+    """parallelism: zero1 keeps the state of each parameter on one rank only;
+    gradient_compression: one_bit sends momentum instead of gradients."""
     if knobs["parallelism"] == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -121,4 +117,4 @@ def optimizer(
         taken = signature(type(whole).__init__).parameters
         defaults = {name: value for name, value in whole.defaults.items() if name in taken}
         return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=type(whole), **defaults)
-    return make(model.parameters())
+    return compressed_momentum(knobs, model, make(model.parameters()))

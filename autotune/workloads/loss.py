@@ -1,0 +1,53 @@
+"""Cross-entropy of a linear output layer, in slices of the vocabulary: not all logits at once."""
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    chunks: int,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """Mean cross-entropy of logits = hidden x weight^T, as torch.nn.functional.cross_entropy has it.
+
+    Args:
+        hidden: (..., width).
+        weight: (vocabulary, width).
+        targets: (...), classes.
+        chunks: slices of the vocabulary, each computed anew in the backward pass; 1: all logits at once.
+        label_smoothing: share of the target that is spread over the vocabulary.
+        ignore_index: targets that do not count.
+    """
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
+    if chunks == 1:
+        logits = functional.linear(hidden, weight)
+        return functional.cross_entropy(
+            logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing
+        )
+    slices, start = [], 0
+    for part in weight.chunk(chunks):
+        found = checkpoint(_slice, hidden, part, targets - start, use_reentrant=False)
+        slices.append(found)
+        start += len(part)
+    partitions, picked, sums = (torch.stack(column) for column in zip(*slices, strict=True))
+    expected = (1 - label_smoothing) * picked.sum(0) + label_smoothing / len(weight) * sums.sum(0)
+    losses = partitions.logsumexp(0) - expected
+    counted = targets != ignore_index
+    return losses[counted].sum() / counted.sum()
+
+
+def _slice(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the logits of a slice, per token: log of their exponentials' sum, that of the target (0 where
+    it is in another slice), their sum."""
+    logits = functional.linear(hidden, weight).float()
+    inside = (targets >= 0) & (targets < len(weight))
+    picked = logits.gather(1, targets.clamp(0, len(weight) - 1)[:, None])[:, 0]
+    return logits.logsumexp(1), picked.where(inside, 0.0), logits.sum(1)

@@ -199,7 +199,7 @@ class StudySpec(_Section):
     objective: ObjectiveSpec = ObjectiveSpec()
     budget: BudgetSpec = BudgetSpec()
     sampler: Literal["model", "tpe", "gp", "random", "grid"] = Field(
-        default="tpe",
+        default="model",
         description="Who suggests the next trial. model: autotune's own, which knows how the time of a "
         "step is made up; the others are Optuna's.",
     )

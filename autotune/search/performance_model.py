@@ -144,9 +144,11 @@ class PerformanceModelSampler(BaseSampler):
             search_space: of all trials.
             rate: their values are rates; else times per sample.
         """
+        if not search_space:
+            return None
         grid = Grid(search_space)
         seen = Observations.of(trials, grid, rate=rate)
-        if not search_space or len(seen.times) < _FEW:
+        if len(seen.times) < _FEW:
             return None
         candidates = grid.candidates(self._random, _best_params(trials, grid, rate=rate))
         model = StepModel(grid, seen)

@@ -21,9 +21,11 @@ def diagnosed(folder: Path, factory: str, args: dict, baseline: dict) -> dict:
 @pytest.mark.parametrize(
     ("planted", "baseline", "named", "answer"),
     [
-        ("loader", {}, "loader", "loader_workers"),
+        pytest.param("loader", {}, "loader", "loader_workers", marks=pytest.mark.slow),
         ("buckets", {"bucket_cap_mb": 0.01}, "communication", "bucket_cap_mb"),
-        ("reading", {"log_interval": 1}, "synchronisation", "log_interval"),
+        pytest.param(
+            "reading", {"log_interval": 1}, "synchronisation", "log_interval", marks=pytest.mark.slow
+        ),
         ("rank", {}, "straggler", None),
     ],
 )

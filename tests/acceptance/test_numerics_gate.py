@@ -27,7 +27,10 @@ def study_with(tiny: StudyFolder, fault: str) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("scale", "norm"), ("sync", "gradients are not exchanged")],
+    [
+        pytest.param("scale", "norm", marks=pytest.mark.slow),
+        ("sync", "gradients are not exchanged"),
+    ],
 )
 def test_a_planted_fault_is_refused(tiny: StudyFolder, fault: str, reason: str) -> None:
     study_with(tiny, fault)

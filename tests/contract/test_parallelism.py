@@ -157,10 +157,10 @@ def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: st
     "changes",
     [
         {"gradient_compression": "one_bit"},
-        {"gradient_compression": "powersgd"},
+        pytest.param({"gradient_compression": "powersgd"}, marks=pytest.mark.slow),
         {"layer_keep": 0.3},
-        {"layer_keep": 0.3, "parallelism": "fsdp"},
-        {"curriculum_start": 0.25},
+        pytest.param({"layer_keep": 0.3, "parallelism": "fsdp"}, marks=pytest.mark.slow),
+        pytest.param({"curriculum_start": 0.25}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

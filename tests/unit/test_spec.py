@@ -131,7 +131,7 @@ def studies(draw: st.DrawFn) -> dict[str, Any]:
         baseline=draw(BASELINES),
         budget=draw(BUDGETS),
         measurement=draw(MEASUREMENTS),
-        sampler=draw(st.sampled_from(["tpe", "gp", "random", "grid"])),
+        sampler=draw(st.sampled_from(["model", "tpe", "gp", "random", "grid"])),
         env=draw(st.dictionaries(NAMES, WORDS, max_size=3)),
         seed=draw(st.integers(0, 2**31 - 1)),
         export=draw(WORDS),

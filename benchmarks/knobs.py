@@ -135,7 +135,7 @@ def compare(launcher: Launcher, folder: Path, name: str, rounds: int) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(

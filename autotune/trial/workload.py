@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 
@@ -43,7 +44,8 @@ def build(factory: str, args: dict[str, Any]) -> Workload:
     """The workload that `module:function` builds.
 
     Raises:
-        TypeError: the factory is not callable, refuses the arguments, or returns something else.
+        TypeError: the factory is not callable, refuses the arguments, or returns something else, or a
+            model that is wrapped for data parallelism already.
         ImportError, AttributeError: there is no such module or function.
     """
     module_name, _, function_name = factory.partition(":")
@@ -52,5 +54,10 @@ def build(factory: str, args: dict[str, Any]) -> Workload:
     if not isinstance(workload, Workload):
         raise TypeError(
             f"{factory} returned {type(workload).__name__}; it must return an autotune.Workload"
+        )
+    if isinstance(workload.model, nn.DataParallel | DistributedDataParallel):
+        raise TypeError(
+            f"{factory} returned a model in {type(workload.model).__name__}; return the bare module: "
+            "autotune wraps it as the knob parallelism says"
         )
     return workload

@@ -195,6 +195,7 @@ print(json.dumps({"killed": killed, "findings": findings}))
 """
 
 
+@pytest.mark.slow
 def test_a_first_start_that_is_killed_before_any_write_is_made_good(tmp_path: Path) -> None:
     """However little it got done, the next one ends with the same tables, indexes and versions."""
     found = subprocess.run(

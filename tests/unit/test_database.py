@@ -452,7 +452,7 @@ print("exit", found.returncode)
             time.sleep(1)  # by now it polls
             server.cleanup()
             try:
-                _, errors = watch.communicate(timeout=20)
+                _, errors = watch.communicate(timeout=5)
             except subprocess.TimeoutExpired:
                 return  # it waits for the server to come back: as good
         finally:

@@ -1,5 +1,6 @@
 """The two reference workloads, their text, and the factory contract."""
 
+import dataclasses
 import inspect
 import math
 from typing import Any
@@ -450,3 +451,13 @@ def test_what_is_no_factory_is_refused(factory, error, text):
 def test_arguments_reach_the_factory():
     built = workload.build("autotune.workloads.gpt:build", {**TINY["gpt"], "layers": 3})
     assert len(built.model.blocks) == 3
+
+
+def wrapped_already():
+    built = tiny("mlp")
+    return dataclasses.replace(built, model=nn.DataParallel(built.model))
+
+
+def test_a_model_that_is_wrapped_already_is_refused():
+    with pytest.raises(TypeError, match="a model in DataParallel; return the bare module"):
+        workload.build(f"{__name__}:wrapped_already", {})

@@ -30,6 +30,8 @@ _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
 _FIRST_BEHIND, _LAST_BEHIND = 0.25, 0.05
 """How far behind the best a configuration may be to be run again, in the first and last pass."""
+_ANCHORS = 24
+"""Configurations that are run in every pass, whatever became of them in the first."""
 _POLISHED = 10
 """Rounds in which speeds of passes and rates of configurations are fitted in turn."""
 _REPEATED = 3
@@ -155,6 +157,7 @@ def record(
             several = chosen
             if number >= passes:
                 several = _leading(chosen, journal.runs, (number - passes) / refine)
+                several += [params for params in _anchors(journal.runs) if params not in several]
             recorder.make_pass(number, several, say)
         _write_table(output, names, journal.runs)
         _write_origin(output, spec, launcher.slots[0], journal.runs)
@@ -299,9 +302,17 @@ def at_one_speed(runs: list[Run]) -> list[Run]:
 
 
 def pass_speeds(runs: list[Run]) -> dict[int, float]:
-    """How fast the machine was in each pass against the first, from the configurations that were run in
-    several: a median polish of rate = configuration x pass."""
+    """How fast the machine was in each pass against the first: a median polish of rate = configuration x
+    pass over the configurations that are run in all of them, whatever became of them. Those that are
+    run again because they were fast are slower the next time on any machine, and say nothing.
+
+    A journal without such configurations is judged by all that were run in several passes.
+    """
     timed = [(key(run.params), run.number, run.throughput) for run in runs if run.throughput]
+    anchors = [key(params) for params in _anchors(runs)]
+    lasting = {which for which, number, _ in timed if number == max(run.number for run in runs)}
+    if lasting.issuperset(anchors):
+        timed = [one for one in timed if one[0] in anchors]
     logs = [(which, number, math.log(rate)) for which, number, rate in timed]
     speeds = dict.fromkeys(sorted({run.number for run in runs}), 0.0)
     for _ in range(_POLISHED):
@@ -309,6 +320,12 @@ def pass_speeds(runs: list[Run]) -> dict[int, float]:
         speeds |= _medians((number, rate - rates[which]) for which, number, rate in logs)
     first = next(iter(speeds.values()), 0.0)
     return {number: math.exp(speed - first) for number, speed in speeds.items()}
+
+
+def _anchors(runs: list[Run]) -> list[dict[str, Any]]:
+    """The first configurations of the first pass, which is in random order, that completed."""
+    first = [run.params for run in runs if run.number == 0 and run.throughput]
+    return first[:_ANCHORS]
 
 
 def _medians(found: Iterable[tuple[Any, float]]) -> dict[Any, float]:

@@ -33,27 +33,30 @@ SPACE: dict[str, BaseDistribution] = {
     "loader_workers": CategoricalDistribution([0, 2, 4]),
 }
 SAMPLERS: dict[str, BaseSampler] = {
-    "model": PerformanceModelSampler(0, SPACE),
+    "model": PerformanceModelSampler(0, SPACE, memory_bytes=80e9),
     "tpe": TPESampler(seed=0, multivariate=True),
 }
 
 
 def told(trials: int) -> optuna.Study:
-    """A study that has seen so many trials, one in ten of which ran out of memory."""
+    """A study that has seen so many trials: one in ten ran out of memory, one in twenty failed."""
     draw = random.Random(0)
     study = optuna.create_study(direction="maximize")
     for _ in range(trials):
         params = {n: draw.choice(d.choices) for n, d in SPACE.items()}  # type: ignore[attr-defined]
         size = params["micro_batch"] * params["accumulation_steps"]
         rate = 100 * size / (1 + size) * draw.gauss(1, 0.03)
-        failed = draw.random() < 0.1
+        luck = draw.random()
+        too_large, failed = luck < 0.1, luck > 0.95
+        state = TrialState.PRUNED if too_large else TrialState.FAIL
         study.add_trial(
             optuna.trial.create_trial(
                 params=params,
                 distributions=SPACE,
-                value=None if failed else rate,
-                state=TrialState.PRUNED if failed else TrialState.COMPLETE,
-                constraints={OUT_OF_MEMORY: 1.0 if failed else -1.0},
+                value=None if too_large or failed else rate,
+                state=state if too_large or failed else TrialState.COMPLETE,
+                constraints={OUT_OF_MEMORY: 1.0 if too_large else -1.0},
+                user_attrs={"peak_bytes": 1e9 + 3e8 * params["micro_batch"]},
             )
         )
     return study

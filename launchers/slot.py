@@ -245,7 +245,8 @@ class _Run:
                 self.agent_leaves |= message.agent_leaves
                 self.ends.extend(message.ends)
                 if any(end.outcome for end in message.ends):
-                    self._end(hung=any(end.outcome is Outcome.HANG for end in message.ends))
+                    hangs = [end.cause for end in message.ends if end.outcome is Outcome.HANG]
+                    self._end(hung=hangs[0].partition(";")[0] if hangs else "")
 
     def _take(self, block: BlockReport) -> None:
         if self._ending:
@@ -261,7 +262,7 @@ class _Run:
         self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss, at=time.time()))
         self._end()
 
-    def _end(self, *, hung: bool = False) -> None:
+    def _end(self, *, hung: str = "") -> None:
         if not self._ending:
             self._ending = True
             self._agents.send(EndTrial(self._trial, hung))

@@ -171,6 +171,7 @@ _KNOBS = (
         source="Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models",
         ordered=True,
         memory=True,
+        numerics=True,
         parts=("compute", "launch", "pressure"),
         promising=1,
         because="computing anew costs time: only if memory is what hurts",

@@ -105,9 +105,10 @@ CONFLICTS = (
         "gradient_compression",
         "precision",
         lambda v: (
-            v["gradient_compression"] == "one_bit" and v["precision"] in ("fp16", "pure_bf16")
+            (v["gradient_compression"], v["precision"])
+            in (("one_bit", "fp16"), ("one_bit", "pure_bf16"), ("powersgd", "fp16"))
         ),
-        "ranks would skip different steps (fp16), and what is lost in sending needs fp32 to be kept",
+        "an overflow (fp16) would stay in what was lost in sending, which needs fp32 to be kept",
     ),
     Conflict(
         "gradient_compression",

@@ -1,7 +1,7 @@
 """How a configuration ran, in figures, from the blocks of its runs in the confirmation."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ def running(
         return None
     seconds = sum(block.seconds for block in kept)
     peak = max(attempt.result.peak_bytes for attempt in again)
-    flops = _flops(attempts, blocks, kept)
+    flops = _flops(attempts, blocks, kept) if _has_one_cost(again[0].knobs) else None
     limit = _peak_flops(devices, again[0].knobs["precision"])
     utilisation = flops / limit if flops and limit else None
     return Running(
@@ -105,6 +105,11 @@ def _energy(blocks: Sequence[StoredBlock]) -> float | None:
         return None
     joules = sum(block.observed["energy_joules"] for block in known)
     return float(joules / sum(block.samples for block in known))
+
+
+def _has_one_cost(knobs: Mapping[str, Any]) -> bool:
+    """Whether a sample takes as much arithmetic in every step."""
+    return bool(knobs["layer_keep"] == 1 == knobs["curriculum_start"])
 
 
 def _flops(

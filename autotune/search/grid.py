@@ -77,10 +77,13 @@ class Grid:
 
     def numbers(self, rows: Rows, name: str) -> Vector | None:
         """The values of a parameter in these rows; None unless all it can have are above 0."""
-        places = self._places.get(name)
-        if places is None or min(self._values[name]) <= 0:
+        if not self.has_numbers(name) or min(self._values[name]) <= 0:
             return None
         return self.plain_numbers(rows, name)
+
+    def has_numbers(self, name: str) -> bool:
+        """Whether it is a parameter of numbers."""
+        return self._places.get(name) is not None
 
     def plain_numbers(self, rows: Rows, name: str) -> Vector:
         """The values of a parameter of numbers in these rows."""

@@ -30,8 +30,8 @@ _BLUR = 0.1
 """How sharp the edge is, octaves."""
 _HEADROOM = 0.95
 """Share of its memory that a rank can use: allocators lose some to fragments."""
-_UNSURE = 0.3
-"""How far on either side of where two peaks put the limit it may lie, octaves."""
+_UNSURE, _UNSURE_PER_OCTAVE = 0.3, 0.15
+"""How far on either side of where two peaks put the limit it may lie, octaves; more if it is far."""
 _BELOW, _BEYOND = 1.0, 8.0
 """The largest micro-batch that fits lies so many octaves around those of the search space."""
 
@@ -103,14 +103,17 @@ class MemoryModel:
         for number in np.flatnonzero(~np.isnan(shares)):
             classes.setdefault(tuple(self._fitted[number, self._axes]), []).append(int(number))
         for own in classes.values():
-            one, other = min(own, key=lambda i: sizes[i]), max(own, key=lambda i: sizes[i])
-            if not (sizes[one] < sizes[other] and shares[one] < shares[other]):
+            other = max(own, key=lambda i: sizes[i])
+            smaller = [i for i in own if sizes[i] < sizes[other] and shares[i] < shares[other]]
+            if not smaller:
                 continue
+            one = max(smaller, key=lambda i: sizes[i])
             slope = (shares[other] - shares[one]) / (sizes[other] - sizes[one])
             largest = np.log2(sizes[other] + max(0.0, _HEADROOM - shares[other]) / slope)
-            self._fits_to[other] = max(self._fits_to[other], largest - _UNSURE)
+            unsure = _UNSURE + _UNSURE_PER_OCTAVE * (largest - np.log2(sizes[other]))
+            self._fits_to[other] = max(self._fits_to[other], largest - unsure)
             self._beyond = np.concatenate([self._beyond, self._fitted[[other]]])
-            self._fails_from = np.append(self._fails_from, largest + _UNSURE)
+            self._fails_from = np.append(self._fails_from, largest + unsure)
 
     def _walk(self) -> Matrix:
         """Draws of (base, shifts...) from the posterior, (walkers, 1 + shifts)."""

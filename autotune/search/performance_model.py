@@ -109,7 +109,7 @@ class PerformanceModelSampler(BaseSampler):
             risky = (fits < 1 - _RISK) | (works < 1 - _DOUBT)
             promise = -_apart_from_experts(grid, candidates) - 10.0 * risky
         else:
-            promise = StepModel(grid, seen).improvement(candidates) * fits**_CAUTION * works
+            promise = StepModel(grid, seen).attraction(candidates) * fits**_CAUTION * works
         chosen = self._first_new(promise, candidates, grid, trials)
         if chosen is None:  # all were tried: measure the most promising again
             chosen = int(np.argmax(promise))
@@ -174,7 +174,7 @@ class PerformanceModelSampler(BaseSampler):
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
         failed = [t for t in known if t.state == TrialState.FAIL]
         worked, memory = _rows(grid, ran), self._memory_bytes or math.nan
-        shares = np.array([t.user_attrs.get("peak_bytes", math.nan) / memory for t in ran])
+        shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])
         fits = 1 - MemoryModel(grid, worked, _rows(grid, too_large), shares).risk(candidates)
         works = 1 - FaultModel(grid, worked, _rows(grid, failed)).risk(candidates)
         return fits, works

@@ -121,10 +121,12 @@ def worth_launching(
 
 def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
     """Whether a configuration takes at least the memory of the other: a micro-batch no smaller, and
-    all else that memory depends on the same."""
+    all else that memory depends on the same. Gradients that wait for a micro-batch take memory, too."""
     for name, knob in CATALOGUE.items():
         if knob.memory and name != "micro_batch" and knobs[name] != other[name]:
             return False
+    if knobs["accumulation_steps"] == 1 != other["accumulation_steps"]:
+        return False
     return int(knobs["micro_batch"]) >= int(other["micro_batch"])
 
 

@@ -113,7 +113,7 @@ class StepModel:
     """How much more than it is said to be."""
 
     _BOLD, _SOBER = 0.4, 40.0
-    """Share of its spread that improvement counts with at first; trials in which it grows by 1."""
+    """Share of its spread that attraction counts with at first; trials in which it grows by 1."""
 
     def __init__(self, grid: Grid, seen: Observations) -> None:
         self._grid = grid
@@ -142,11 +142,18 @@ class StepModel:
         found: Vector = sum((self._PRIOR[p][0] * shapes[p] for p in PARTS), np.zeros(len(rows)))
         return found
 
+    def attraction(self, rows: Rows) -> Vector:
+        """What to try next by: improvement, but at first as if the model were surer than it is, as most
+        of what it does not know makes no difference to who is fastest."""
+        return self._improvement(rows, min(1.0, self._BOLD + len(self._times) / self._SOBER))
+
     def improvement(self, rows: Rows) -> Vector:
-        """Expected improvement over the fastest expected so far; at first as if the model were surer
-        than it is: most of what it does not know makes no difference to who is fastest."""
+        """Expected improvement over the fastest expected so far."""
+        return self._improvement(rows, 1.0)
+
+    def _improvement(self, rows: Rows, boldness: float) -> Vector:
         mean, spread = self.predict(rows)
-        spread = spread * min(1.0, self._BOLD + len(self._times) / self._SOBER)
+        spread = boldness * spread
         score = (self.incumbent - mean) / spread
         found: Vector = spread * (score * stats.norm.cdf(score) + stats.norm.pdf(score))
         return found
@@ -207,7 +214,7 @@ class StepModel:
 
     def _recomputed(self, rows: Rows) -> Vector:
         """The share of blocks whose forward pass happens twice."""
-        if CHECKPOINTING not in self._grid.names:
+        if not self._grid.has_numbers(CHECKPOINTING):
             return np.zeros(len(rows))
         every = self._grid.plain_numbers(rows, CHECKPOINTING)
         found: Vector = np.where(every > 0, 1 / np.maximum(every, 1), 0.0)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -190,7 +190,9 @@ def run_blocks(
     report: Callable[[BlockReport], None],
 ) -> None:
     """Train block after block; on rank 0 report each."""
-    length = BlockLength(request.blocks, loop.knobs["log_interval"])
+    fewest = max(request.blocks.min_steps, schedules.fewest_steps(loop.knobs))
+    plan = replace(request.blocks, min_steps=fewest)
+    length = BlockLength(plan, loop.knobs["log_interval"])
     observers = BlockObservers(loop.model, context.device, node=context.local_rank == 0)
     for index in range(request.blocks.max_blocks):
         steps = length.steps

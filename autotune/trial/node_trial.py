@@ -86,10 +86,10 @@ class NodeTrial:
                 member.exit_seen = True
                 self._note_exit(member)
 
-    def end(self, *, hung: bool) -> None:
-        """The tuner has seen enough, or another node no progress."""
+    def end(self, *, hung: str) -> None:
+        """The tuner has seen enough, or another node something that took too long."""
         if hung and self._failed_at is None:
-            self._note_hang()
+            self._note_hang(hung)
         self._ended_by_request = True
 
     def over(self) -> bool:
@@ -151,20 +151,25 @@ class NodeTrial:
                 member.last_count, member.last_progress = count, now
             limit = deadlines.step if count else deadlines.startup
             if now - member.last_progress > limit:
-                self._note_hang()
+                doing = (
+                    "a step"
+                    if any(self._progress[r] for r in range(len(self._ranks)))
+                    else "start-up"
+                )
+                self._note_hang(f"{doing} took more than {limit:g} s")
                 return
 
     def _going(self) -> list[_Rank]:
         ended = {end.rank for end in self._ends}
         return [member for member in self._ranks if member.number not in ended]
 
-    def _note_hang(self) -> None:
+    def _note_hang(self, what: str) -> None:
         at = time.time()
         hung = [
             RankEnd(
                 member.number,
                 Outcome.HANG,
-                self._what_hangs(member),
+                what + self._if_stopped(member),
                 at=at,
                 progress=self._progress[member.number - self._placement.first_rank],
             )
@@ -178,12 +183,9 @@ class NodeTrial:
         for end in hung:
             self._note(end)
 
-    def _what_hangs(self, member: _Rank) -> str:
-        deadlines = self.request.deadlines
-        started = any(self._progress[rank] for rank in range(len(self._ranks)))
-        doing, limit = ("a step", deadlines.step) if started else ("start-up", deadlines.startup)
+    def _if_stopped(self, member: _Rank) -> str:
         stopped = processes.state(member.process.pid or 0) == "T"
-        return f"{doing} took more than {limit:g} s{'; its process is stopped' if stopped else ''}"
+        return "; its process is stopped" if stopped else ""
 
     def _log_tail(self, number: int) -> str:
         try:

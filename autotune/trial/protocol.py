@@ -133,8 +133,8 @@ class EndTrial(Message):
     """Launcher -> agent: end the ranks of the running trial; enough has been seen."""
 
     trial: str
-    hung: bool = False
-    """Another node saw no progress: say first how far the ranks here have come."""
+    hung: str = ""
+    """What another node saw take too long: say first how far the ranks here have come."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from autotune.trial.effects.compression import OneBitAdam
 from autotune.trial.loop import RankContext, TrainingLoop, gather
 from autotune.trial.observers import memory
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
@@ -27,7 +29,7 @@ def run_trajectory(
     """Take `request.trajectory` optimizer steps; on rank 0 report each as a block of one step."""
     norms: list[float] = []
     loop.optimizer.register_step_pre_hook(
-        lambda optimizer, *_: norms.append(_norm(p.grad for p in _parameters(optimizer)))
+        lambda optimizer, *_: norms.append(_norm(_averaged(optimizer)))
     )
     for index in range(request.trajectory):
         norms.clear()
@@ -56,6 +58,19 @@ def run_trajectory(
             observed["flops_per_sample"] = flops.get_total_flops() / mine_alone
         columns = (all_seconds, waits, losses, peaks)
         report(loop.block(request.trial, index, columns, observed))
+
+
+def _averaged(optimizer: torch.optim.Optimizer) -> Iterator[Tensor | None]:
+    """The gradients, as an optimizer that exchanges something else would have had them."""
+    own = (p.grad for p in _parameters(optimizer))
+    if not (isinstance(optimizer, OneBitAdam) and optimizer.compresses):
+        yield from own
+        return
+    for gradient in own:
+        if gradient is not None:
+            mean = gradient.clone()
+            dist.all_reduce(mean)
+            yield mean / dist.get_world_size()
 
 
 def _norm(gradients: Iterable[Tensor | None]) -> float:

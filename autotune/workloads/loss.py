@@ -39,7 +39,7 @@ def linear_cross_entropy(
     expected = (1 - label_smoothing) * picked.sum(0) + label_smoothing / len(weight) * sums.sum(0)
     losses = partitions.logsumexp(0) - expected
     counted = targets != ignore_index
-    return losses[counted].sum() / counted.sum()
+    return losses.where(counted, 0.0).sum() / counted.sum()
 
 
 def _slice(

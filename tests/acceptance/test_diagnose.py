@@ -24,7 +24,11 @@ def diagnosed(folder: Path, factory: str, args: dict, baseline: dict) -> dict:
         pytest.param("loader", {}, "loader", "loader_workers", marks=pytest.mark.slow),
         ("buckets", {"bucket_cap_mb": 0.01}, "communication", "bucket_cap_mb"),
         pytest.param(
-            "reading", {"log_interval": 1}, "synchronisation", "log_interval", marks=pytest.mark.slow
+            "reading",
+            {"log_interval": 1},
+            "synchronisation",
+            "log_interval",
+            marks=pytest.mark.slow,
         ),
         ("rank", {}, "straggler", None),
     ],

@@ -115,7 +115,13 @@ def _stick_at_the_end():
     sys.stdout = StuckOutput()
 
 
+def _stop_agent_and_hang():
+    os.kill(_agent(), signal.SIGSTOP)
+    time.sleep(600)
+
+
 DEEDS = {
+    "stop agent, hang": _stop_agent_and_hang,
     "unprintable": _raise_unprintable,
     "realtime signal": lambda: os.kill(os.getpid(), 40),
     "kill fork server": lambda: os.kill(os.getppid(), signal.SIGKILL),
@@ -792,23 +798,40 @@ def test_a_rank_that_hangs_after_the_last_step_is_the_one_named(site: Site) -> N
     assert report.cause.startswith("rank 1: ")
 
 
-@sites("local")
-def test_the_first_failure_is_the_cause_even_if_the_agent_is_slow(site: Site) -> None:
-    # A busy node: when the agent gets to look, both the error and its echo on rank 0 are there.
+@contextlib.contextmanager
+def waking_agents(site: Site, after: float) -> Iterator[None]:
+    """An agent that is stopped goes on so many seconds later."""
     over = threading.Event()
 
-    def wake_agents() -> None:
+    def wake() -> None:
         while not over.wait(0.05):
             stopped = [a for a in site.agents() if a.status() == psutil.STATUS_STOPPED]
-            time.sleep(0.7 if stopped else 0)
+            time.sleep(after if stopped else 0)
             for agent in stopped:
                 agent.resume()
 
-    waker = threading.Thread(target=wake_agents)
+    waker = threading.Thread(target=wake)
     waker.start()
-    report = site.run("odd:build", args={"deed": "stop agent, raise"})
-    over.set()
-    waker.join()
+    try:
+        yield
+    finally:
+        over.set()
+        waker.join()
+
+
+@sites("cluster")
+def test_a_hang_is_blamed_on_the_rank_behind_though_another_node_sees_it_first(site: Site) -> None:
+    with waking_agents(site, after=2.5):
+        report = site.run("odd:build", args={"deed": "stop agent, hang"}, deadlines=HASTY)
+    assert report.outcome is Outcome.HANG
+    assert report.cause == "rank 1: a step took more than 1 s; the others wait for it"
+
+
+@sites("local")
+def test_the_first_failure_is_the_cause_even_if_the_agent_is_slow(site: Site) -> None:
+    # A busy node: when the agent gets to look, both the error and its echo on rank 0 are there.
+    with waking_agents(site, after=0.7):
+        report = site.run("odd:build", args={"deed": "stop agent, raise"})
     assert report.outcome is Outcome.ERROR
     assert report.cause == "rank 1: ValueError: planted error"
 

@@ -41,3 +41,21 @@ def test_what_failed_has_no_speed():
     assert at_one_speed([*recorded(), failed])[-1] == failed
     assert pass_speeds([failed]) == {1: 1.0}
     assert pass_speeds([]) == {}
+
+
+def test_chosen_for_their_luck_they_do_not_slow_the_machine_down():
+    """Ten passes of the leading ones, and the same 24 anchors, on a machine that never changes."""
+    draw = random.Random(0)
+
+    def run(number: int, which: int) -> Run:
+        rate = (100 + which / 10) * draw.gauss(1, 0.1)
+        return Run(number, {"micro_batch": which + 1}, rate, 1.0, "COMPLETE")
+
+    order = draw.sample(range(200), 200)
+    runs = [run(0, which) for which in order]
+    lucky = sorted(runs, key=lambda one: one.throughput or 0.0)[-20:]
+    for number in range(1, 10):
+        leading = {one.params["micro_batch"] - 1 for one in lucky}
+        runs += [run(number, which) for which in {*leading, *order[:24]}]
+    later = [speed for number, speed in pass_speeds(runs).items() if number]
+    assert sum(later) / len(later) == pytest.approx(1, abs=0.04)

@@ -163,3 +163,17 @@ def test_numbers_between_grid_points_count_as_the_nearest():
         trial = study.ask(space)
         study.tell(trial, float(trial.params["micro_batch"]))
     assert study.ask(space).params["micro_batch"] > 50
+
+
+def test_a_name_that_it_knows_with_values_that_it_does_not_is_searched():
+    space = {
+        "activation_checkpointing": CategoricalDistribution(["none", "full"]),
+        "micro_batch": CategoricalDistribution([1, 2, 4]),
+    }
+    study = optuna.create_study(direction="maximize", sampler=PerformanceModelSampler(0, space))
+    for _ in range(6):
+        trial = study.ask(space)
+        study.tell(
+            trial, 10 * trial.params["micro_batch"] + len(trial.params["activation_checkpointing"])
+        )
+    assert len({tuple(t.params.values()) for t in study.trials}) == 6

@@ -260,3 +260,33 @@ def test_powersgd_leaves_gradients_of_low_rank(rank):
     ranks = [int(torch.linalg.matrix_rank(g, rtol=1e-3)) for g in gradients]
     assert ranks[-1] <= rank
     assert ranks[0] > rank  # plain all-reduce while it warms up
+
+
+def test_the_longest_samples_are_whole_even_if_that_is_no_multiple():
+    built = gpt.build(layers=1, d_model=8, heads=1, length=20)
+    loop, seen = training(built, curriculum_start=0.5, curriculum_share=0.5), []
+    built.model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    for _ in range(32):
+        loop.step()
+    assert max(seen) == 20
+    assert min(seen) == 8
+
+
+def test_one_bit_leaves_alone_what_had_no_gradient_while_it_warmed_up():
+    model = nn.Linear(4, 4, bias=False)
+    first = torch.eye(4)[0]
+    loop = training(
+        autotune.Workload(
+            model,
+            [(torch.ones(4), torch.ones(4))] * 64,
+            lambda model, batch: (model(batch[0] * first) - batch[1]).square().mean(),
+            lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        ),
+        gradient_compression="one_bit",
+    )
+    before = model.weight.detach().clone()
+    for _ in range(20):
+        loop.step()
+    assert torch.equal(model.weight[:, 1:], before[:, 1:])
+    assert not torch.equal(model.weight[:, 0], before[:, 0])
+    assert model.weight.abs().max() < 10

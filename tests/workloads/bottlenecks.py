@@ -63,7 +63,7 @@ def build(*, planted):
     """Build it.
 
     Args:
-        planted: loader, buckets, reading, rank, layout or memory.
+        planted: loader, buckets, reading, rank, layout or memory; none leaves all well.
     """
     width = {"layout": 32, "buckets": 128}.get(planted, 64)
     shape = (512, 5, width) if planted == "layout" else (512, width)
@@ -74,6 +74,7 @@ def build(*, planted):
         "buckets": lambda: stack(width, 100),
         "reading": lambda: stack(width, 2),
         "rank": lambda: stack(width, 2),
+        "none": lambda: stack(width, 2),
         "memory": lambda: stack(width, 2),
         "layout": Permuted,
     }

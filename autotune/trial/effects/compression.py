@@ -13,6 +13,8 @@ WARM_UP = 3
 """Steps before compression begins. Real training has more: later throughput is the same."""
 _HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _BITS = 8
+_LEAST_VARIANCE = 0.01
+"""Of the mean second moment of a tensor."""
 
 
 def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
@@ -65,6 +67,7 @@ class OneBitAdam(torch.optim.Optimizer):
     After a warm-up of plain Adam the second moments stay as they are. From then on every rank updates
     the momentum with its own gradient and sends the signs, with one scale per tensor; what that loses
     is added to the next momentum. Every rank sends to every other: bytes grow with the number of ranks.
+    What had no gradient during the warm-up stays as it is, as its second moment says nothing.
     """
 
     def __init__(self, plain: torch.optim.Optimizer, warm_up: int = WARM_UP) -> None:
@@ -84,7 +87,8 @@ class OneBitAdam(torch.optim.Optimizer):
                 )
         super().__init__(plain.param_groups, plain.defaults)
         self._plain = plain
-        self._decoupled = isinstance(plain, torch.optim.AdamW)
+        is_adamw = isinstance(plain, torch.optim.AdamW)
+        self._decoupled = plain.defaults.get("decoupled_weight_decay", is_adamw)
         self._warm_up = warm_up
         self._steps = 0
         self._lost: dict[torch.Tensor, torch.Tensor] = {}
@@ -100,7 +104,8 @@ class OneBitAdam(torch.optim.Optimizer):
         """One update, from averaged gradients in the warm-up, then from the rank's own."""
         if self.compresses:
             parameters = [p for group in self.param_groups for p in group["params"]]
-            self._exchange([p for p in parameters if p.grad is not None])
+            known = (p for p in parameters if p.grad is not None and "exp_avg" in self.state[p])
+            self._exchange(list(known))
         else:
             self._plain.step(closure)
         self._steps += 1
@@ -111,11 +116,10 @@ class OneBitAdam(torch.optim.Optimizer):
         scales = torch.stack([momentum.abs().mean() for momentum in momenta])
         signs = torch.cat([momentum.flatten() >= 0 for momentum in momenta])
         every_scale, every_sign = _everyones(scales), _everyones(_packed(signs))
-        received = [
-            _unpacked(packed, len(signs)) * _spread(scale, momenta)
-            for packed, scale in zip(every_sign, every_scale, strict=True)
-        ]
-        averaged = torch.stack(received).mean(dim=0)
+        averaged = torch.zeros(len(signs), device=signs.device)
+        for packed, scale in zip(every_sign, every_scale, strict=True):
+            averaged += _unpacked(packed, len(signs)) * _spread(scale, momenta)
+        averaged /= len(every_sign)
         sent = (signs * 2.0 - 1.0) * _spread(scales, momenta)
         sizes = [momentum.numel() for momentum in momenta]
         for p, momentum, own, everyones in zip(
@@ -134,11 +138,15 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def _update(self, p: torch.nn.Parameter, group: dict[str, Any], momentum: torch.Tensor) -> None:
         state, (first, second) = self.state[p], group["betas"]
+        variance = state["exp_avg_sq"]
+        momentum = momentum.where(variance > 0, 0.0)
         state["exp_avg"].copy_(momentum)
         state["step"] += 1
         if group["weight_decay"] and self._decoupled:
             p.mul_(1 - group["lr"] * group["weight_decay"])
-        scale = (state["exp_avg_sq"] / (1 - second**self._warm_up)).sqrt_().add_(group["eps"])
+        # A few steps leave some second moments far too small to divide by.
+        variance = torch.maximum(variance, _LEAST_VARIANCE * variance.mean())
+        scale = (variance / (1 - second**self._warm_up)).sqrt_().add_(group["eps"])
         correction = 1 - first ** (self._steps + 1)
         p.addcdiv_(momentum, scale, value=-group["lr"] / correction)
 

@@ -19,6 +19,7 @@ _DECAY = 100
 """Of the keep probability over the training, as published."""
 _GRANULE = 8
 """Tokens: lengths are multiples, which kernels like."""
+_FEWEST_STEPS = 16
 _STEP_RATIO, _BLOCK_RATIO = 0.6180339887, 0.7548776662  # irrational: evenly spread, never in step
 
 
@@ -29,6 +30,11 @@ def moment(step: int) -> float:
         found += part * (step & 1)
         step, part = step >> 1, part / 2
     return found
+
+
+def fewest_steps(knobs: Knobs) -> int:
+    """Of a block that is to stand for the whole training."""
+    return 1 if knobs["layer_keep"] == knobs["curriculum_start"] == 1 else _FEWEST_STEPS
 
 
 class LayerDrop:
@@ -97,7 +103,8 @@ class Curriculum:
             return
         grown = min(1.0, moment(step) / self._share)
         wanted = (self._start + (1 - self._start) * grown) * self._full
-        length = min(self._full, max(_GRANULE, _GRANULE * round(wanted / _GRANULE)))
+        whole = _GRANULE * round(wanted / _GRANULE)
+        length = self._full if grown == 1 else min(self._full, max(_GRANULE, whole))
         self.part = length / self._full
 
     def cut(self, batch: Any) -> Any:

@@ -2,10 +2,10 @@
 
     python benchmarks/bottlenecks.py [--json] [--times N]
 
-The workloads are those of the tests (tests/workloads/bottlenecks.py): a loader that is slow, buckets
-of 10 KB, a loss read in every step of a device that is far behind, one rank that is slow. `unplanted` is,
-in turn with them, the same model with nothing planted, and the one of the buckets with buckets of the usual
-size: how often what is named first.
+The workloads are those of the tests (tests/workloads/bottlenecks.py): a loader that is slow, buckets of
+10 KB, a loss read in every step of a device that is far behind, one rank that is slow. `unplanted` is,
+in turn with them, the same model with nothing planted, and that of the buckets with usual buckets: how
+often what is named first.
 """
 
 import argparse

@@ -8,7 +8,6 @@ Studies in memory over nine knobs, told a made-up rate with noise; timed is `ask
 
 import argparse
 import json
-import os
 import random
 import statistics
 import time
@@ -68,7 +67,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     repeats = parser.parse_args().repeats
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    os.environ["OMP_NUM_THREADS"] = "1"
     report: dict[str, Any] = {
         "configurations": 8 * 4 * 3 * 4 * 2 * 3 * 3 * 3 * 3,
         "repeats": repeats,

@@ -83,10 +83,10 @@ _KNOBS = (
         summary="gradients travel, and are summed, in half precision; as low-rank factors (powersgd); "
         "or Adam's momentum travels in one bit per parameter (one_bit)",
         needs=NCCL,
-        needs_for=("bf16",),
+        needs_for=("bf16", "powersgd"),
         applied="DistributedDataParallel.register_comm_hook; one_bit: the update of Adam as well",
         source="PyTorch DDP communication hooks; Vogels et al. 2019, PowerSGD; Tang et al. 2021, 1-bit "
-        "Adam; bf16 fails on gloo (torch 2.13)",
+        "Adam; on gloo bf16 fails, and powersgd as soon as there are two buckets (torch 2.13)",
         memory=True,
         numerics=True,
         parts=("exchange", "update"),

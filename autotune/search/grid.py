@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-_MOST_CANDIDATES = 2000
+_MOST_CANDIDATES = 1500
 _MOST_VALUES = 17
 
 
@@ -31,6 +31,11 @@ class Grid:
         self.names = list(self._values)
         # Numbers are ordered: their distance is how far they lie apart on a logarithmic scale.
         self._places = {name: _places(values) for name, values in self._values.items()}
+        # True == 1 == 1.0 in Python: the type belongs to the value.
+        self._known = {
+            n: {(type(v), v): index for index, v in enumerate(values)}
+            for n, values in self._values.items()
+        }
         self._distances = [
             _distances(values, self._places[n]) for n, values in self._values.items()
         ]
@@ -95,19 +100,29 @@ class Grid:
         """The smallest and the largest value of a parameter of numbers."""
         return float(min(self._values[name])), float(max(self._values[name]))
 
+    def highest(self, name: str) -> int:
+        """The index of the largest value of a parameter of numbers."""
+        return int(np.argmax(np.array(self._values[name], dtype=float)))
+
     def distance(self, rows: Rows, others: Rows, names: Collection[str]) -> Matrix:
         """How far apart rows lie, summed over these parameters: 1 between any two values that are no
         numbers, 2 between the smallest and the largest number."""
         total = np.zeros((len(rows), len(others)))
-        for axis, name in enumerate(self.names):
-            if name in names:
-                total += self._distances[axis][np.ix_(rows[:, axis], others[:, axis])]
-        return total
+        apart = self.distances(rows, others)
+        return sum((apart[name] for name in self.names if name in names), total)
+
+    def distances(self, rows: Rows, others: Rows) -> dict[str, Matrix]:
+        """The same, for each parameter."""
+        return {
+            name: self._distances[axis][np.ix_(rows[:, axis], others[:, axis])]
+            for axis, name in enumerate(self.names)
+        }
 
     def _index(self, name: str, value: Any) -> int:
-        values, places = self._values[name], self._places[name]
-        if places is None:
-            return next(i for i, v in enumerate(values) if v == value and type(v) is type(value))
+        known = self._known[name].get((type(value), value))
+        if known is not None:
+            return known
+        values = self._values[name]
         return int(np.argmin(np.abs(np.array(values, dtype=float) - float(value))))
 
 

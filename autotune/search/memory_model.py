@@ -19,9 +19,13 @@ from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.step_model import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
-_DRAWS = 4000
-_WALKERS = 300
-_SWEEPS = 30
+_DRAWS = 3000
+_WALKERS = 120
+_SWEEPS = 24
+_JUDGES = 60
+"""Walkers that are asked about every candidate."""
+_TELLING = 50
+"""Rows of each kind that are looked at: those that came closest to the limit."""
 _PER_OCTAVE = 0.06
 """Risk of twice the largest micro-batch that has fitted."""
 _SHIFT = 0.35
@@ -69,7 +73,8 @@ class MemoryModel:
         if shares is not None:
             self._learn_from_peaks(shares)
         if len(self._beyond):
-            self._walkers = self._walk()
+            self._keep_telling()
+            self._walkers = self._walk()[:_JUDGES]
 
     def risk(self, rows: Rows) -> Vector:
         """The probability of each row to run out of memory."""
@@ -114,6 +119,12 @@ class MemoryModel:
             self._fits_to[other] = max(self._fits_to[other], largest - unsure)
             self._beyond = np.concatenate([self._beyond, self._fitted[[other]]])
             self._fails_from = np.append(self._fails_from, largest + unsure)
+
+    def _keep_telling(self) -> None:
+        fits = np.argsort(-self._fits_to, kind="stable")[:_TELLING]
+        fails = np.argsort(self._fails_from, kind="stable")[:_TELLING]
+        self._fitted, self._fits_to = self._fitted[fits], self._fits_to[fits]
+        self._beyond, self._fails_from = self._beyond[fails], self._fails_from[fails]
 
     def _walk(self) -> Matrix:
         """Draws of (base, shifts...) from the posterior, (walkers, 1 + shifts)."""

@@ -18,6 +18,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import ThreadpoolController
 
 from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Grid, Params, Rows, Vector
@@ -86,6 +87,7 @@ class PerformanceModelSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._allowed = allowed
         self._memory_bytes = memory_bytes
+        self._libraries = ThreadpoolController()
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -99,6 +101,13 @@ class PerformanceModelSampler(BaseSampler):
         """The configuration with the largest expected improvement among those not tried."""
         if not search_space:
             return {}
+        # Its matrices are small: threads would only get in each other's way, and in that of trials.
+        with self._libraries.limit(limits=1):
+            return self._suggested(study, trial, search_space)
+
+    def _suggested(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         grid = Grid(search_space)
         rate = study.direction == StudyDirection.MAXIMIZE

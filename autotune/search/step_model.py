@@ -14,11 +14,11 @@ over all knobs takes up what the sum cannot say. A knob that means nothing acts 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
-from scipy import linalg, stats
+from scipy import linalg, special, stats
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from search_spaces import CATALOGUE
@@ -29,7 +29,9 @@ CHECKPOINTING = "activation_checkpointing"
 _FORWARD_SHARE = 1 / 3
 """Of the arithmetic of a step: the backward pass has two matrix products for each one of the forward."""
 _PHYSICAL = (MICRO_BATCH, ACCUMULATION, LOG_INTERVAL)
-_MOST_OBSERVATIONS = 250
+_MOST_OBSERVATIONS = 150
+_LEADING = 300
+"""Candidates that are looked at more closely at first."""
 _UNKNOWN_NOISE = 0.03
 _PRUNED_NOISE = 0.05
 _NORMAL_95 = 1.96
@@ -88,8 +90,35 @@ class Observations:
         )
 
 
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
+_NORMAL_NODES = (_NODES, _WEIGHTS / _WEIGHTS.sum())
+"""A normal distribution in seven points."""
+
 Hyper = tuple[float, float, float]
 """Correlation of sizes, residual, factor of the noise."""
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Correlations between rows and those that were seen: of the size of each part, and of all else."""
+
+    parts: Mapping[str, Matrix]
+    all: Matrix
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Distances, over the knobs that act on a part, and over all."""
+
+    parts: Mapping[str, Matrix]
+    all: Matrix
+
+    def alike(self, hyper: Hyper) -> _Alike:
+        """The correlations under these settings."""
+        # Parts on which the same knobs act share a matrix.
+        several = {id(apart): hyper[0] ** apart for apart in self.parts.values()}
+        parts = {part: several[id(apart)] for part, apart in self.parts.items()}
+        return _Alike(parts, np.exp(-2 * self.all))
 
 
 class StepModel:
@@ -119,28 +148,29 @@ class StepModel:
         self._grid = grid
         self._acting = {part: _acting_on(part, grid) for part in PARTS}
         self._highest_micro_batch = _span(grid, MICRO_BATCH)
-        self._rows, self._times, self._noise = seen.rows, seen.times, seen.noise
+        self._see(seen.rows, seen.times, seen.noise)
         self._fit()
         self.incumbent = float(np.min(self.expected(seen.rows)))
         if len(seen.running):
             # What runs is taken to turn out as expected, so that nothing is suggested twice.
             guess = self.expected(seen.running)
-            self._rows = np.concatenate([self._rows, seen.running])
-            self._times = np.concatenate([self._times, guess])
-            self._noise = np.concatenate([self._noise, _UNKNOWN_NOISE * guess])
+            self._see(
+                np.concatenate([seen.rows, seen.running]),
+                np.concatenate([seen.times, guess]),
+                np.concatenate([seen.noise, _UNKNOWN_NOISE * guess]),
+            )
             self._solve(self._hyper)
 
     def expected(self, rows: Rows) -> Vector:
         """Mean time per sample."""
-        found: Vector = (
-            self._mean(rows) + self._kernel(rows, self._rows, self._hyper) @ self._weights
-        )
+        shapes = self._shapes(rows)
+        cross = self._covariance(self._alike(rows, self._hyper), shapes, self._hyper)
+        found: Vector = self._mean(shapes) + cross @ self._weights
         return found
 
-    def _mean(self, rows: Rows) -> Vector:
-        shapes = self._shapes(rows)
-        found: Vector = sum((self._PRIOR[p][0] * shapes[p] for p in PARTS), np.zeros(len(rows)))
-        return found
+    def predict(self, rows: Rows) -> tuple[Vector, Vector]:
+        """Mean and standard deviation of the time per sample."""
+        return self._sum(self._alike(rows, self._hyper), self._shapes(rows))
 
     def attraction(self, rows: Rows) -> Vector:
         """What to try next by: improvement, but at first as if the model were surer than it is, as most
@@ -156,17 +186,46 @@ class StepModel:
         spread = boldness * spread
         score = (self.incumbent - mean) / spread
         found: Vector = spread * (score * stats.norm.cdf(score) + stats.norm.pdf(score))
+        leading = np.argsort(-found, kind="stable")
+        for some in (leading[:_LEADING], leading[_LEADING:]):
+            if len(some) and found[some].max() > found.max(
+                where=~np.isin(leading, some), initial=0.0
+            ):
+                found[some] = np.minimum(found[some], self._above_its_floor(rows[some], boldness))
         return found
 
-    def predict(self, rows: Rows) -> tuple[Vector, Vector]:
-        """Mean and standard deviation of the time per sample."""
-        cross = self._kernel(rows, self._rows, self._hyper)
-        mean = self._mean(rows) + cross @ self._weights
-        solved = linalg.solve_triangular(self._root, cross.T, lower=True)
-        shapes = self._shapes(rows)
-        prior = sum((shapes[part] * self._PRIOR[part][1]) ** 2 for part in PARTS)
-        variance = prior + self._hyper[1] ** 2 - (solved**2).sum(axis=0)
-        return mean, np.sqrt(np.maximum(variance, 1e-12))
+    def _above_its_floor(self, rows: Rows, boldness: float) -> Vector:
+        """The same, where no part is below 0: nothing is faster than with the largest micro-batch, most
+        accumulation and rarest reading, but for the pressure. What lies above that floor is taken to be
+        gamma distributed."""
+        shapes, floor_shapes = self._shapes(rows), self._floor_shapes(rows)
+        above = {part: shapes[part] - floor_shapes[part] for part in PARTS}
+        alike = self._alike(rows, self._hyper)
+        floor, floor_spread = self._sum(alike, floor_shapes)
+        rest, rest_spread = self._sum(replace(alike, all=0 * alike.all), above)
+        rest, rest_spread = np.maximum(rest, 1e-6), np.maximum(boldness * rest_spread, 1e-6)
+        peakedness = np.minimum((rest / rest_spread) ** 2, 1e4)
+        scale = rest / peakedness
+        total = np.zeros(len(rows))
+        for node, weight in zip(*_NORMAL_NODES, strict=True):
+            room = np.maximum(self.incumbent - floor - boldness * node * floor_spread, 0.0)
+            below = special.gammainc(peakedness, room / scale)
+            deeper = special.gammainc(peakedness + 1, room / scale)
+            total += weight * (room * below - rest * deeper)
+        return total
+
+    def _floor_shapes(self, rows: Rows) -> dict[str, Vector]:
+        best = rows.copy()
+        for name in _PHYSICAL:
+            if name in self._grid.names and self._grid.numbers(rows[:1], name) is not None:
+                best[:, self._grid.names.index(name)] = self._grid.highest(name)
+        return {**self._shapes(best), "pressure": np.zeros(len(rows))}
+
+    def _see(self, rows: Rows, times: Vector, noise: Vector) -> None:
+        self._rows, self._times, self._noise = rows, times, noise
+        self._own_shapes = self._shapes(rows)
+        self._own_apart = self._apart(rows)
+        self._rest = times - self._mean(self._own_shapes)
 
     def _fit(self) -> None:
         hypers = itertools.product(self._SHARED, self._RESIDUAL, self._NOISE)
@@ -175,27 +234,52 @@ class StepModel:
     def _evidence(self, hyper: Hyper) -> float:
         self._solve(hyper)
         determinant = 2 * np.log(np.diag(self._root)).sum()
-        rest = self._times - self._mean(self._rows)
-        return float(-(rest @ self._weights + determinant) / 2)
+        return float(-(self._rest @ self._weights + determinant) / 2)
 
     def _solve(self, hyper: Hyper) -> None:
         self._hyper = hyper
-        noise = hyper[2] * self._noise
-        kernel = self._kernel(self._rows, self._rows, hyper) + np.diag(noise**2 + 1e-8)
+        alike = self._own_apart.alike(hyper)
+        noise = (hyper[2] * self._noise) ** 2
+        kernel = self._covariance(alike, self._own_shapes, hyper) + np.diag(noise + 1e-8)
         self._root = linalg.cholesky(kernel, lower=True)
-        self._weights = linalg.cho_solve((self._root, True), self._times - self._mean(self._rows))
+        self._weights = linalg.cho_solve((self._root, True), self._rest)
 
-    def _kernel(self, rows: Rows, others: Rows, hyper: Hyper) -> Matrix:
-        shared, residual, _ = hyper
-        here, there = self._shapes(rows), self._shapes(others)
-        found: Matrix = np.zeros((len(rows), len(others)))
-        for part in PARTS:
-            apart = self._grid.distance(rows, others, self._acting[part])
-            size = self._PRIOR[part][1]
-            found += np.outer(size * here[part], size * there[part]) * shared**apart
-        everything = self._grid.distance(rows, others, self._grid.names)
-        found += residual**2 * np.exp(-2 * everything)
+    def _mean(self, shapes: Mapping[str, Vector]) -> Vector:
+        found: Vector = sum(
+            (self._PRIOR[p][0] * shapes[p] for p in PARTS), np.zeros_like(shapes[PARTS[0]])
+        )
         return found
+
+    def _sum(self, alike: "_Alike", shapes: Mapping[str, Vector]) -> tuple[Vector, Vector]:
+        """Mean and standard deviation of a sum of parts in these proportions."""
+        cross = self._covariance(alike, shapes, self._hyper)
+        mean = self._mean(shapes) + cross @ self._weights
+        solved = linalg.solve_triangular(self._root, cross.T, lower=True)
+        prior = sum((shapes[part] * self._PRIOR[part][1]) ** 2 for part in PARTS)
+        own = self._hyper[1] ** 2 * bool(alike.all.any())
+        variance = prior + own - (solved**2).sum(axis=0)
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+
+    def _covariance(self, alike: "_Alike", shapes: Mapping[str, Vector], hyper: Hyper) -> Matrix:
+        found: Matrix = hyper[1] ** 2 * alike.all
+        for part in PARTS:
+            size = self._PRIOR[part][1]
+            here, there = size * shapes[part], size * self._own_shapes[part]
+            found = found + alike.parts[part] * np.outer(here, there)
+        return found
+
+    def _alike(self, rows: Rows, hyper: Hyper) -> "_Alike":
+        return self._apart(rows).alike(hyper)
+
+    def _apart(self, rows: Rows) -> "_Apart":
+        """How far rows lie from those that were seen."""
+        axes = self._grid.distances(rows, self._rows)
+        nothing = np.zeros((len(rows), len(self._rows)))
+        several = {
+            names: sum((axes[name] for name in names), nothing) for names in self._acting.values()
+        }
+        parts = {part: several[names] for part, names in self._acting.items()}
+        return _Apart(parts, sum(axes.values(), nothing))
 
     def _shapes(self, rows: Rows) -> dict[str, Vector]:
         """How large each part is, against where it is largest."""
@@ -239,13 +323,13 @@ def _span(grid: Grid, name: str) -> float:
     return high / low
 
 
-def _acting_on(part: str, grid: Grid) -> set[str]:
+def _acting_on(part: str, grid: Grid) -> frozenset[str]:
     """The knobs that change the size of a part; one that nothing is known of may change any."""
-    return {
+    return frozenset(
         name
         for name in grid.names
         if name not in _PHYSICAL and (name not in CATALOGUE or part in CATALOGUE[name].parts)
-    }
+    )
 
 
 def measured(trial: FrozenTrial) -> float | None:

@@ -157,7 +157,6 @@ def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: st
     "changes",
     [
         {"gradient_compression": "one_bit"},
-        pytest.param({"gradient_compression": "powersgd"}, marks=pytest.mark.slow),
         {"layer_keep": 0.3},
         pytest.param({"layer_keep": 0.3, "parallelism": "fsdp"}, marks=pytest.mark.slow),
         pytest.param({"curriculum_start": 0.25}, marks=pytest.mark.slow),

@@ -19,10 +19,10 @@ from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.step_model import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
-_DRAWS = 3000
-_WALKERS = 120
+_DRAWS = 4000
+_WALKERS = 200
 _SWEEPS = 24
-_JUDGES = 60
+_JUDGES = 100
 """Walkers that are asked about every candidate."""
 _TELLING = 50
 """Rows of each kind that are looked at: those that came closest to the limit."""

@@ -61,7 +61,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         budget={"trials": 3},
     )
     autotune("start", str(study), cwd=folder, check=True)
-    status = json.loads(autotune("status", STUDY, "--json", cwd=folder, check=True).stdout)
+    status: dict[str, Any] = {"daemon": "still there"}
+    while status["daemon"]:  # for a moment after it has written the end
+        shown = autotune("status", STUDY, "--json", cwd=folder, check=True)
+        status = json.loads(shown.stdout)
     assert status["state"] == "DONE"
     database = Database(f"sqlite:///{folder}/autotune.db")
     repository = Repository(database)

@@ -48,7 +48,7 @@ def test_out_of_memory_is_recorded_and_nothing_larger_is_launched(tiny: StudyFol
         {"trouble": "oom", "above": 4},
         resources=MEMORY,
         search_space={"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 10]},
-        budget={"trials": 7},  # six configurations fit, so one at least does not
+        budget={"trials": 7, "least_gain": 0},  # six configurations fit, so one at least does not
     )
     assert found.returncode == 0, found.stdout + found.stderr
     tiny.assert_complete(trials=7)

@@ -155,7 +155,7 @@ def test_needs_of_a_single_knob_can_be_asked_for():
 
 ALL_NEEDY = {
     "precision": ["tf32"],
-    "gradient_compression": ["bf16"],
+    "gradient_compression": ["bf16", "powersgd"],
     "compile": ["reduce-overhead", "max-autotune"],
     "attention": ["efficient", "cudnn"],
     "pin_memory": [True],

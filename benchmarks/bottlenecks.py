@@ -55,13 +55,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--json", action="store_true")
-    times = parser.parse_args().times
+    arguments = parser.parse_args()
+    times = arguments.times
     seen: dict[str, list[str]] = {name: [] for name in PLANTED}
     unplanted: dict[str, list[str]] = {name: [] for name in UNPLANTED}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(times):
             for name, (_, baseline) in PLANTED.items():
                 seen[name].append(first_finding(Path(folder), name, baseline))
+                if not arguments.json:
+                    print(name, seen[name][-1], flush=True)
             for name, own in unplanted.items():
                 own.append(first_finding(Path(folder), name, {}))
     report: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """The trials of one study, kept in Optuna's tables."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,7 +98,9 @@ class TrialLedger:
 
     def name_objective(self, name: str) -> None:
         """What the dashboard calls the value of a trial."""
-        optuna_dashboard.set_objective_names(self._study, [name])
+        with warnings.catch_warnings():  # deprecated in newer versions for what older ones lack
+            warnings.simplefilter("ignore")
+            optuna_dashboard.set_objective_names(self._study, [name])
 
     def _tell(self, trial: Trial, result: AttemptResult) -> None:
         if result.state == "COMPLETE":

@@ -186,12 +186,11 @@ class StepModel:
         spread = boldness * spread
         score = (self.incumbent - mean) / spread
         found: Vector = spread * (score * stats.norm.cdf(score) + stats.norm.pdf(score))
-        leading = np.argsort(-found, kind="stable")
-        for some in (leading[:_LEADING], leading[_LEADING:]):
-            if len(some) and found[some].max() > found.max(
-                where=~np.isin(leading, some), initial=0.0
-            ):
-                found[some] = np.minimum(found[some], self._above_its_floor(rows[some], boldness))
+        order = np.argsort(-found, kind="stable")
+        leading, others = order[:_LEADING], order[_LEADING:]
+        found[leading] = np.minimum(found[leading], self._above_its_floor(rows[leading], boldness))
+        if len(others) and found[others].max() > found[leading].max():
+            found[others] = np.minimum(found[others], self._above_its_floor(rows[others], boldness))
         return found
 
     def _above_its_floor(self, rows: Rows, boldness: float) -> Vector:

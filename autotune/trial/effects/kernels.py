@@ -1,6 +1,6 @@
 """Which kernels run, and what they keep: compilation, attention, layout, streams, recomputation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -34,13 +34,20 @@ def qkv_streams(knobs: Knobs, model: nn.Module) -> None:
         ValueError: it is asked for and no module of the model offers it.
     """
     offering = [module for module in model.modules() if isinstance(module, SplitProjection)]
-    if knobs["qkv_streams"] and not offering:
-        raise ValueError(
-            "qkv_streams is on, but no module of the model has a `qkv_streams` attribute; "
-            "take the knob out of the search space or give the attention modules the attribute"
+    if knobs["qkv_streams"]:
+        _must_offer(
+            offering, "qkv_streams is on", "qkv_streams", "give the attention modules the attribute"
         )
     for module in offering:
         module.qkv_streams = knobs["qkv_streams"]
+
+
+def _must_offer(offering: Sequence[object], asked: str, name: str, instead: str) -> None:
+    if not offering:
+        raise ValueError(
+            f"{asked}, but no module of the model has a `{name}` attribute; take the knob out of the "
+            f"search space or {instead}"
+        )
 
 
 @runtime_checkable
@@ -57,10 +64,9 @@ def loss_chunks(knobs: Knobs, model: nn.Module) -> None:
         ValueError: it is asked for and no module of the model offers it.
     """
     offering = [module for module in model.modules() if isinstance(module, ChunkedLoss)]
-    if knobs["loss_chunks"] > 1 and not offering:
-        raise ValueError(
-            "loss_chunks is above 1, but no module of the model has a `loss_chunks` attribute; take "
-            "the knob out of the search space or compute the loss inside the model"
+    if knobs["loss_chunks"] > 1:
+        _must_offer(
+            offering, "loss_chunks is above 1", "loss_chunks", "compute the loss inside the model"
         )
     for module in offering:
         module.loss_chunks = knobs["loss_chunks"]

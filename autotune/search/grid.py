@@ -80,17 +80,15 @@ class Grid:
         near = [_changed(here, axis, v) for axis, size in enumerate(sizes) for v in range(size)]
         return np.unique(np.concatenate([drawn, np.array(near)]), axis=0)
 
-    def numbers(self, rows: Rows, name: str) -> Vector | None:
-        """The values of a parameter in these rows; None unless all it can have are above 0."""
-        if not self.has_numbers(name) or min(self._values[name]) <= 0:
-            return None
-        return self.plain_numbers(rows, name)
-
     def has_numbers(self, name: str) -> bool:
         """Whether it is a parameter of numbers."""
         return self._places.get(name) is not None
 
-    def plain_numbers(self, rows: Rows, name: str) -> Vector:
+    def has_sizes(self, name: str) -> bool:
+        """Whether it is a parameter of numbers above 0."""
+        return self.has_numbers(name) and min(self._values[name]) > 0
+
+    def numbers(self, rows: Rows, name: str) -> Vector:
         """The values of a parameter of numbers in these rows."""
         values = np.array(self._values[name], dtype=float)
         found: Vector = values[rows[:, self.names.index(name)]]
@@ -104,19 +102,36 @@ class Grid:
         """The index of the largest value of a parameter of numbers."""
         return int(np.argmax(np.array(self._values[name], dtype=float)))
 
+    def distinct(
+        self, rows: Rows, names: Collection[str]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first row with each combination of these parameters, and which of them each row has."""
+        axes = [axis for axis, name in enumerate(self.names) if name in names]
+        sizes = [len(self._values[self.names[axis]]) for axis in axes]
+        found = rows[:, axes] @ np.cumprod([1, *sizes[:-1]])[: len(axes)]
+        _, first, back = np.unique(found, return_index=True, return_inverse=True)
+        return first, back
+
+    def indicators(self, rows: Rows, names: Collection[str]) -> Matrix:
+        """(rows, values of these parameters): 1 where a row has the value, else 0."""
+        columns = [
+            np.eye(len(self._values[name]))[rows[:, axis]]
+            for axis, name in enumerate(self.names)
+            if name in names
+        ]
+        return np.concatenate([np.zeros((len(rows), 0)), *columns], axis=1)
+
     def distance(self, rows: Rows, others: Rows, names: Collection[str]) -> Matrix:
         """How far apart rows lie, summed over these parameters: 1 between any two values that are no
         numbers, 2 between the smallest and the largest number."""
-        total = np.zeros((len(rows), len(others)))
-        apart = self.distances(rows, others)
-        return sum((apart[name] for name in self.names if name in names), total)
-
-    def distances(self, rows: Rows, others: Rows) -> dict[str, Matrix]:
-        """The same, for each parameter."""
-        return {
-            name: self._distances[axis][np.ix_(rows[:, axis], others[:, axis])]
+        from_values = [
+            self._distances[axis][:, others[:, axis]]
             for axis, name in enumerate(self.names)
-        }
+            if name in names
+        ]
+        there = np.concatenate([np.zeros((0, len(others))), *from_values])
+        found: Matrix = self.indicators(rows, names) @ there
+        return found
 
     def _index(self, name: str, value: Any) -> int:
         known = self._known[name].get((type(value), value))

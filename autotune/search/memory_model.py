@@ -10,6 +10,7 @@ fits as well; and two peaks of one class with different micro-batches lie on a l
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.step_model import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
-_DRAWS = 4000
+_DRAWS = 2500
 _WALKERS = 200
 _SWEEPS = 24
 _JUDGES = 100
@@ -30,8 +31,10 @@ _PER_OCTAVE = 0.06
 """Risk of twice the largest micro-batch that has fitted."""
 _SHIFT = 0.35
 """Standard deviation of a shift: octaves of micro-batch."""
-_BLUR = 0.1
-"""How sharp the edge is, octaves."""
+_BLUR = 0.06
+"""How sharp the edge is, octaves: scale of a logistic distribution."""
+_SUREST = 20.0
+"""Most that one row can speak against a draw, in nats."""
 _HEADROOM = 0.95
 """Share of its memory that a rank can use: allocators lose some to fragments."""
 _UNSURE, _UNSURE_PER_OCTAVE = 0.3, 0.15
@@ -62,7 +65,7 @@ class MemoryModel:
             if name not in CATALOGUE or CATALOGUE[name].memory or name == ACCUMULATION
             if name != MICRO_BATCH
         ]
-        self._sized = MICRO_BATCH in grid.names and _numbers(grid, fitted[:0]) is not None
+        self._sized = grid.has_sizes(MICRO_BATCH)
         self._axes = [grid.names.index(name) for name in self._names]
         self._fitted, self._failed = fitted, failed
         self._walkers: Matrix | None = None
@@ -73,7 +76,7 @@ class MemoryModel:
         if shares is not None:
             self._learn_from_peaks(shares)
         if len(self._beyond):
-            self._keep_telling()
+            self._told = self._most_telling()
             self._walkers = self._walk()[:_JUDGES]
 
     def risk(self, rows: Rows) -> Vector:
@@ -82,7 +85,8 @@ class MemoryModel:
             return np.zeros(len(rows))
         if self._walkers is None:
             return self._untouched(rows)
-        found: Vector = self._chance(rows, self._octaves(rows), self._walkers).mean(axis=0)
+        largest = _largest(self._walkers, self._grid.indicators(rows, self._names))
+        found: Vector = special.expit((self._octaves(rows) - largest) / _BLUR).mean(axis=0)
         return np.where(self._at_least(rows, self._failed), 1.0, found)
 
     def _at_least(self, rows: Rows, failed: Rows) -> NDArray[np.bool_]:
@@ -120,11 +124,16 @@ class MemoryModel:
             self._beyond = np.concatenate([self._beyond, self._fitted[[other]]])
             self._fails_from = np.append(self._fails_from, largest + unsure)
 
-    def _keep_telling(self) -> None:
+    def _most_telling(self) -> "_Told":
         fits = np.argsort(-self._fits_to, kind="stable")[:_TELLING]
         fails = np.argsort(self._fails_from, kind="stable")[:_TELLING]
-        self._fitted, self._fits_to = self._fitted[fits], self._fits_to[fits]
-        self._beyond, self._fails_from = self._beyond[fails], self._fails_from[fails]
+        return _Told(
+            self._grid.indicators(
+                np.concatenate([self._fitted[fits], self._beyond[fails]]), self._names
+            ),
+            np.concatenate([self._fits_to[fits], self._fails_from[fails]]),
+            np.concatenate([np.ones(len(fits)), -np.ones(len(fails))]),
+        )
 
     def _walk(self) -> Matrix:
         """Draws of (base, shifts...) from the posterior, (walkers, 1 + shifts)."""
@@ -135,7 +144,7 @@ class MemoryModel:
         drawn = random.normal(0, _SHIFT, (_DRAWS, width))
         drawn[:, 0] = random.uniform(low, high, _DRAWS)
         # Starting where the posterior is: among many draws from the prior, those that fit best.
-        odds = self._evidence(drawn)
+        odds = self._told.evidence(drawn)
         weights = np.exp(odds - odds.max())
         walkers = drawn[random.choice(_DRAWS, _WALKERS, p=weights / weights.sum())]
         likelihood = self._likelihood(walkers, low, high)
@@ -153,33 +162,11 @@ class MemoryModel:
         base = walkers[:, 0]
         prior = -(walkers[:, 1:] ** 2).sum(axis=1) / (2 * _SHIFT**2)
         prior = np.where((base < low) | (base > high), -np.inf, prior)
-        found: Vector = prior + self._evidence(walkers)
+        found: Vector = prior + self._told.evidence(walkers)
         return found
-
-    def _evidence(self, walkers: Matrix) -> Vector:
-        fits = self._chance(self._fitted, self._fits_to, walkers)
-        fails = self._chance(self._beyond, self._fails_from, walkers)
-        found: Vector = np.log1p(-np.minimum(fits, 1 - 1e-9)).sum(axis=1)
-        found += np.log(np.maximum(fails, 1e-9)).sum(axis=1)
-        return found
-
-    def _chance(self, rows: Rows, octaves: Vector, walkers: Matrix) -> Matrix:
-        """(walkers, rows): the probability to fail with these micro-batches, all else as in the rows."""
-        largest = walkers[:, :1] + walkers[:, 1:] @ self._indicators(rows).T
-        found: Matrix = special.ndtr((octaves - largest) / _BLUR)
-        return found
-
-    def _indicators(self, rows: Rows) -> Matrix:
-        columns = [
-            rows[:, [self._grid.names.index(name)]] == np.arange(self._grid.count(name))
-            for name in self._names
-        ]
-        return np.concatenate([np.zeros((len(rows), 0)), *columns], axis=1)
 
     def _octaves(self, rows: Rows) -> Vector:
-        numbers = _numbers(self._grid, rows)
-        assert numbers is not None
-        found: Vector = np.log2(numbers)
+        found: Vector = np.log2(self._grid.numbers(rows, MICRO_BATCH))
         return found
 
     def _all(self) -> Rows:
@@ -189,8 +176,32 @@ class MemoryModel:
         return rows
 
 
-def _numbers(grid: Grid, rows: Rows) -> Vector | None:
-    return grid.numbers(rows, MICRO_BATCH) if MICRO_BATCH in grid.names else None
+@dataclass(frozen=True)
+class _Told:
+    """What rows have shown.
+
+    Attributes:
+        indicators: (rows, shifts): which shifts are theirs.
+        octaves: of each, the micro-batch that fitted or failed.
+        sides: 1: it fitted; -1: it failed.
+    """
+
+    indicators: Matrix
+    octaves: Vector
+    sides: Vector
+
+    def evidence(self, walkers: Matrix) -> Vector:
+        """Logarithm of each walker's likelihood."""
+        beyond = (self.octaves - _largest(walkers, self.indicators)) / _BLUR
+        against = np.clip(self.sides * beyond, -_SUREST, _SUREST)
+        found: Vector = -np.log1p(np.exp(against)).sum(axis=1)
+        return found
+
+
+def _largest(walkers: Matrix, indicators: Matrix) -> Matrix:
+    """(walkers, rows): octaves of the largest micro-batch that fits."""
+    found: Matrix = walkers[:, :1] + walkers[:, 1:] @ indicators.T
+    return found
 
 
 def rows_of(grid: Grid, found: Sequence[dict[str, object]]) -> Rows:

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
@@ -94,8 +95,13 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _NORMAL_NODES = (_NODES, _WEIGHTS / _WEIGHTS.sum())
 """A normal distribution in seven points."""
 
-Hyper = tuple[float, float, float]
-"""Correlation of sizes, residual, factor of the noise."""
+
+class _Hyper(NamedTuple):
+    """What the evidence chooses: correlation of sizes, residual, factor of the noise."""
+
+    shared: float
+    residual: float
+    noise: float
 
 
 @dataclass(frozen=True)
@@ -104,21 +110,6 @@ class _Alike:
 
     parts: Mapping[str, Matrix]
     all: Matrix
-
-
-@dataclass(frozen=True)
-class _Apart:
-    """Distances, over the knobs that act on a part, and over all."""
-
-    parts: Mapping[str, Matrix]
-    all: Matrix
-
-    def alike(self, hyper: Hyper) -> _Alike:
-        """The correlations under these settings."""
-        # Parts on which the same knobs act share a matrix.
-        several = {id(apart): hyper[0] ** apart for apart in self.parts.values()}
-        parts = {part: several[id(apart)] for part, apart in self.parts.items()}
-        return _Alike(parts, np.exp(-2 * self.all))
 
 
 class StepModel:
@@ -159,18 +150,18 @@ class StepModel:
                 np.concatenate([seen.times, guess]),
                 np.concatenate([seen.noise, _UNKNOWN_NOISE * guess]),
             )
-            self._solve(self._hyper)
+            self._solve(self._alike(self._rows), self._hyper)
 
     def expected(self, rows: Rows) -> Vector:
         """Mean time per sample."""
         shapes = self._shapes(rows)
-        cross = self._covariance(self._alike(rows, self._hyper), shapes, self._hyper)
+        cross = self._covariance(self._alike(rows), shapes)
         found: Vector = self._mean(shapes) + cross @ self._weights
         return found
 
     def predict(self, rows: Rows) -> tuple[Vector, Vector]:
         """Mean and standard deviation of the time per sample."""
-        return self._sum(self._alike(rows, self._hyper), self._shapes(rows))
+        return self._sum(self._alike(rows), self._shapes(rows))
 
     def attraction(self, rows: Rows) -> Vector:
         """What to try next by: improvement, but at first as if the model were surer than it is, as most
@@ -199,7 +190,7 @@ class StepModel:
         gamma distributed."""
         shapes, floor_shapes = self._shapes(rows), self._floor_shapes(rows)
         above = {part: shapes[part] - floor_shapes[part] for part in PARTS}
-        alike = self._alike(rows, self._hyper)
+        alike = self._alike(rows)
         floor, floor_spread = self._sum(alike, floor_shapes)
         rest, rest_spread = self._sum(replace(alike, all=0 * alike.all), above)
         rest, rest_spread = np.maximum(rest, 1e-6), np.maximum(boldness * rest_spread, 1e-6)
@@ -216,30 +207,35 @@ class StepModel:
     def _floor_shapes(self, rows: Rows) -> dict[str, Vector]:
         best = rows.copy()
         for name in _PHYSICAL:
-            if name in self._grid.names and self._grid.numbers(rows[:1], name) is not None:
+            if self._grid.has_sizes(name):
                 best[:, self._grid.names.index(name)] = self._grid.highest(name)
         return {**self._shapes(best), "pressure": np.zeros(len(rows))}
 
     def _see(self, rows: Rows, times: Vector, noise: Vector) -> None:
         self._rows, self._times, self._noise = rows, times, noise
         self._own_shapes = self._shapes(rows)
-        self._own_apart = self._apart(rows)
         self._rest = times - self._mean(self._own_shapes)
 
     def _fit(self) -> None:
-        hypers = itertools.product(self._SHARED, self._RESIDUAL, self._NOISE)
-        self._solve(max(hypers, key=self._evidence))
+        evidence = {}
+        for shared in self._SHARED:
+            alike = self._alike(self._rows, shared)
+            for hyper in itertools.starmap(
+                _Hyper, itertools.product([shared], self._RESIDUAL, self._NOISE)
+            ):
+                self._solve(alike, hyper)
+                evidence[hyper] = self._evidence()
+        best = max(evidence, key=evidence.__getitem__)
+        self._solve(self._alike(self._rows, best.shared), best)
 
-    def _evidence(self, hyper: Hyper) -> float:
-        self._solve(hyper)
+    def _evidence(self) -> float:
         determinant = 2 * np.log(np.diag(self._root)).sum()
         return float(-(self._rest @ self._weights + determinant) / 2)
 
-    def _solve(self, hyper: Hyper) -> None:
+    def _solve(self, alike: "_Alike", hyper: "_Hyper") -> None:
         self._hyper = hyper
-        alike = self._own_apart.alike(hyper)
-        noise = (hyper[2] * self._noise) ** 2
-        kernel = self._covariance(alike, self._own_shapes, hyper) + np.diag(noise + 1e-8)
+        noise = (hyper.noise * self._noise) ** 2
+        kernel = self._covariance(alike, self._own_shapes) + np.diag(noise + 1e-8)
         self._root = linalg.cholesky(kernel, lower=True)
         self._weights = linalg.cho_solve((self._root, True), self._rest)
 
@@ -251,34 +247,34 @@ class StepModel:
 
     def _sum(self, alike: "_Alike", shapes: Mapping[str, Vector]) -> tuple[Vector, Vector]:
         """Mean and standard deviation of a sum of parts in these proportions."""
-        cross = self._covariance(alike, shapes, self._hyper)
+        cross = self._covariance(alike, shapes)
         mean = self._mean(shapes) + cross @ self._weights
         solved = linalg.solve_triangular(self._root, cross.T, lower=True)
         prior = sum((shapes[part] * self._PRIOR[part][1]) ** 2 for part in PARTS)
-        own = self._hyper[1] ** 2 * bool(alike.all.any())
+        own = self._hyper.residual**2 * bool(alike.all.any())
         variance = prior + own - (solved**2).sum(axis=0)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
-    def _covariance(self, alike: "_Alike", shapes: Mapping[str, Vector], hyper: Hyper) -> Matrix:
-        found: Matrix = hyper[1] ** 2 * alike.all
+    def _covariance(self, alike: "_Alike", shapes: Mapping[str, Vector]) -> Matrix:
+        found: Matrix = self._hyper.residual**2 * alike.all
         for part in PARTS:
             size = self._PRIOR[part][1]
             here, there = size * shapes[part], size * self._own_shapes[part]
             found = found + alike.parts[part] * np.outer(here, there)
         return found
 
-    def _alike(self, rows: Rows, hyper: Hyper) -> "_Alike":
-        return self._apart(rows).alike(hyper)
-
-    def _apart(self, rows: Rows) -> "_Apart":
-        """How far rows lie from those that were seen."""
-        axes = self._grid.distances(rows, self._rows)
-        nothing = np.zeros((len(rows), len(self._rows)))
-        several = {
-            names: sum((axes[name] for name in names), nothing) for names in self._acting.values()
-        }
+    def _alike(self, rows: Rows, shared: float | None = None) -> "_Alike":
+        """The correlations, at first with a given one of sizes."""
+        rate = math.log(self._hyper.shared if shared is None else shared)
+        # Parts on which the same knobs act share a matrix; so do rows that differ in no such knob.
+        several = {}
+        for names in set(self._acting.values()):
+            first, back = self._grid.distinct(rows, names)
+            apart = self._grid.distance(rows[first], self._rows, names)
+            several[names] = np.exp(rate * apart)[back]
         parts = {part: several[names] for part, names in self._acting.items()}
-        return _Apart(parts, sum(axes.values(), nothing))
+        apart = self._grid.distance(rows, self._rows, self._grid.names)
+        return _Alike(parts, np.exp(-2 * apart))
 
     def _shapes(self, rows: Rows) -> dict[str, Vector]:
         """How large each part is, against where it is largest."""
@@ -299,24 +295,20 @@ class StepModel:
         """The share of blocks whose forward pass happens twice."""
         if not self._grid.has_numbers(CHECKPOINTING):
             return np.zeros(len(rows))
-        every = self._grid.plain_numbers(rows, CHECKPOINTING)
+        every = self._grid.numbers(rows, CHECKPOINTING)
         found: Vector = np.where(every > 0, 1 / np.maximum(every, 1), 0.0)
         return found
 
     def _relative(self, rows: Rows, name: str) -> Vector:
         """A number against the smallest that it can be; 1 where it does not vary."""
-        if name not in self._grid.names:
+        if not self._grid.has_sizes(name):
             return np.ones(len(rows))
-        values = self._grid.numbers(rows, name)
-        return np.ones(len(rows)) if values is None else values / self._grid.extremes(name)[0]
+        return self._grid.numbers(rows, name) / self._grid.extremes(name)[0]
 
 
 def _span(grid: Grid, name: str) -> float:
     """Largest over smallest value of a parameter of numbers above 0; 1 if it is none."""
-    if (
-        name not in grid.names
-        or grid.numbers(np.zeros((1, len(grid.names)), np.int64), name) is None
-    ):
+    if not grid.has_sizes(name):
         return 1.0
     low, high = grid.extremes(name)
     return high / low

@@ -74,7 +74,7 @@ class Budget:
         return time.monotonic() - self._started
 
     def _device_hours(self, attempts: Sequence[StoredAttempt]) -> float:
-        searching = (Purpose.SEARCH, Purpose.CALIBRATE)
+        searching = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.FIT)
         spent = sum(a.result.wall_seconds for a in attempts if a.purpose in searching)
         return spent * self._world_size / 3600
 

@@ -4,6 +4,7 @@ All state is in SQL, so it needs no care to die: whoever takes the lease next go
 """
 
 import contextlib
+import dataclasses
 import datetime
 import logging
 import os
@@ -20,6 +21,7 @@ from autotune import plan
 from autotune.attempts import Job
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import best
+from autotune.largest_batch import LargestBatch
 from autotune.notes import study_note
 from autotune.report.logs import folder_of
 from autotune.spec import StudySpec
@@ -223,7 +225,9 @@ class _Session:
             self._repository.record_environment(self._lease, environment),
             launcher.workers,
         )
-        tuner = Tuner(job, launcher, self._signals)
+        resolved = LargestBatch(job, launcher, self._signals.check).resolved()
+        study = self._repository.study(self._study.name)  # its time has gone on
+        tuner = Tuner(dataclasses.replace(job, spec=resolved, study=study), launcher, self._signals)
         verdict = tuner.run()
         tuner.ledger.note(study_note(verdict.as_dict()))
         if verdict.trial is not None:

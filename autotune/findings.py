@@ -120,11 +120,14 @@ def _beside(
         found.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
     peaks = profile["peaks"]
     if max(peaks) > _IMBALANCE * min(peaks) > 0:
+        alone = knobs["parallelism"] == "data_parallel"
+        one = "device" if alone else "rank"
         text = (
-            f"rank {peaks.index(max(peaks))} takes {max(peaks) / min(peaks):.1f}x the memory of rank "
-            f"{peaks.index(min(peaks))}, which bounds the batch for all: compute the loss on every rank"
+            f"{one} {peaks.index(max(peaks))} takes {max(peaks) / min(peaks):.1f}x the memory of {one} "
+            f"{peaks.index(min(peaks))}, which bounds the batch for all: compute the loss on every {one}"
         )
-        found.append(Finding("memory", None, text))
+        answers = ("loss_placement", "parallelism") if alone else ()
+        found.append(Finding("memory", None, text, answers))
     for module, move in profile.get("batch_moves", {}).items():
         text = (
             f"{module} permutes {move}: the batch is no longer outermost, which costs copies, and "

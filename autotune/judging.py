@@ -109,6 +109,14 @@ class ProfileRun(_WholeRun):
         return AttemptResult(Outcome.COMPLETE.value, **_common(report))
 
 
+class FitRun(_WholeRun):
+    """A run that is only to show whether it fits in memory."""
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """COMPLETE, or how it failed."""
+        return _failure(report) or AttemptResult(Outcome.COMPLETE.value, **_common(report))
+
+
 Step = BlockReport | StoredBlock
 """A block of one step, as reported or as stored."""
 

@@ -17,6 +17,8 @@ FieldPath = tuple[str | int, ...]
 Problems = dict[FieldPath, str]
 """Where -> what; one mistake each."""
 
+LARGEST = "max"
+"""Of micro_batch: the largest that fits in memory."""
 _LONGEST_WORD = 100
 _MEMBERS_OF_UNIONS = ("str", "int", "float", "bool", "constrained-int")
 
@@ -55,8 +57,11 @@ def _of_values(name: str, values: Sequence[Any]) -> Problems:
     seen = set()
     for index, value in enumerate(values):
         path = ("search_space", name, index)
-        if problem := CATALOGUE[name].domain.problem(value):
-            found[path] = f"{problem}, got {in_yaml(value)}"
+        is_largest = name == "micro_batch" and value == LARGEST
+        problem = None if is_largest else CATALOGUE[name].domain.problem(value)
+        if problem:
+            also = f", or {LARGEST}" if name == "micro_batch" else ""
+            found[path] = f"{problem}{also}, got {in_yaml(value)}"
         elif value in seen:
             found[path] = f"has {in_yaml(value)} twice"
         seen.add(value)

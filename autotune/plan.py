@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import BadInput
 from autotune.measurement.watch import Limits
+from autotune.mistakes import LARGEST
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.trial.protocol import BlockPlan, Deadlines, TrialRequest
@@ -30,7 +32,15 @@ def launcher(spec: StudySpec, folder: Path) -> Launcher:
 
 
 def space(spec: StudySpec, launcher: Launcher) -> Space:
-    """What may be tried on the launcher's devices."""
+    """What may be tried on the launcher's devices.
+
+    Raises:
+        BadInput: a value is still to be found.
+    """
+    if LARGEST in spec.values().get("micro_batch", []):
+        raise BadInput(
+            "search_space.micro_batch: only `autotune start` finds max; give numbers here"
+        )
     return Space(spec.values(), spec.full_baseline(), facts(spec, launcher))
 
 
@@ -47,6 +57,7 @@ def facts_of(launcher: Launcher) -> Facts:
         world_size=launcher.workers,
         backend="nccl" if slot.devices_per_rank >= 1 else "gloo",
         capability=lowest_capability(slot.environment) if slot.device == "cuda" else None,
+        nodes=slot.nodes,
     )
 
 
@@ -83,7 +94,7 @@ def request(
         log_dir: for their output.
     """
     plan = spec.measurement
-    return TrialRequest(
+    asked = TrialRequest(
         trial=name,
         factory=spec.workload.factory,
         args=spec.workload.args,
@@ -100,6 +111,19 @@ def request(
         import_paths=(workdir,),
         env=spec.env,
         log_dir=str(log_dir),
+    )
+    return in_one_process(asked) if knobs["parallelism"] == "data_parallel" else asked
+
+
+def in_one_process(asked: TrialRequest) -> TrialRequest:
+    """The same trial where one rank does the work of all, with what all of them have."""
+    ranks, limit = asked.world_size, asked.memory_per_rank
+    return dataclasses.replace(
+        asked,
+        world_size=1,
+        replicas=ranks,
+        cpus_per_rank=ranks * asked.cpus_per_rank,
+        memory_per_rank=ranks * limit if limit and asked.device == "cpu" else limit,
     )
 
 

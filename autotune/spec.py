@@ -248,6 +248,10 @@ class StudySpec(_Section):
             problems |= mistakes.of_global_batch(
                 fixed, workers, self.full_baseline(), baseline_given=given
             )
+        if fixed and mistakes.LARGEST in self._micro_batches():
+            problems["search_space", "micro_batch"] = (
+                "max does not go with objective.global_batch, which bounds it; give numbers"
+            )
         if self.ray_address is not None and self.launcher != "ray":
             problems["ray_address",] = "has no effect without `launcher: ray`; add it"
         if problems:
@@ -259,6 +263,10 @@ class StudySpec(_Section):
         if isinstance(self.search_space, str):
             return preset(self.search_space)
         return dict(self.search_space)
+
+    def _micro_batches(self) -> list[Any]:
+        space = self.search_space
+        return space.get("micro_batch", []) if isinstance(space, dict) else []
 
     def full_baseline(self) -> dict[str, Any]:
         """The baseline with a value for every knob."""

@@ -89,6 +89,7 @@ CASES: dict[str, Case] = {
     "nccl_algo": Case("Ring", "mlp"),
     "nccl_proto": Case("Simple", "mlp"),
     "nccl_channels": Case(4, "mlp"),
+    "loss_placement": Case("inside", "convnet", {"parallelism": "data_parallel"}),
     "log_interval": Case(1, "gpt"),
 }
 
@@ -110,6 +111,8 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
         workdir=str(folder.parent),
         log_dir=str(folder),
     )
+    if knobs["parallelism"] == "data_parallel":
+        request = plan.in_one_process(request)
     judge = TimedRun(COMPILED if knobs["compile"] != "none" else LIMITS)
     return judge.result(slot.run(request, judge)).throughput
 

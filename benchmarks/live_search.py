@@ -1,6 +1,6 @@
 """How long until a real study has seen a configuration close to the best? Our sampler and Optuna's TPE.
 
-    python benchmarks/live_search.py [--json] [--pairs N] [--study examples/quickstart.yaml]
+    python benchmarks/live_search.py [--json] [--pairs N] [--study FILE] [--wall-time 150s]
 
 Whole studies in new databases, in turn: the same study file, budget and machine, only `sampler`
 differs; the order within a pair alternates. The best is the best trial that any of the studies has
@@ -26,11 +26,11 @@ SAMPLERS = ("model", "tpe")
 CLOSE = 0.05
 
 
-def run(study: dict[str, Any], folder: Path, sampler: str) -> list[StoredAttempt]:
+def run(study: dict[str, Any], folder: Path, sampler: str, wall_time: str) -> list[StoredAttempt]:
     """The attempts of a whole study, in a database of its own."""
     folder.mkdir(parents=True)
     measurement = {**study.get("measurement", {}), "attribution": 0}
-    budget = {**study.get("budget", {}), "least_gain": 0}
+    budget = {"trials": None, "wall_time": wall_time, "least_gain": 0}
     changed = {"sampler": sampler, "measurement": measurement, "budget": budget}
     (folder / "study.yaml").write_text(yaml.safe_dump({**study, **changed}))
     url = f"sqlite:///{folder / 'study.db'}"
@@ -61,8 +61,9 @@ def best(attempts: list[StoredAttempt]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--study", type=Path, default=ROOT / "examples" / "quickstart.yaml")
+    parser.add_argument("--study", type=Path, default=ROOT / "examples" / "seed_transformer.yaml")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--wall-time", default="150s", help="of each study")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     study = yaml.safe_load(arguments.study.read_text())
@@ -71,7 +72,9 @@ def main() -> None:
         for pair in range(arguments.pairs):
             for name in SAMPLERS if pair % 2 == 0 else reversed(SAMPLERS):
                 seeded = {**study, "seed": pair}
-                runs[name].append(run(seeded, Path(folder, f"{pair}-{name}"), name))
+                place = Path(folder, f"{pair}-{name}")
+                runs[name].append(run(seeded, place, name, arguments.wall_time))
+                print(f"{place.name}: {best(runs[name][-1]):.4g}", file=sys.stderr, flush=True)
     most = max(best(attempts) for several in runs.values() for attempts in several)
     report: dict[str, Any] = {"study": study["name"], "pairs": arguments.pairs, "best_seen": most}
     for name, several in runs.items():

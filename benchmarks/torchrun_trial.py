@@ -30,7 +30,7 @@ def main() -> None:
         device="cpu",
         blocks=BlockPlan(seconds=0.1, min_steps=2, max_blocks=int(sys.argv[2])),
     )
-    context = RankContext(rank, rank, world_size, torch.device("cpu"))
+    context = RankContext(rank, rank, world_size, (torch.device("cpu"),))
     seconds = []
     built = workload.build(request.factory, request.args)
     loop = TrainingLoop(built, request, context, lambda: None)

@@ -59,6 +59,7 @@ class Slot(ABC):
     device: str
     """'cpu' or 'cuda'."""
     devices_per_rank: float
+    nodes: int
 
     @abstractmethod
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:

@@ -57,6 +57,7 @@ class AgentSlot(Slot):
         self.environment = self._agents.environment
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
+        self.nodes = len(nodes)
         self._check_devices()
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
@@ -160,7 +161,7 @@ class _Agents:
             placement = Placement(
                 node=index,
                 first_rank=first,
-                local_world_size=node.ranks,
+                local_world_size=min(node.ranks, request.world_size),
                 store_host=self.links[0].host,
                 store_port=self._store_port,
                 interface=self._interfaces[index],

@@ -177,6 +177,20 @@ _KNOBS = (
         because="computing anew costs time: only if memory is what hurts",
     ),
     Knob(
+        name="loss_placement",
+        domain=Choice(("outside", "inside")),
+        default="outside",
+        summary="under DataParallel, the loss on the gathered outputs of all devices, or inside what "
+        "each device runs",
+        needs=CUDA,
+        applied="DataParallel(module whose forward pass returns the loss)",
+        source="PyTorch DataParallel: outputs are gathered on device_ids[0]",
+        parts=("compute", "pressure"),
+        promising="inside",
+        because="the outputs of all devices need not fit on the first",
+        memory=True,
+    ),
+    Knob(
         name="layer_keep",
         domain=Range(0.05, 1, integer=False),
         default=1,
@@ -242,12 +256,15 @@ _KNOBS = (
     ),
     Knob(
         name="parallelism",
-        domain=Choice(("ddp", "none", "zero1", "fsdp", "fsdp_keep", "hsdp")),
+        domain=Choice(("ddp", "none", "data_parallel", "zero1", "fsdp", "fsdp_keep", "hsdp")),
         default="ddp",
         summary="what ranks share: nothing (ddp), optimizer state (zero1), parameters as well (FSDP2); "
-        "none: the bare model of a single rank",
-        applied="DistributedDataParallel, ZeroRedundancyOptimizer, fully_shard of blocks and model",
-        source="Rajbhandari et al. 2020, ZeRO; Zhao et al. 2023, PyTorch FSDP",
+        "none: the bare model of a single rank; data_parallel: one process drives all devices of a "
+        "node, on the CPU all its processors",
+        applied="DistributedDataParallel, DataParallel, ZeroRedundancyOptimizer, fully_shard of blocks "
+        "and model",
+        source="Li et al. 2020, PyTorch Distributed (VLDB); Rajbhandari et al. 2020, ZeRO; Zhao et al. "
+        "2023, PyTorch FSDP",
         parts=("exchange", "update", "launch", "compute"),
         promising="ddp",
         because="the least to send; sharding is for what does not fit",

@@ -44,38 +44,24 @@ _OF_DDP = (
 )
 _HALF_ONLY = ("flash", "cudnn")
 _SHARDED = ("fsdp", "fsdp_keep", "hsdp")
-_WITHOUT_DDP = ("none", *_SHARDED)
+_WITHOUT_DDP = ("none", "data_parallel", *_SHARDED)
+_OF_ONE_COPY = ("compile", "qkv_streams", "activation_checkpointing", "layer_keep")
 
 
 def _changed(name: str, values: Values) -> bool:
     return values[name] != CATALOGUE[name].default
 
 
-def _only_of_ddp(name: str) -> Conflict:
-    return Conflict(
-        name,
-        "parallelism",
-        lambda v: v["parallelism"] in _WITHOUT_DDP and _changed(name, v),
-        "it acts on DDP only",
-    )
+def _not_beside(
+    name: str, other: str, refused: Callable[[KnobValue], bool], reason: str
+) -> Conflict:
+    """A knob that stays at its default where another one has such a value."""
+    return Conflict(name, other, lambda v: refused(v[other]) and _changed(name, v), reason)
 
 
-def _only_of_workers(name: str) -> Conflict:
-    return Conflict(
-        name,
-        "loader_workers",
-        lambda v: v["loader_workers"] == 0 and _changed(name, v),
-        "it acts on loader workers only",
-    )
-
-
-def _only_with(name: str, other: str, wanted: KnobValue) -> Conflict:
-    return Conflict(
-        name,
-        other,
-        lambda v: v[other] != wanted and _changed(name, v),
-        f"it acts beside {other}={written(wanted)} only",
-    )
+def _only_beside(name: str, other: str, wanted: KnobValue) -> Conflict:
+    reason = f"it acts beside {other}={written(wanted)} only"
+    return _not_beside(name, other, lambda value: value != wanted, reason)
 
 
 def _never_both(first: str, second: str, reason: str) -> Conflict:
@@ -83,13 +69,29 @@ def _never_both(first: str, second: str, reason: str) -> Conflict:
 
 
 CONFLICTS = (
-    *map(_only_of_ddp, _OF_DDP),
-    *map(_only_of_workers, ("persistent_workers", "prefetch_factor")),
-    _only_with("powersgd_rank", "gradient_compression", "powersgd"),
-    Conflict(
+    *(
+        _not_beside(name, "parallelism", lambda v: v in _WITHOUT_DDP, "it acts on DDP only")
+        for name in _OF_DDP
+    ),
+    *(
+        _not_beside(
+            name,
+            "parallelism",
+            lambda v: v == "data_parallel",
+            "it is tied to one copy of the model, and every forward pass makes new ones",
+        )
+        for name in _OF_ONE_COPY
+    ),
+    *(
+        _not_beside(name, "loader_workers", lambda v: v == 0, "it acts on loader workers only")
+        for name in ("persistent_workers", "prefetch_factor")
+    ),
+    _only_beside("powersgd_rank", "gradient_compression", "powersgd"),
+    _only_beside("loss_placement", "parallelism", "data_parallel"),
+    _not_beside(
         "curriculum_share",
         "curriculum_start",
-        lambda v: v["curriculum_start"] == 1 and _changed("curriculum_share", v),
+        lambda v: v == 1,
         "samples always have their whole length",
     ),
     _never_both("layer_keep", "compile", "every choice of blocks would be compiled anew"),
@@ -110,12 +112,10 @@ CONFLICTS = (
         ),
         "an overflow (fp16) would stay in what was lost in sending, which needs fp32 to be kept",
     ),
-    Conflict(
-        "gradient_compression",
+    _not_beside(
         "layer_keep",
-        lambda v: (
-            v["gradient_compression"] in ("powersgd", "one_bit") and _changed("layer_keep", v)
-        ),
+        "gradient_compression",
+        lambda v: v in ("powersgd", "one_bit"),
         "what is left over from one step belongs to the same parameters in the next",
     ),
     _never_both(
@@ -135,10 +135,10 @@ CONFLICTS = (
         lambda v: v["precision"] == "fp16" and v["parallelism"] in _SHARDED,
         "gradients that ranks hold in parts would each be checked for overflow alone",
     ),
-    Conflict(
+    _not_beside(
         "static_graph",
         "accumulation_steps",
-        lambda v: bool(v["static_graph"]) and int(v["accumulation_steps"]) > 1,
+        lambda v: v != 1,
         "DDP learns the graph from its first backward pass, which no_sync hides from it (torch 2.13)",
     ),
 )
@@ -154,6 +154,7 @@ class Facts:
         capability: lowest CUDA compute capability among the devices; None on the CPU.
         global_batch: samples per optimizer step that the study holds fixed; None: free.
         backend: of the collectives: 'gloo' or 'nccl'.
+        nodes: that a trial spans.
     """
 
     device: str
@@ -161,6 +162,7 @@ class Facts:
     capability: tuple[int, int] | None = None
     global_batch: int | None = None
     backend: str = "gloo"
+    nodes: int = 1
 
 
 def infeasible(knobs: Values, facts: Facts) -> list[str]:
@@ -224,7 +226,13 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
         )
     if knobs["parallelism"] == "none" and facts.world_size > 1:
         yield f"parallelism=none is for one rank; this study has {facts.world_size}"
-    if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in _SHARDED:
+    if knobs["parallelism"] == "data_parallel" and (facts.nodes > 1 or facts.world_size == 1):
+        yield (
+            "parallelism=data_parallel drives several devices of one node; this study has "
+            f"{facts.world_size} on {facts.nodes}"
+        )
+    alone = (*_SHARDED, "data_parallel")
+    if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in alone:
         yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"
     if knobs["parallelism"] == "hsdp" and (facts.world_size < 4 or facts.world_size % 2):
         yield (

@@ -72,12 +72,14 @@ class Purpose(StrEnum):
     """The winner, whole or with one knob back at the baseline: what does each knob bring?"""
     PROFILE = "profile"
     """A few steps under the profiler, to see what a step is made of."""
+    FIT = "fit"
+    """A few steps of the baseline with a larger micro-batch, its round: does it fit in memory?"""
 
 
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
-UNTIMED = (*TRAJECTORIES, Purpose.PROFILE)
+UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT)
 """Attempts that say nothing about speed."""
 
 

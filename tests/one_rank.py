@@ -67,7 +67,7 @@ def regression(
 
 def training(workload: autotune.Workload, **changes: Any) -> TrainingLoop:
     request = TrialRequest("t", "m:f", {}, knobs(**changes), world_size=1, seed=3, device="cpu")
-    return TrainingLoop(workload, request, RankContext(0, 0, 1, CPU), lambda: None)
+    return TrainingLoop(workload, request, RankContext(0, 0, 1, (CPU,)), lambda: None)
 
 
 @dataclasses.dataclass

@@ -121,6 +121,8 @@ class ProgressLines:
             return f"{trial}, one knob back, round {attempt.round}"
         if attempt.purpose == Purpose.PROFILE:
             return f"{trial}, profile"
+        if attempt.purpose == Purpose.FIT:
+            return f"{trial}, micro-batch {attempt.round}"
         return trial
 
     def _mark(self, attempt: StoredAttempt) -> str:

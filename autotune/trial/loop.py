@@ -9,7 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.trial.effects import feeding, kernels, parallel, precision, process, schedules
+from autotune.trial.effects import (
+    feeding,
+    kernels,
+    parallel,
+    precision,
+    process,
+    replicas,
+    schedules,
+)
 from autotune.trial.observers import memory
 from autotune.trial.observers.block import BlockObservers, together
 from autotune.trial.observers.timing import BlockClock, BlockLength
@@ -19,12 +27,17 @@ from autotune.trial.workload import Workload
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where a rank stands in its trial."""
+    """Where a rank stands in its trial, and what it computes on."""
 
     rank: int
     local_rank: int
     world_size: int
-    device: torch.device
+    devices: tuple[torch.device, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """The one that holds its model and takes its batches."""
+        return self.devices[0]
 
 
 Span = Callable[[str], AbstractContextManager[Any]]
@@ -79,7 +92,12 @@ class TrainingLoop:
         self._curriculum = schedules.Curriculum(self.knobs, workload)
         kernels.channels_last(self.knobs, model)
         model = kernels.compiled(self.knobs, model)
-        self.model = parallel.wrapped(self.knobs, model, context.device)
+        if self.knobs["parallelism"] == "data_parallel":
+            self.model = replicas.wrapped(self.knobs, model, workload.loss, context.devices)
+            self._loss = replicas.loss(self.knobs, workload.loss)
+        else:
+            self.model = parallel.wrapped(self.knobs, model, context.device)
+            self._loss = workload.loss
         self.optimizer = parallel.optimizer(self.knobs, workload.optimizer, self.model)
         kernels.optimizer_kernels(self.knobs, self.optimizer)
         self.scaler = precision.gradient_scaler(self.knobs, context.device)
@@ -88,14 +106,16 @@ class TrainingLoop:
             self.knobs,
             rank=context.rank,
             world_size=context.world_size,
+            replicas=request.replicas,
             seed=request.seed,
         )
         batches = self.clock.watched(self._spanned("loader", feeding.endless(source)))
         moved = feeding.on_device(batches, self.knobs, context.device)
         self.batches = self._spanned("batch", moved)
         process.garbage_collection(self.knobs)
+        devices = context.world_size * request.replicas
         self.samples_per_step = (
-            self.knobs["micro_batch"] * self.knobs["accumulation_steps"] * context.world_size
+            self.knobs["micro_batch"] * self.knobs["accumulation_steps"] * devices
         )
 
     def step(self) -> None:
@@ -109,7 +129,7 @@ class TrainingLoop:
                 batch = self._curriculum.cut(next(self.batches))
                 with kernels.attention(self.knobs):
                     with self.span("forward"), precision.autocast(self.knobs, self.device):
-                        loss = self.workload.loss(self.model, batch)
+                        loss = self._loss(self.model, batch)
                     if self.steps_done:  # the first step may compile its backward pass, too
                         self.progressed()
                     with self.span("backward"):

@@ -60,7 +60,11 @@ def run_profile(
         all_seconds, waits, losses, peaks, *parts = zip(*ranks, strict=True)
         named = zip(trace.PARTS, map(list, parts), strict=True)
         observed = Observed(
-            parts=dict(named), peaks=[int(peak) for peak in peaks], batch_moves=moves.found
+            parts=dict(named),
+            peaks=list(map(memory.peak_bytes, context.devices))
+            if request.replicas > 1
+            else [int(peak) for peak in peaks],
+            batch_moves=moves.found,
         )
         columns = (all_seconds, waits, losses, peaks)
         report(loop.block(request.trial, 0, columns, observed))

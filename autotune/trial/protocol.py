@@ -76,7 +76,10 @@ class TrialRequest(Message):
     """CUDA devices per rank; below one, ranks share a device."""
     cpus_per_rank: int = 1
     memory_per_rank: int | None = None
-    """Bytes a rank may take (host memory on 'cpu', device memory on 'cuda'); None: no limit."""
+    """Bytes a rank may take (host memory on 'cpu', memory of each of its devices on 'cuda'); None: no
+    limit."""
+    replicas: int = 1
+    """Devices that one rank drives by itself, each with a micro-batch of its own."""
     blocks: BlockPlan = field(default_factory=BlockPlan)
     deadlines: Deadlines = field(default_factory=Deadlines)
     trajectory: int = 0
@@ -182,7 +185,7 @@ class Observed(TypedDict, total=False):
     parts: dict[str, list[float]]
     """Share of a step by part, one per rank: see autotune.trial.trace.PARTS; profiles only."""
     peaks: list[int]
-    """Peak bytes of each rank; profiles only."""
+    """Peak bytes of each rank, or of each device of one that drives several; profiles only."""
     batch_moves: dict[str, str]
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
     flops_per_sample: float

@@ -75,7 +75,7 @@ def _train(
         rank=placement.first_rank + local_rank,
         local_rank=local_rank,
         world_size=request.world_size,
-        device=_device(request, local_rank),
+        devices=_devices(request, local_rank),
     )
     _prepare_process(request, placement, context)
     _join_group(request, placement, context)
@@ -93,10 +93,11 @@ def _train(
     dist.barrier()
 
 
-def _device(request: TrialRequest, local_rank: int) -> torch.device:
+def _devices(request: TrialRequest, local_rank: int) -> tuple[torch.device, ...]:
     if request.device == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", int(local_rank * request.devices_per_rank))
+        return (torch.device("cpu"),)
+    places = range(local_rank, local_rank + request.replicas)
+    return tuple(torch.device("cuda", int(p * request.devices_per_rank)) for p in places)
 
 
 def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
@@ -107,9 +108,10 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     if context.device.type == "cuda":
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
-    memory.reset_peak(context.device)
-    if request.memory_per_rank is not None:
-        memory.limit(context.device, request.memory_per_rank)
+    for device in context.devices:
+        memory.reset_peak(device)
+        if request.memory_per_rank is not None:
+            memory.limit(device, request.memory_per_rank)
     random.seed(request.seed)
     # The same on every rank: ranks must build the same model. Data differ by the sampler.
     torch.manual_seed(request.seed)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from autotune import plan
 from autotune.judging import TimedRun, TrajectoryRun, trajectory
 from autotune.measurement import numerics
 from autotune.measurement.watch import Limits
+from autotune.spec import StudySpec
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Resources, open_launcher
 from search_spaces import Facts, defaults, infeasible
@@ -42,11 +44,17 @@ def request(folder: Path, ranks: int, knobs: dict[str, Any], trajectory: int = 0
 def seen(folder: Path, ranks: int = 2, **knobs: Any) -> list[dict[str, Any]]:
     """What each rank has written down."""
     folder.mkdir(exist_ok=True)
-    with open_launcher("local", Resources(ranks, None, 1, 1), str(folder), None) as launcher:
-        judge = TimedRun(Limits(warmup=0.1, longest=0.2, precision=0.5))
-        result = judge.result(launcher.slots[0].run(request(folder, ranks, knobs), judge))
-    assert result.state == "COMPLETE", (result.cause, result.log_tail)
+    ran(folder, request(folder, ranks, knobs), ranks)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def ran(folder: Path, asked: TrialRequest, workers: int) -> TimedRun:
+    """A trial on a slot of so many workers, complete."""
+    with open_launcher("local", Resources(workers, None, 1, 1), str(folder), None) as launcher:
+        judge = TimedRun(Limits(warmup=0.1, longest=0.2, precision=0.5))
+        result = judge.result(launcher.slots[0].run(asked, judge))
+    assert result.state == "COMPLETE", (result.cause, result.log_tail)
+    return judge
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +100,70 @@ def test_a_single_rank_needs_no_wrapper(tmp_path: Path) -> None:
     (reason,) = infeasible({**defaults(), "parallelism": "none"}, Facts("cpu", 2))
     assert reason == "parallelism=none is for one rank; this study has 2"
     assert infeasible({**defaults(), "parallelism": "none"}, Facts("cpu", 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "given"), [("outside", "_Replica"), ("inside", "Sequential")]
+)
+def test_data_parallel_is_one_process_that_does_the_work_of_all(
+    tmp_path: Path, plain: list[dict[str, Any]], placement: str, given: str
+) -> None:
+    knobs = {"parallelism": "data_parallel", "loss_placement": placement}
+    asked = plan.in_one_process(request(tmp_path, 2, knobs))
+    judge = ran(tmp_path, asked, workers=2)
+    (written,) = tmp_path.glob("?.json")
+    found = json.loads(written.read_text())
+    assert found["batch"] == 2 * plain[0]["batch"]
+    assert found["threads"] == 2 * plain[0]["threads"]
+    assert found["wrapper"] == given  # what the loss is called with
+    assert found["losses"] == pytest.approx(plain[0]["losses"], rel=1e-5)
+    for seen in judge.seen:
+        assert len(seen.block.rank_seconds) == 1
+        assert seen.block.samples == 2 * 4 * seen.block.steps
+
+
+def test_a_study_asks_for_one_process_under_data_parallel(tmp_path: Path) -> None:
+    resources = {"workers": 2, "cpus_per_worker": 1, "memory_per_worker": "1GiB"}
+    spec = StudySpec.model_validate(
+        {"name": "a", "workload": {"name": "gpt"}, "resources": resources}
+    )
+    with plan.launcher(spec, tmp_path) as launcher:
+        slot = launcher.slots[0]
+        assert plan.facts(spec, launcher).nodes == 1
+        several, one = (
+            plan.request(
+                spec,
+                slot,
+                2,
+                name="t",
+                knobs={**defaults(), "parallelism": value},
+                workdir=".",
+                log_dir=tmp_path,
+            )
+            for value in ("ddp", "data_parallel")
+        )
+    assert (several.world_size, several.replicas, several.cpus_per_rank) == (2, 1, 1)
+    assert (one.world_size, one.replicas, one.cpus_per_rank) == (1, 2, 2)
+    assert several.memory_per_rank and one.memory_per_rank == 2 * several.memory_per_rank
+
+
+def test_data_parallel_is_for_several_devices_of_one_node() -> None:
+    wanted = {**defaults(), "parallelism": "data_parallel"}
+    assert infeasible(wanted, Facts("cpu", 2)) == []
+    for facts in (Facts("cpu", 1), Facts("cpu", 4, nodes=2)):
+        (reason,) = infeasible(wanted, facts)
+        assert "drives several devices of one node" in reason
+    shared = Facts("cuda", 2, capability=(9, 0), backend="gloo")
+    (reason,) = infeasible(wanted, shared)
+    assert "here ranks share a device" in reason
+    (reason,) = infeasible({**wanted, "loss_placement": "inside"}, Facts("cpu", 2))
+    assert "loss_placement=inside needs a CUDA device" in reason
+    alone = {**defaults(), "loss_placement": "inside"}
+    (reason,) = infeasible(alone, Facts("cuda", 2, capability=(9, 0), backend="nccl"))
+    assert "it acts beside parallelism=data_parallel only" in reason
+    for name, value in (("compile", "default"), ("layer_keep", 0.5)):
+        (reason,) = infeasible({**wanted, name: value}, Facts("cpu", 2))
+        assert "tied to one copy of the model" in reason
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def regression() -> autotune.Workload:
 def training(workload: autotune.Workload | None = None, **changes: Any) -> TrainingLoop:
     torch.manual_seed(0)
     request = TrialRequest("t", "m:f", {}, knobs(**changes), world_size=1, seed=3, device="cuda")
-    context = RankContext(0, 0, 1, torch.device("cuda", 0))
+    context = RankContext(0, 0, 1, (torch.device("cuda", 0),))
     return TrainingLoop(workload or regression(), request, context, lambda: None)
 
 

@@ -361,7 +361,7 @@ def test_the_loss_is_read_every_log_interval_of_steps(interval, reads, accumulat
 def blocks_of(loop: TrainingLoop, plan: BlockPlan) -> list[BlockReport]:
     request = TrialRequest("t", "m:f", {}, loop.knobs, 1, 0, "cpu", blocks=plan)
     reports: list[BlockReport] = []
-    run_blocks(loop, request, RankContext(0, 0, 1, CPU), reports.append)
+    run_blocks(loop, request, RankContext(0, 0, 1, (CPU,)), reports.append)
     return reports
 
 
@@ -478,10 +478,11 @@ def test_without_prefetch_batches_come_in_order():
 def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
     """A knob that nothing reads would be searched in vain."""
     of_workers = name in ("persistent_workers", "prefetch_factor")
-    without = knobs(loader_workers=int(of_workers))
+    parallelism = "data_parallel" if name == "loss_placement" else "ddp"
+    without = knobs(loader_workers=int(of_workers), parallelism=parallelism)
     del without[name]
     request = TrialRequest("t", "m:f", {}, without, 1, 0, "cpu")
     with pytest.raises(KeyError, match=name):
         process.environment(without)
         process.threads(without, 1)
-        TrainingLoop(regression(), request, RankContext(0, 0, 1, CPU), lambda: None).step()
+        TrainingLoop(regression(), request, RankContext(0, 0, 1, (CPU,)), lambda: None).step()

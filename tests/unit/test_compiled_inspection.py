@@ -20,7 +20,7 @@ __all__ = ["group", "settings_of_torch"]  # fixtures
 def test_a_compiled_model_is_compiled_under_inspection(tmp_path, inspection):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    context, reports = RankContext(0, 0, 1, CPU), []
+    context, reports = RankContext(0, 0, 1, (CPU,)), []
     request = TrialRequest(
         "t", "m:f", {}, knobs(compile="default"), 1, 3, "cpu", log_dir=str(tmp_path)
     )

@@ -164,6 +164,7 @@ ALL_NEEDY = {
     "nccl_proto": ["LL", "LL128", "Simple"],
     "stream_prefetch": [True],
     "qkv_streams": [True],
+    "loss_placement": ["inside"],
 }
 CHOSEN = st.fixed_dictionaries(
     {name: st.sampled_from(CATALOGUE[name].domain.values) for name in CHOICES}

@@ -42,6 +42,8 @@ def build(*, folder):
             state = made["optimizer"].state.values()
             facts = {
                 "losses": losses,
+                "batch": len(batch[0]),
+                "threads": torch.get_num_threads(),
                 "gathered_after_forward": not isinstance(weight, DTensor),
                 "parameters": held,
                 "state": sum(_local(s["exp_avg"]).numel() for s in state),

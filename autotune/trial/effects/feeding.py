@@ -12,19 +12,19 @@ from autotune.trial.workload import Workload
 
 
 def loader(
-    workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int
+    workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
 ) -> DataLoader[Any]:
     """micro_batch, loader_workers, persistent_workers, prefetch_factor, pin_memory: the loader of one
-    rank, shuffled, each sample on one rank.
+    rank, shuffled, each sample on one rank; a micro-batch for each of its replicas at once.
 
     Raises:
         ValueError: the dataset cannot fill one micro-batch on every rank.
     """
     size = len(workload.dataset)  # type: ignore[arg-type]
-    if size < knobs["micro_batch"] * world_size:
+    if size < knobs["micro_batch"] * world_size * replicas:
         raise ValueError(
             f"the dataset has {size} samples, fewer than micro_batch {knobs['micro_batch']} x "
-            f"{world_size} ranks; lower micro_batch or enlarge the dataset"
+            f"{world_size * replicas} ranks; lower micro_batch or enlarge the dataset"
         )
     workers = knobs["loader_workers"]
     sampler: DistributedSampler[Any] = DistributedSampler(
@@ -32,7 +32,7 @@ def loader(
     )
     return DataLoader(
         workload.dataset,
-        batch_size=knobs["micro_batch"],
+        batch_size=knobs["micro_batch"] * replicas,
         sampler=sampler,
         collate_fn=workload.collate,
         drop_last=True,

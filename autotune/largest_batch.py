@@ -1,0 +1,153 @@
+"""`micro_batch: max`: the largest that fits in memory, found by short runs of the baseline.
+
+It doubles until one does not fit, halves what lies between, and keeps some headroom. Its runs are
+recorded, so that a study goes on wherever they stand.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autotune.attempts import Bench, Job
+from autotune.errors import BadInput
+from autotune.judging import FitRun
+from autotune.mistakes import LARGEST
+from autotune.spec import StudySpec
+from autotune.trial.protocol import Outcome
+from launchers import Launcher
+from search_spaces import CATALOGUE
+from search_spaces.knob import Range
+from storage import Purpose, StoredAttempt
+
+_BASELINE = 0
+"""Number of the baseline's trial."""
+_HEADROOM = 0.9
+"""Share of the largest micro-batch that is taken: training has peaks that a few steps do not show."""
+_GRANULE = 8
+"""Kernels like multiples."""
+_CLOSE_ENOUGH = 8
+"""The search ends when what lies between is an eighth of what fits."""
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """What is known of the largest micro-batch.
+
+    Attributes:
+        fits: the largest that ran; 0 if none did.
+        fails: the smallest that did not; None if all did.
+    """
+
+    fits: int = 0
+    fails: int | None = None
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[int, bool]]) -> "Bracket":
+        """From micro-batches, and whether each has run."""
+        fits = max((size for size, ran in runs if ran), default=0)
+        return cls(fits, min((size for size, ran in runs if not ran), default=None))
+
+    def next(self, first: int, most: int) -> int | None:
+        """The micro-batch to try next; None when enough is known.
+
+        Args:
+            first: to begin with.
+            most: that makes sense.
+        """
+        if self.fails is None:
+            if not self.fits:
+                return first
+            return 2 * self.fits if 2 * self.fits <= most else None
+        room = self.fails - self.fits
+        return None if room <= max(1, self.fits // _CLOSE_ENOUGH) else self.fits + room // 2
+
+    def with_headroom(self, first: int) -> int:
+        """The micro-batch to train with; at least the first if that fits."""
+        kept = int(_HEADROOM * self.fits)
+        kept -= kept % _GRANULE if kept >= 2 * _GRANULE else 0
+        return max(1, kept, min(first, self.fits))
+
+
+class LargestBatch:
+    """Finds it for one study."""
+
+    def __init__(self, job: Job, launcher: Launcher, check: Callable[[], None]) -> None:
+        """Take in where it happens; `check` raises when the study is to stop."""
+        self._job = job
+        self._launcher = launcher
+        self._check = check
+        self._baseline = job.spec.full_baseline()
+        self._first = int(self._baseline["micro_batch"])
+
+    def resolved(self) -> StudySpec:
+        """The settings of the study with a number for `max`.
+
+        Raises:
+            BadInput: memory has no limit, or does not hold a single sample.
+        """
+        spec = self._job.spec
+        values = spec.values()
+        wanted = values.get("micro_batch", [])
+        if LARGEST not in wanted:
+            return spec
+        self._check_limit()
+        found = self._found()
+        numbers = [value for value in wanted if value != LARGEST]
+        if found is not None and found not in numbers:
+            numbers.append(found)
+        space = {**values, "micro_batch": numbers or [self._first]}
+        return spec.model_copy(update={"search_space": space})
+
+    def _check_limit(self) -> None:
+        on_cpu = self._launcher.slots[0].device == "cpu"
+        if on_cpu and self._job.spec.resources.memory_per_worker is None:
+            raise BadInput(
+                "search_space.micro_batch: max needs a limit on the CPU, where a rank could take all "
+                "of the machine's memory; set resources.memory_per_worker, e.g. 8GiB"
+            )
+
+    def _found(self) -> int | None:
+        """The largest micro-batch less some headroom; None if the baseline does not run."""
+        bench = Bench(self._job, self._launcher.slots[:1])
+        try:
+            while (size := self._next()) is not None:
+                knobs = {**self._baseline, "micro_batch": size}
+                bench.start(_BASELINE, knobs, Purpose.FIT, round_=size, judge=FitRun())
+                bench.wait(self._check)
+        finally:
+            bench.abandon()
+        bracket = self._bracket()
+        if not bracket.fits:
+            return None
+        found = bracket.with_headroom(self._first)
+        beyond = next((run for run in self._runs() if _size(run) == bracket.fails), None)
+        limit = f", {bracket.fails} does not ({beyond.result.state})" if beyond else ""
+        self._say(f"micro_batch: {bracket.fits} fits{limit}; max is taken to be {found}.")
+        return found
+
+    def _next(self) -> int | None:
+        runs = self._runs()
+        if runs and not self._bracket().fits:
+            last = runs[-1]
+            if last.result.state != Outcome.OOM:
+                return None  # what is wrong with the baseline, its own trial will tell
+            if _size(last) == 1:
+                raise BadInput(
+                    f"search_space.micro_batch: not even 1 fits in memory: {last.result.cause}"
+                )
+        domain = CATALOGUE["micro_batch"].domain
+        assert isinstance(domain, Range)
+        return self._bracket().next(self._first, int(domain.high))
+
+    def _bracket(self) -> Bracket:
+        return Bracket.of([(_size(r), r.result.state == Outcome.COMPLETE) for r in self._runs()])
+
+    def _runs(self) -> list[StoredAttempt]:
+        attempts = self._job.repository.attempts(self._job.study.id)
+        return [a for a in attempts if a.purpose == Purpose.FIT and a.recorded]
+
+    def _say(self, message: str) -> None:
+        self._job.repository.say(self._job.lease, self._job.study.id, message)
+
+
+def _size(attempt: StoredAttempt) -> int:
+    return int(attempt.knobs["micro_batch"])

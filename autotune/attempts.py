@@ -16,7 +16,7 @@ from autotune.measurement import numerics
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.watch import Limits, Seen
 from autotune.spec import StudySpec
-from autotune.trial.protocol import BlockPlan, Outcome, TrialReport, TrialRequest
+from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
     TRAJECTORIES,
@@ -36,8 +36,6 @@ MOST_LAUNCHES = 3
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
 PROFILED_STEPS = 8
-_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=3, max_blocks=1)
-"""The optimizer's state is there from the second on."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Job:
             log_dir=self.log_dir / name,
         )
         if attempt.purpose == Purpose.FIT:
-            return dataclasses.replace(timed, blocks=_FEW_STEPS)
+            return plan.few_steps(timed)
         return dataclasses.replace(
             timed,
             trajectory=numerics.STEPS if attempt.purpose in TRAJECTORIES else 0,

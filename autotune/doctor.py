@@ -11,8 +11,11 @@ from pathlib import Path
 
 from autotune import plan
 from autotune.errors import AutotuneError
+from autotune.judging import FitRun
 from autotune.spec import StudySpec
-from launchers import Resources, open_launcher
+from autotune.trial.protocol import Outcome
+from launchers import Launcher, Resources, open_launcher
+from search_spaces import infeasible
 from storage import Database
 
 _PACKAGES = ("torch", "optuna", "optuna-dashboard", "ray", "sqlalchemy", "pandas")
@@ -40,7 +43,7 @@ def examine(spec: StudySpec | None, storage: str) -> Iterator[Check]:
         yield check()
     yield _storage(storage)
     yield from _ray_security(spec)
-    yield _agent(spec)
+    yield from _launched(spec)
 
 
 def _system() -> Check:
@@ -90,12 +93,11 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
         yield Check("Ray security", "warn", text)
 
 
-def _agent(spec: StudySpec | None) -> Check:
+def _launched(spec: StudySpec | None) -> Iterator[Check]:
     default = Resources(workers=1, gpus_per_worker=None, cpus_per_worker=1, slots=None)
     resources = plan.resources(spec) if spec else default
     kind = spec.launcher if spec else "local"
-
-    def start() -> str:
+    try:
         with (
             tempfile.TemporaryDirectory() as folder,
             open_launcher(kind, resources, folder, spec.ray_address if spec else None) as launcher,
@@ -103,9 +105,36 @@ def _agent(spec: StudySpec | None) -> Check:
             slot = launcher.slots[0]
             devices = slot.environment["devices"]
             names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
-            return f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
+            text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
+            yield Check(f"{kind} launcher", "ok", text)
+            if spec:
+                yield _baseline(spec, launcher, Path(folder))
+    except AutotuneError as error:
+        yield Check(f"{kind} launcher", "fail", str(error))
 
-    return _tried(f"{kind} launcher", start)
+
+def _baseline(spec: StudySpec, launcher: Launcher, folder: Path) -> Check:
+    """Whether the workload can be built, and trained for a few steps."""
+    knobs = spec.full_baseline()
+    if problems := infeasible(knobs, plan.facts(spec, launcher)):
+        return Check("baseline", "fail", "cannot run here: " + "; ".join(problems))
+    request = plan.request(
+        spec,
+        launcher.slots[0],
+        launcher.workers,
+        name="doctor",
+        knobs=knobs,
+        workdir=str(Path.cwd()),
+        log_dir=folder / "doctor",
+    )
+    judge = FitRun()
+    result = judge.result(launcher.slots[0].run(plan.few_steps(request), judge))
+    if result.state != Outcome.COMPLETE:
+        text = f"{result.state}: {result.cause}\n{result.log_tail}".rstrip()
+        return Check("baseline", "fail", text)
+    size = f"{result.peak_bytes / 2**20:,.0f} MiB"
+    text = f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
+    return Check("baseline", "ok", text)
 
 
 def _tried(name: str, action: Callable[[], str]) -> Check:

@@ -14,6 +14,9 @@ from autotune.trial.protocol import BlockPlan, Deadlines, TrialRequest
 from launchers import Launcher, Resources, Slot, open_launcher
 from search_spaces import Facts
 
+_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=1, max_blocks=3)
+"""The first block is one step; the state of the optimizer is there from the second on."""
+
 
 def resources(spec: StudySpec) -> Resources:
     """What one trial takes."""
@@ -125,6 +128,11 @@ def in_one_process(asked: TrialRequest) -> TrialRequest:
         cpus_per_rank=ranks * asked.cpus_per_rank,
         memory_per_rank=ranks * limit if limit and asked.device == "cpu" else limit,
     )
+
+
+def few_steps(asked: TrialRequest) -> TrialRequest:
+    """The same trial, over as soon as everything that training keeps in memory is there."""
+    return dataclasses.replace(asked, blocks=_FEW_STEPS)
 
 
 def limits(

@@ -22,6 +22,18 @@ import autotune
 from autotune.workloads import gpt
 
 SIZE = {"layers": 2, "d_model": 128, "heads": 4, "length": 64}  # as in quickstart.yaml
+APPLIED = (
+    "micro_batch",
+    "accumulation_steps",
+    "precision",
+    "log_interval",
+    "qkv_streams",
+    "bucket_cap_mb",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "find_unused_parameters",
+    "broadcast_buffers",
+)
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,6 +45,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     config = autotune.load(arguments.config)
+    if lost := config.lost_without(*APPLIED):
+        raise SystemExit(f"{arguments.config}: this script does not apply {lost}")
     device = set_up()
     if dist.get_world_size() != config.world_size and dist.get_rank() == 0:
         print(f"note: found with {config.world_size} ranks, running {dist.get_world_size()}")

@@ -49,6 +49,22 @@ class BestConfig(Mapping[str, Any]):
 
         return ddp_arguments({**_OF_OLDER_FILES, **self.knobs})
 
+    def lost_without(self, *applied: str) -> dict[str, Any]:
+        """What a script that applies these knobs only would lose: all others that are to differ from
+        what PyTorch, or a plain script, does.
+
+        Args:
+            applied: names of knobs.
+        """
+        from search_spaces import CATALOGUE
+
+        known = {**_OF_OLDER_FILES, **self.knobs}
+        return {
+            name: value
+            for name, value in known.items()
+            if name not in applied and (name not in CATALOGUE or value != CATALOGUE[name].default)
+        }
+
     def __getitem__(self, name: str) -> Any:
         return self.knobs[name]
 

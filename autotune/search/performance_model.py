@@ -155,6 +155,12 @@ class PerformanceModelSampler(BaseSampler):
         """
         if not search_space:
             return None
+        with self._libraries.limit(limits=1):
+            return self._predicted(trials, search_space, rate=rate)
+
+    def _predicted(
+        self, trials: list[FrozenTrial], search_space: Mapping[str, BaseDistribution], *, rate: bool
+    ) -> Prediction | None:
         grid = Grid(search_space)
         seen = Observations.of(trials, grid, rate=rate)
         if len(seen.times) < _FEW:

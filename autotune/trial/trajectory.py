@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from autotune.trial.effects.compression import OneBitAdam
+from autotune.trial.effects.compression import averaged_gradients
 from autotune.trial.loop import RankContext, TrainingLoop, gather
 from autotune.trial.observers import memory
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
@@ -29,7 +27,7 @@ def run_trajectory(
     """Take `request.trajectory` optimizer steps; on rank 0 report each as a block of one step."""
     norms: list[float] = []
     loop.optimizer.register_step_pre_hook(
-        lambda optimizer, *_: norms.append(_norm(_averaged(optimizer)))
+        lambda optimizer, *_: norms.append(_norm(averaged_gradients(optimizer)))
     )
     for index in range(request.trajectory):
         norms.clear()
@@ -60,21 +58,8 @@ def run_trajectory(
         report(loop.block(request.trial, index, columns, observed))
 
 
-def _averaged(optimizer: torch.optim.Optimizer) -> Iterator[Tensor | None]:
-    """The gradients, as an optimizer that exchanges something else would have had them."""
-    own = (p.grad for p in _parameters(optimizer))
-    if not (isinstance(optimizer, OneBitAdam) and optimizer.compresses):
-        yield from own
-        return
-    for gradient in own:
-        if gradient is not None:
-            mean = gradient.clone()
-            dist.all_reduce(mean)
-            yield mean / dist.get_world_size()
-
-
-def _norm(gradients: Iterable[Tensor | None]) -> float:
-    squares = [_whole(g.detach()).double().square().sum() for g in gradients if g is not None]
+def _norm(gradients: Iterable[Tensor]) -> float:
+    squares = [_whole(g.detach()).double().square().sum() for g in gradients]
     return math.sqrt(float(sum(squares)))
 
 
@@ -82,10 +67,6 @@ def _whole(tensor: Tensor) -> Tensor:
     """The tensor, put together if the ranks hold parts of it."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 @contextmanager

@@ -83,7 +83,8 @@ def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
     found = tiny.run("doctor", "study.yaml", "--json")
     checks = {check["name"]: check for check in json.loads(found.stdout)}
     assert found.returncode == 0, checks
-    assert {"system", "packages", "storage", "local launcher"} <= set(checks)
+    assert {"system", "packages", "storage", "local launcher", "baseline"} <= set(checks)
+    assert checks["baseline"]["text"].startswith("built and trained in ")
     assert {check["level"] for check in checks.values()} <= {"ok", "warn"}
 
 
@@ -95,6 +96,13 @@ def test_doctor_fails_where_a_study_cannot_run(tiny: StudyFolder) -> None:
     assert len(failed) == 1
     assert "1000" in failed[0]
     assert "lower resources.workers" in failed[0]
+
+
+def test_doctor_fails_where_the_baseline_does_not_train(tiny: StudyFolder) -> None:
+    tiny.write(workload={"name": "tiny:build", "args": {"trouble": "raise", "at": 2}})
+    found = tiny.run("doctor", "study.yaml")
+    assert found.returncode == 1
+    assert "fail  baseline: ERROR: rank 1: ValueError: planted error" in found.stdout
 
 
 def test_a_folder_without_studies_says_so(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 import autotune
 import launchers
 import search_spaces
+from autotune import plan
 from autotune.trial.effects import feeding, kernels
 from autotune.trial.loop import RankContext, TrainingLoop
 from autotune.trial.protocol import (
@@ -212,6 +213,8 @@ import dataclasses
 import time
 
 import autotune
+import dataclasses
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -247,6 +250,23 @@ def build(*, deed="", at=5, megabytes=0, milliseconds=0):
         loss=loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
     )
+
+
+class Telling(nn.Linear):
+    def forward(self, batch):
+        print(f"forward of {len(batch)} on {batch.device}", flush=True)
+        return super().forward(batch)
+
+
+def telling():
+    plain = build()
+
+    def loss(model, batch):
+        found = model(batch)
+        print(f"loss of {len(found)} on {found.device}", flush=True)
+        return ((found - batch) ** 2).mean()
+
+    return dataclasses.replace(plain, model=Telling(64, 64), loss=loss)
 
 
 def over(*, backend):
@@ -348,6 +368,22 @@ def test_ranks_that_share_a_device_use_gloo(tmp_path: Path) -> None:
         report = opened.run("device:over", args={"backend": "gloo"})
         assert (report.outcome, report.cause) == (None, "")
         assert all(block.samples == 16 * block.steps for block in report.blocks)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA devices")
+@pytest.mark.parametrize("placement", ["outside", "inside"])
+def test_data_parallel_is_one_process_on_all_devices(tmp_path: Path, placement: str) -> None:
+    chosen = knobs(micro_batch=8, parallelism="data_parallel", loss_placement=placement)
+    with bench(Resources(2, 1.0, 1, 1), tmp_path) as two:
+        asked = plan.in_one_process(two.request("device:telling", knobs=chosen))
+        report = two.slot.run(asked, lambda _: False)
+        (log,) = Path(asked.log_dir).glob("rank-*.log")
+    assert (report.outcome, report.cause) == (None, ""), report.log_tail
+    assert all(block.samples == 16 * block.steps for block in report.blocks)
+    told = log.read_text()
+    assert "forward of 8 on cuda:0" in told and "forward of 8 on cuda:1" in told
+    assert ("loss of 16 on cuda:0" in told) == (placement == "outside")
+    assert ("loss of 8 on cuda:1" in told) == (placement == "inside")
 
 
 def test_trials_that_share_a_device_run_side_by_side(tmp_path: Path) -> None:

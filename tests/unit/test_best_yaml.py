@@ -286,6 +286,16 @@ def test_it_is_a_mapping_from_knob_to_value(folder):
         found["nothing"]
 
 
+def test_a_script_can_ask_what_it_would_lose(folder):
+    config = written(folder, content())
+    assert config.lost_without() == {"micro_batch": 32, "precision": "bf16"}
+    assert config.lost_without("micro_batch", "bucket_cap_mb") == {"precision": "bf16"}
+    assert config.lost_without("micro_batch", "precision") == {}
+    newer = content(knobs={**VERDICT["knobs"], "of_a_later_version": 3})
+    found = written(folder, newer).lost_without("micro_batch", "precision")
+    assert found == {"of_a_later_version": 3}
+
+
 def test_it_does_not_change(folder):
     found = written(folder, content())
     with pytest.raises(AttributeError):

@@ -5,12 +5,15 @@ import math
 import random
 import statistics
 
+import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from autotune.search.grid import Grid
 from autotune.search.performance_model import PerformanceModelSampler
+from autotune.search.step_model import Observations, StepModel
 
 SPACE = {
     "micro_batch": [1, 2, 4, 8, 16, 32, 64],
@@ -75,6 +78,27 @@ def test_a_dozen_trials_find_the_best_of_two_thousand(direction):
     ]
     assert statistics.median(needed) <= 12
     assert max(needed) <= 60
+
+
+@pytest.mark.parametrize("what", ["attraction", "improvement"])
+def test_what_a_candidate_promises_does_not_depend_on_where_it_stands_in_the_grid(what):
+    """Also beyond the leading ones, which are looked at more closely."""
+    study = optuna.create_study(direction="maximize")
+    draw, value = random.Random(0), machine(0)
+    for _ in range(4):
+        params = {name: draw.choice(values) for name, values in SPACE.items()}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params, distributions=DISTRIBUTIONS, value=value(params)
+            )
+        )
+    grid = Grid(DISTRIBUTIONS)
+    model = StepModel(grid, Observations.of(study.trials, grid, rate=True))
+    rows = grid.candidates(np.random.default_rng(0), None)
+    order = np.random.default_rng(1).permutation(len(rows))
+    assert len(rows) > 1000
+    straight, shuffled = getattr(model, what)(rows), getattr(model, what)(rows[order])
+    np.testing.assert_allclose(shuffled, straight[order], rtol=1e-6, atol=1e-12)
 
 
 def test_parameters_that_mean_nothing_to_it_are_searched_too():

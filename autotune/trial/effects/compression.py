@@ -1,5 +1,6 @@
 """In which form gradients travel under DDP: narrower formats, low rank, one bit."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -59,6 +60,19 @@ def _while_warming_up(
     kept: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     kept.set_result(bucket.buffer())
     return kept
+
+
+def averaged_gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The gradients of all ranks' samples, also where ranks exchange something else."""
+    own_only = isinstance(optimizer, OneBitAdam) and optimizer.compresses
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.grad is not None:
+            mean = parameter.grad
+            if own_only:
+                mean = mean.clone()
+                dist.all_reduce(mean)
+                mean /= dist.get_world_size()
+            yield mean
 
 
 class OneBitAdam(torch.optim.Optimizer):

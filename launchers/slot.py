@@ -247,7 +247,7 @@ class _Run:
                 self.ends.extend(message.ends)
                 if any(end.outcome for end in message.ends):
                     hangs = [end.cause for end in message.ends if end.outcome is Outcome.HANG]
-                    self._end(hung=hangs[0].partition(";")[0] if hangs else "")
+                    self._end(hung=hangs[0] if hangs else "")
 
     def _take(self, block: BlockReport) -> None:
         if self._ending:

@@ -85,9 +85,12 @@ def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     then the first. None if all went well."""
     failed = [end for end in ends if end.outcome is not None]
     first = min(failed, key=_gravity, default=None)
-    if first and any(end.progress > first.progress for end in failed):
-        return dataclasses.replace(first, cause=f"{first.cause}; the others wait for it")
-    return first
+    if first is None:
+        return None
+    parts = [first.cause]
+    parts += ["its process is stopped"] if first.stopped else []
+    parts += ["the others wait for it"] if any(e.progress > first.progress for e in failed) else []
+    return dataclasses.replace(first, cause="; ".join(parts))
 
 
 def _gravity(end: RankEnd) -> tuple[int, int, float]:

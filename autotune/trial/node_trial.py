@@ -169,8 +169,9 @@ class NodeTrial:
             RankEnd(
                 member.number,
                 Outcome.HANG,
-                what + self._if_stopped(member),
+                what,
                 at=at,
+                stopped=processes.state(member.process.pid or 0) == "T",
                 progress=self._progress[member.number - self._placement.first_rank],
             )
             for member in self._going()
@@ -182,10 +183,6 @@ class NodeTrial:
         time.sleep(_DUMP_SECONDS)
         for end in hung:
             self._note(end)
-
-    def _if_stopped(self, member: _Rank) -> str:
-        stopped = processes.state(member.process.pid or 0) == "T"
-        return "; its process is stopped" if stopped else ""
 
     def _log_tail(self, number: int) -> str:
         try:

@@ -31,7 +31,7 @@ def run_profile(
 
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
-    moves = BatchMoves(loop.knobs["micro_batch"])
+    moves = BatchMoves(loop.knobs["micro_batch"] * request.replicas // len(context.devices))
     # What looks at operators one by one would keep torch.compile from compiling, for good.
     eager = loop.knobs["compile"] == "none"
     with moves.watching(loop.workload.model) if eager else nullcontext():

@@ -227,6 +227,8 @@ class RankEnd(Message):
     """When, by the node's clock, seconds since the epoch: of equals the first is the cause."""
     progress: int = 0
     """Of a rank that hung: forward passes and steps so far. The least one holds up the others."""
+    stopped: bool = False
+    """Of a rank that hung: a signal has stopped its process."""
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:

@@ -29,7 +29,9 @@ CLOSE = 0.05
 def run(study: dict[str, Any], folder: Path, sampler: str, wall_time: str) -> list[StoredAttempt]:
     """The attempts of a whole study, in a database of its own."""
     folder.mkdir(parents=True)
-    measurement = {**study.get("measurement", {}), "attribution": 0}
+    # What follows the search is not what is compared.
+    shortest = {"attribution": 0, "finalists": 1, "rounds": 2}
+    measurement = {**study.get("measurement", {}), **shortest}
     budget = {"trials": None, "wall_time": wall_time, "least_gain": 0}
     changed = {"sampler": sampler, "measurement": measurement, "budget": budget}
     (folder / "study.yaml").write_text(yaml.safe_dump({**study, **changed}))

@@ -36,6 +36,8 @@ MOST_LAUNCHES = 3
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
 PROFILED_STEPS = 8
+BASELINE = 0
+"""Number of its trial."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import Facts, infeasible
+from search_spaces.constraints import clashing
 from storage import Purpose, StoredAttempt
 
 Knobs = Mapping[str, Any]
@@ -23,6 +24,7 @@ class Contribution:
         after: in the winner.
         gain: throughput of the winner over that of the winner without this change.
         rounds: that it rests on.
+        tied: knobs that had to go back with it.
     """
 
     knob: str
@@ -30,14 +32,22 @@ class Contribution:
     after: Any
     gain: Ratio
     rounds: int
+    tied: tuple[str, ...] = ()
 
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """The winner, then the winner less one change each; what cannot run is left out."""
     changed = [name for name in winner if winner[name] != baseline[name]]
-    less = [{**winner, name: baseline[name]} for name in changed]
+    less = [_less(winner, baseline, name) for name in changed]
     free = dataclasses.replace(facts, global_batch=None)
     return [dict(winner), *(knobs for knobs in less if not infeasible(knobs, free))]
+
+
+def _less(winner: Knobs, baseline: Knobs, name: str) -> dict[str, Any]:
+    """The winner with this knob back at the baseline, and all that do not go with that."""
+    knobs = {**winner, name: baseline[name]}
+    tied = {other for clash in clashing(knobs) if name in clash.pair for other in clash.pair}
+    return {**knobs, **{other: baseline[other] for other in tied}}
 
 
 def contributions(
@@ -56,7 +66,7 @@ def _contributions(
     for name in winner:
         if winner[name] == baseline[name]:
             continue
-        without = {**winner, name: baseline[name]}
+        without = _less(winner, baseline, name)
         pairs = [
             (with_all[a.round], a.result.throughput)
             for a in runs
@@ -64,4 +74,5 @@ def _contributions(
         ]
         if pairs:
             gain = paired_ratio([w or 0.0 for w, _ in pairs], [o or 0.0 for _, o in pairs])
-            yield Contribution(name, baseline[name], winner[name], gain, len(pairs))
+            tied = tuple(n for n in winner if without[n] != winner[n] and n != name)
+            yield Contribution(name, baseline[name], winner[name], gain, len(pairs), tied)

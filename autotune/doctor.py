@@ -1,5 +1,6 @@
 """Checks of this machine: what a study needs, and what would make its figures wrong."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -108,16 +109,21 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
             yield Check(f"{kind} launcher", "ok", text)
             if spec:
-                yield _baseline(spec, launcher, Path(folder))
+                trained = functools.partial(_baseline, spec, launcher, Path(folder))
+                yield _tried("baseline", trained)
     except AutotuneError as error:
         yield Check(f"{kind} launcher", "fail", str(error))
 
 
-def _baseline(spec: StudySpec, launcher: Launcher, folder: Path) -> Check:
-    """Whether the workload can be built, and trained for a few steps."""
+def _baseline(spec: StudySpec, launcher: Launcher, folder: Path) -> str:
+    """Build the workload and train it for a few steps.
+
+    Raises:
+        AutotuneError: it cannot be.
+    """
     knobs = spec.full_baseline()
     if problems := infeasible(knobs, plan.facts(spec, launcher)):
-        return Check("baseline", "fail", "cannot run here: " + "; ".join(problems))
+        raise AutotuneError("cannot run here: " + "; ".join(problems))
     request = plan.request(
         spec,
         launcher.slots[0],
@@ -130,11 +136,9 @@ def _baseline(spec: StudySpec, launcher: Launcher, folder: Path) -> Check:
     judge = FitRun()
     result = judge.result(launcher.slots[0].run(plan.few_steps(request), judge))
     if result.state != Outcome.COMPLETE:
-        text = f"{result.state}: {result.cause}\n{result.log_tail}".rstrip()
-        return Check("baseline", "fail", text)
+        raise AutotuneError(f"{result.state}: {result.cause}\n{result.log_tail}".rstrip())
     size = f"{result.peak_bytes / 2**20:,.0f} MiB"
-    text = f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
-    return Check("baseline", "ok", text)
+    return f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
 
 
 def _tried(name: str, action: Callable[[], str]) -> Check:

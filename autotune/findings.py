@@ -124,8 +124,10 @@ def _beside(
         one = "device" if alone else "rank"
         text = (
             f"{one} {peaks.index(max(peaks))} takes {max(peaks) / min(peaks):.1f}x the memory of {one} "
-            f"{peaks.index(min(peaks))}, which bounds the batch for all: compute the loss on every {one}"
+            f"{peaks.index(min(peaks))}, which bounds the batch for all"
         )
+        if knobs["loss_placement"] == "outside":
+            text += f": compute the loss on every {one}"
         answers = ("loss_placement", "parallelism") if alone else ()
         found.append(Finding("memory", None, text, answers))
     for module, move in profile.get("batch_moves", {}).items():

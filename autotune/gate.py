@@ -117,7 +117,9 @@ def touched(knobs: Knobs, baseline: Knobs) -> list[str]:
     return [
         name
         for name, knob in CATALOGUE.items()
-        if knob.numerics and knobs[name] not in (baseline[name], knob.default)
+        if knob.numerics
+        and knobs[name] not in (baseline[name], knob.default)
+        and (not knob.numerics_for or knobs[name] in knob.numerics_for)
     ]
 
 

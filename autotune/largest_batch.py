@@ -7,19 +7,20 @@ recorded, so that a study goes on wherever they stand.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.attempts import Bench, Job
+from autotune import plan
+from autotune.attempts import BASELINE, Bench, Job
 from autotune.errors import BadInput
 from autotune.judging import FitRun
 from autotune.mistakes import LARGEST
 from autotune.spec import StudySpec
 from autotune.trial.protocol import Outcome
 from launchers import Launcher
-from search_spaces import CATALOGUE
+from search_spaces import CATALOGUE, infeasible
 from search_spaces.knob import Range
 from storage import Purpose, StoredAttempt
 
-_BASELINE = 0
-"""Number of the baseline's trial."""
+_BUDGET_SHARE = 0.25
+"""Of wall time or device hours that may be spent on it."""
 _HEADROOM = 0.9
 """Share of the largest micro-batch that is taken: training has peaks that a few steps do not show."""
 _GRANULE = 8
@@ -90,7 +91,9 @@ class LargestBatch:
         if LARGEST not in wanted:
             return spec
         self._check_limit()
-        found = self._found()
+        # Why a baseline cannot run at all, the search says.
+        can_run = not infeasible(self._baseline, plan.facts(spec, self._launcher))
+        found = self._found() if can_run else None
         numbers = [value for value in wanted if value != LARGEST]
         if found is not None and found not in numbers:
             numbers.append(found)
@@ -98,34 +101,34 @@ class LargestBatch:
         return spec.model_copy(update={"search_space": space})
 
     def _check_limit(self) -> None:
-        on_cpu = self._launcher.slots[0].device == "cpu"
-        if on_cpu and self._job.spec.resources.memory_per_worker is None:
+        shared = self._launcher.slots[0].devices_per_rank < 1
+        if shared and self._job.spec.resources.memory_per_worker is None:
             raise BadInput(
-                "search_space.micro_batch: max needs a limit on the CPU, where a rank could take all "
-                "of the machine's memory; set resources.memory_per_worker, e.g. 8GiB"
+                "search_space.micro_batch: max needs a limit where a rank has no device of its own: it "
+                "could take the memory of all; set resources.memory_per_worker, e.g. 8GiB"
             )
 
     def _found(self) -> int | None:
         """The largest micro-batch less some headroom; None if the baseline does not run."""
         bench = Bench(self._job, self._launcher.slots[:1])
+        known = len(self._runs())
         try:
             while (size := self._next()) is not None:
                 knobs = {**self._baseline, "micro_batch": size}
-                bench.start(_BASELINE, knobs, Purpose.FIT, round_=size, judge=FitRun())
+                bench.start(BASELINE, knobs, Purpose.FIT, round_=size, judge=FitRun())
                 bench.wait(self._check)
         finally:
             bench.abandon()
-        bracket = self._bracket()
-        if not bracket.fits:
-            return None
-        found = bracket.with_headroom(self._first)
-        beyond = next((run for run in self._runs() if _size(run) == bracket.fails), None)
-        limit = f", {bracket.fails} does not ({beyond.result.state})" if beyond else ""
-        self._say(f"micro_batch: {bracket.fits} fits{limit}; max is taken to be {found}.")
+        bracket, runs = self._bracket(), self._runs()
+        found = bracket.with_headroom(self._first) if bracket.fits else None
+        if len(runs) > known:
+            self._say(_told(bracket, runs, found))
         return found
 
     def _next(self) -> int | None:
         runs = self._runs()
+        if runs and self._spent_enough(runs):
+            return None
         if runs and not self._bracket().fits:
             last = runs[-1]
             if last.result.state != Outcome.OOM:
@@ -138,6 +141,15 @@ class LargestBatch:
         assert isinstance(domain, Range)
         return self._bracket().next(self._first, int(domain.high))
 
+    def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
+        """Whether as much of a budget is gone as may be, before anything is searched."""
+        budget, seconds = self._job.spec.budget, sum(run.result.wall_seconds for run in runs)
+        hours = seconds * self._job.world_size / 3600
+        return any(
+            limit is not None and spent >= _BUDGET_SHARE * limit
+            for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
+        )
+
     def _bracket(self) -> Bracket:
         return Bracket.of([(_size(r), r.result.state == Outcome.COMPLETE) for r in self._runs()])
 
@@ -147,6 +159,17 @@ class LargestBatch:
 
     def _say(self, message: str) -> None:
         self._job.repository.say(self._job.lease, self._job.study.id, message)
+
+
+def _told(bracket: Bracket, runs: Sequence[StoredAttempt], found: int | None) -> str:
+    """What came of it, for the user."""
+    if found is None:
+        return f"micro_batch: max is not known, the baseline fails: {runs[-1].result.cause}."
+    text = f"micro_batch: {bracket.fits} fits"
+    for beyond in (run for run in runs if _size(run) == bracket.fails):
+        why = "" if beyond.result.state == Outcome.OOM else f": {beyond.result.cause}"
+        text += f", {bracket.fails} does not ({beyond.result.state}{why})"
+    return f"{text}; max is taken to be {found}."
 
 
 def _size(attempt: StoredAttempt) -> int:

@@ -3,16 +3,13 @@
 from collections.abc import Callable
 
 from autotune import plan
-from autotune.attempts import Bench, Job
+from autotune.attempts import BASELINE, Bench, Job
 from autotune.findings import Finding, findings
 from autotune.judging import ProfileRun
 from autotune.search.space import Space
 from autotune.suggestions import Place, Suggestion, devices, experts, remembered
 from launchers import Launcher
 from storage import Purpose, StoredAttempt, TrialLedger
-
-_BASELINE = 0
-"""Number of the baseline's trial."""
 
 
 class Opening:
@@ -46,7 +43,7 @@ class Opening:
     def _look(self, bench: Bench) -> list[Finding] | None:
         """What holds the baseline back; None if it does not run."""
         while (profile := self._profile()) is None:
-            bench.start(_BASELINE, self._baseline, Purpose.PROFILE, judge=ProfileRun())
+            bench.start(BASELINE, self._baseline, Purpose.PROFILE, judge=ProfileRun())
             bench.wait(self._check)
         blocks = self._job.repository.blocks(profile.id)
         facts = plan.facts(self._job.spec, self._launcher)

@@ -149,6 +149,7 @@ def end_of_baseline(attempts: Sequence[StoredAttempt], baseline: Mapping[str, An
 def no_result(attempts: Sequence[StoredAttempt]) -> Verdict:
     """The verdict when no trial completed."""
     ends: dict[str, int] = {}
+    attempts = [attempt for attempt in attempts if attempt.purpose != Purpose.FIT]
     for attempt in attempts:
         ends[attempt.result.state] = ends.get(attempt.result.state, 0) + 1
     counted = ", ".join(f"{count} {state}" for state, count in sorted(ends.items())) or "none ran"

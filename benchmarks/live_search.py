@@ -3,8 +3,9 @@
     python benchmarks/live_search.py [--json] [--pairs N] [--study FILE] [--wall-time 150s]
 
 Whole studies in new databases, in turn: the same study file, budget and machine, only `sampler`
-differs; the order within a pair alternates. The best is the best trial that any of the studies has
-seen. Trials of both have the same noise, so that a lucky trial of either counts as the best for both.
+differs; the order within a pair alternates. The best is the best trial that either study of a pair has
+seen, as machines change their speed from pair to pair. Trials of both have the same noise, so that a
+lucky trial of either counts as the best for both.
 """
 
 import argparse
@@ -50,15 +51,19 @@ def run(study: dict[str, Any], folder: Path, sampler: str, wall_time: str) -> li
 
 def reached(attempts: list[StoredAttempt], wanted: float) -> tuple[int, float] | None:
     """Trials and seconds until a trial of the search was this fast; None if none was."""
-    searched = [a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
-    for number, attempt in enumerate(searched, 1):
+    tried = searched(attempts)
+    for number, attempt in enumerate(tried, 1):
         if (attempt.result.throughput or 0.0) >= wanted and attempt.ended:
-            return number, attempt.ended - searched[0].started
+            return number, attempt.ended - tried[0].started
     return None
 
 
 def best(attempts: list[StoredAttempt]) -> float:
-    return max(a.result.throughput or 0.0 for a in attempts if a.purpose == Purpose.SEARCH)
+    return max(a.result.throughput or 0.0 for a in searched(attempts))
+
+
+def searched(attempts: list[StoredAttempt]) -> list[StoredAttempt]:
+    return [a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
 
 
 def main() -> None:
@@ -77,10 +82,11 @@ def main() -> None:
                 place = Path(folder, f"{pair}-{name}")
                 runs[name].append(run(seeded, place, name, arguments.wall_time))
                 print(f"{place.name}: {best(runs[name][-1]):.4g}", file=sys.stderr, flush=True)
-    most = max(best(attempts) for several in runs.values() for attempts in several)
+    most = [max(map(best, pair)) for pair in zip(*runs.values(), strict=True)]
     report: dict[str, Any] = {"study": study["name"], "pairs": arguments.pairs, "best_seen": most}
     for name, several in runs.items():
-        found = [reached(attempts, (1 - CLOSE) * most) for attempts in several]
+        wanted = [(1 - CLOSE) * rate for rate in most]
+        found = [reached(*one) for one in zip(several, wanted, strict=True)]
         hits = [one for one in found if one]
         report[name] = {
             "best_seen": [best(attempts) for attempts in several],
@@ -88,6 +94,7 @@ def main() -> None:
             "seconds": [round(one[1], 1) if one else None for one in found],
             "median_seconds": statistics.median(s for _, s in hits) if hits else None,
             "missed": len(found) - len(hits),
+            "rates": [[a.result.throughput for a in searched(attempts)] for attempts in several],
         }
     print(json.dumps(report, indent=2))
 

@@ -28,11 +28,6 @@ APPLIED = (
     "precision",
     "log_interval",
     "qkv_streams",
-    "bucket_cap_mb",
-    "gradient_as_bucket_view",
-    "static_graph",
-    "find_unused_parameters",
-    "broadcast_buffers",
 )
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -79,6 +74,8 @@ def train(
     """Train for so long after a short warm-up; returns samples over all ranks, seconds, loss."""
     torch.set_float32_matmul_precision("high" if config["precision"] == "tf32" else "highest")
     workload = gpt.build(**SIZE)
+    if config["precision"] == "pure_bf16":
+        workload.model.to(torch.bfloat16)
     for module in workload.model.modules():
         if hasattr(module, "qkv_streams"):
             module.qkv_streams = config["qkv_streams"]

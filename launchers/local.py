@@ -1,6 +1,5 @@
 """Trials on this machine, without any cluster software."""
 
-import math
 import os
 from pathlib import Path
 
@@ -58,8 +57,8 @@ def _this_machine() -> NodeCapacity:
 
 def _open_slot(layout: Layout, log_dir: str, number: int) -> AgentSlot:
     env = {}
-    if per_slot := math.ceil(layout.bundle.get("GPU", 0)):
-        share = devices.visible()[number * per_slot : (number + 1) * per_slot]
-        env = {devices.VISIBLE: ",".join(share)}
+    if own := layout.devices_of(number):
+        visible = devices.visible()
+        env = {devices.VISIBLE: ",".join(visible[index] for index in own)}
     node = Node(connect=lambda: LocalLink(log_dir, env), ranks=layout.ranks_per_node)
     return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

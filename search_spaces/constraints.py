@@ -45,7 +45,13 @@ _OF_DDP = (
 _HALF_ONLY = ("flash", "cudnn")
 _SHARDED = ("fsdp", "fsdp_keep", "hsdp")
 _WITHOUT_DDP = ("none", "data_parallel", *_SHARDED)
-_OF_ONE_COPY = ("compile", "qkv_streams", "activation_checkpointing", "layer_keep")
+_OF_ONE_COPY = (
+    "compile",
+    "qkv_streams",
+    "activation_checkpointing",
+    "layer_keep",
+    "channels_last",
+)
 
 
 def _changed(name: str, values: Values) -> bool:
@@ -72,15 +78,6 @@ CONFLICTS = (
     *(
         _not_beside(name, "parallelism", lambda v: v in _WITHOUT_DDP, "it acts on DDP only")
         for name in _OF_DDP
-    ),
-    *(
-        _not_beside(
-            name,
-            "parallelism",
-            lambda v: v == "data_parallel",
-            "it is tied to one copy of the model, and every forward pass makes new ones",
-        )
-        for name in _OF_ONE_COPY
     ),
     *(
         _not_beside(name, "loader_workers", lambda v: v == 0, "it acts on loader workers only")
@@ -188,12 +185,16 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
             yield f"{name}={written(value)} needs {knob.needs}; this study runs on {_place(facts)}"
 
 
+def clashing(knobs: Values) -> Iterator[Conflict]:
+    """Those that this configuration has."""
+    return (conflict for conflict in CONFLICTS if conflict.clash(knobs))
+
+
 def conflicts(knobs: Values) -> Iterator[str]:
     """Reasons that lie in two knobs together."""
-    for conflict in CONFLICTS:
-        if conflict.clash(knobs):
-            first, second = (f"{name}={written(knobs[name])}" for name in conflict.pair)
-            yield f"{first} does not go with {second}: {conflict.reason}"
+    for conflict in clashing(knobs):
+        first, second = (f"{name}={written(knobs[name])}" for name in conflict.pair)
+        yield f"{first} does not go with {second}: {conflict.reason}"
 
 
 def global_batch(knobs: Values, world_size: int) -> int:
@@ -229,8 +230,15 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
     if knobs["parallelism"] == "data_parallel" and (facts.nodes > 1 or facts.world_size == 1):
         yield (
             "parallelism=data_parallel drives several devices of one node; this study has "
-            f"{facts.world_size} on {facts.nodes}"
+            f"{facts.world_size} rank(s) on {facts.nodes} node(s)"
         )
+    if on_cuda and knobs["parallelism"] == "data_parallel":
+        for name in _OF_ONE_COPY:
+            if _changed(name, knobs):
+                yield (
+                    f"{name}={written(knobs[name])} does not go with parallelism=data_parallel on CUDA: "
+                    "it is tied to one copy of the model, and every forward pass makes new ones"
+                )
     alone = (*_SHARDED, "data_parallel")
     if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in alone:
         yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"

@@ -69,6 +69,7 @@ class Knob:
         ordered: whether neighbouring values behave alike.
         memory: whether it changes how much memory a rank takes.
         numerics: whether it can change the numbers that training computes.
+        numerics_for: the values that can; empty: every one.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
         applied: the constructor argument, context or setting that it acts through.
         source: where the knowledge comes from.
@@ -88,6 +89,7 @@ class Knob:
     ordered: bool = False
     memory: bool = False
     numerics: bool = False
+    numerics_for: tuple[KnobValue, ...] = ()
     schedule: bool = False
 
 

@@ -147,6 +147,11 @@ class StoredBlock:
     observed: dict[str, Any] = field(default_factory=dict)
     """See autotune.trial.protocol.Observed."""
 
+    @property
+    def workers(self) -> int:
+        """Devices (on the CPU: shares of it) that worked together, over all ranks."""
+        return len(self.rank_seconds) * int(self.observed.get("replicas", 1))
+
 
 @dataclass(frozen=True)
 class Recommended:

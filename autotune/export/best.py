@@ -23,6 +23,14 @@ _OF_OLDER_FILES = {
     "layer_keep": 1,
 }
 """Knobs that a file of an earlier version lacks, and what its trials ran with."""
+_BY_DDP = (
+    "bucket_cap_mb",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "find_unused_parameters",
+    "broadcast_buffers",
+)
+"""Knobs that `ddp_arguments` applies."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class BestConfig(Mapping[str, Any]):
         throughput: value, low, high and unit of the recommended configuration.
         speedup: over the baseline with low and high; None if there was none to compare with.
         provenance: study, trial, environment, verdict and time.
+        unusual: knobs that differ from what PyTorch, or a plain script, does; None if not known.
     """
 
     knobs: dict[str, Any]
@@ -42,6 +51,7 @@ class BestConfig(Mapping[str, Any]):
     throughput: dict[str, Any]
     speedup: dict[str, float] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    unusual: tuple[str, ...] | None = None
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Keyword arguments for DistributedDataParallel, as the trials were run with."""
@@ -50,20 +60,19 @@ class BestConfig(Mapping[str, Any]):
         return ddp_arguments({**_OF_OLDER_FILES, **self.knobs})
 
     def lost_without(self, *applied: str) -> dict[str, Any]:
-        """What a script that applies these knobs only would lose: all others that are to differ from
-        what PyTorch, or a plain script, does.
+        """What a script would lose that applies `ddp_arguments` and these knobs only: all others that
+        are to differ from what PyTorch, or a plain script, does.
 
         Args:
             applied: names of knobs.
-        """
-        from search_spaces import CATALOGUE
 
-        known = {**_OF_OLDER_FILES, **self.knobs}
-        return {
-            name: value
-            for name, value in known.items()
-            if name not in applied and (name not in CATALOGUE or value != CATALOGUE[name].default)
-        }
+        Raises:
+            ValueError: the file is of an earlier version, which does not tell.
+        """
+        if self.unusual is None:
+            raise ValueError("this best.yaml does not say what is unusual in it: export it again")
+        known = {*applied, *_BY_DDP}
+        return {name: self.knobs[name] for name in self.unusual if name not in known}
 
     def __getitem__(self, name: str) -> Any:
         return self.knobs[name]
@@ -85,10 +94,13 @@ def document(
     created: str,
 ) -> dict[str, Any]:
     """The content of best.yaml for a verdict that recommends something."""
+    from search_spaces import CATALOGUE  # not in the training job, where the name may be the user's
+
     assert verdict["throughput"] is not None
     return {
         "format": FORMAT,
         "knobs": dict(verdict["knobs"]),
+        "unusual": [n for n, v in verdict["knobs"].items() if v != CATALOGUE[n].default],
         "world_size": world_size,
         "throughput": {**_rounded(verdict["throughput"]), "unit": unit},
         "speedup": _rounded(verdict["speedup"]) if verdict["speedup"] else None,
@@ -153,6 +165,7 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
         throughput=content["throughput"],
         speedup=content["speedup"],
         provenance=content["provenance"],
+        unusual=tuple(content["unusual"]) if "unusual" in content else None,
     )
 
 

@@ -70,7 +70,8 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
 def _numbers(knob: Knob) -> str:
     if knob.schedule:
         return "trains something else"
-    return "may change" if knob.numerics else "same"
+    values = ", ".join(map(written, knob.numerics_for))
+    return f"{values + ': ' if values else ''}may change" if knob.numerics else "same"
 
 
 def _needs(knob: Knob) -> str:

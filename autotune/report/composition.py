@@ -78,19 +78,19 @@ def held_back(
     if not found or not blocks:
         return
     environment = repository.environment_of(found.id) or {"devices": []}
-    known = findings(blocks[0].observed, baseline, _facts(environment, blocks[0].rank_seconds))
+    known = findings(blocks[0].observed, baseline, _facts(environment, blocks[0].workers))
     yield "### What holds the baseline back"
     yield ""
     yield from listed(known)
 
 
-def _facts(environment: dict[str, Any], ranks: Sequence[float]) -> Facts:
+def _facts(environment: dict[str, Any], workers: int) -> Facts:
     devices = environment["devices"]
     return Facts(
         "cuda" if devices else "cpu",
-        len(ranks),
+        workers,
         plan.lowest_capability(environment),
-        backend="nccl" if len(devices) >= len(ranks) else "gloo",
+        backend="nccl" if len(devices) >= workers else "gloo",
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.attribution import contributions
+from autotune.attribution import Contribution, contributions
 from autotune.notes import study_note
 from autotune.report.composition import composition_table, held_back
 from autotune.report.running import Racing, Running, racing, running
@@ -48,14 +48,19 @@ def _attribution(
     for one in found:
         bounds = f"{one.gain.low:.2f} to {one.gain.high:.2f}" if one.rounds > 1 else "once"
         yield (
-            f"| {one.knob} | {written(one.before)} | {written(one.after)} | "
+            f"| {_tied(one)} | {written(one.before)} | {written(one.after)} | "
             f"{one.gain.value:.2f}x ({bounds}) |"
         )
     yield ""
     yield (
-        "The winner against itself with that one knob back at the baseline's value, in turn. Knobs "
+        "The winner against itself with that one knob back at the baseline's value (with those that do "
+        "not go with that), in turn. Knobs "
         "help and hinder each other, so that the gains need not multiply to the whole."
     )
+
+
+def _tied(one: Contribution) -> str:
+    return f"{one.knob} (with {', '.join(one.tied)})" if one.tied else one.knob
 
 
 def _confirmed(verdict: dict[str, Any]) -> dict[int, float]:

@@ -1,7 +1,6 @@
 """Every figure of a study computed again from its recorded blocks."""
 
 import dataclasses
-import functools
 import math
 
 from autotune import gate
@@ -11,7 +10,6 @@ from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.spec import StudySpec
 from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
-from search_spaces.constraints import global_batch
 from storage import Purpose, Repository, StoredAttempt, StoredBlock
 
 
@@ -60,18 +58,11 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     )
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return no_result(attempts)
-    world_size = max(map(functools.partial(_workers, repository), attempts))
+    measured = next(a for a in attempts if a.result.throughput is not None)
+    world_size = repository.blocks(measured.id)[0].workers
     checks = gate.record(attempts, baseline, repository.blocks)
     end = end_of_baseline(attempts, baseline)
     return conclude(confirmation, spec.objective.unit, world_size, checks, end)
-
-
-def _workers(repository: Repository, attempt: StoredAttempt) -> int:
-    """How many micro-batches were computed at a time, by a block; less where samples were shortened."""
-    if attempt.result.throughput is None:
-        return 0
-    block, knobs = repository.blocks(attempt.id)[0], attempt.knobs
-    return round(block.samples / block.steps / global_batch(knobs, 1))
 
 
 def judged_again(attempts: list[StoredAttempt], repository: Repository) -> list[StoredAttempt]:

@@ -126,7 +126,7 @@ def _flops(
     if not counted or not counted[0]:
         return None
     rate = sum(b.samples for b in kept) / sum(b.seconds for b in kept)
-    return float(counted[0]) * rate / len(kept[0].rank_seconds)
+    return float(counted[0]) * rate / kept[0].workers
 
 
 def _peak_flops(devices: Sequence[dict[str, Any]], precision: str) -> float | None:

@@ -21,6 +21,7 @@ Matrix = NDArray[np.float64]
 
 _MOST_CANDIDATES = 1500
 _MOST_VALUES = 17
+_MOST_NUMBERED = 1 << 62
 
 
 class Grid:
@@ -108,6 +109,9 @@ class Grid:
         """The first row with each combination of these parameters, and which of them each row has."""
         axes = [axis for axis, name in enumerate(self.names) if name in names]
         sizes = [len(self._values[self.names[axis]]) for axis in axes]
+        if math.prod(sizes) > _MOST_NUMBERED:
+            everything = np.arange(len(rows))
+            return everything, everything
         found = rows[:, axes] @ np.cumprod([1, *sizes[:-1]])[: len(axes)]
         _, first, back = np.unique(found, return_index=True, return_inverse=True)
         return first, back

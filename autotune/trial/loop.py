@@ -76,6 +76,8 @@ class TrainingLoop:
         self.progressed = progressed
         self.knobs = request.knobs
         self.device = context.device
+        self._devices = context.devices
+        self._replicas = request.replicas
         self.clock = BlockClock(context.device)
         self.steps_done = 0
         self.samples_done = 0.0
@@ -113,9 +115,9 @@ class TrainingLoop:
         moved = feeding.on_device(batches, self.knobs, context.device)
         self.batches = self._spanned("batch", moved)
         process.garbage_collection(self.knobs)
-        devices = context.world_size * request.replicas
+        workers = context.world_size * request.replicas
         self.samples_per_step = (
-            self.knobs["micro_batch"] * self.knobs["accumulation_steps"] * devices
+            self.knobs["micro_batch"] * self.knobs["accumulation_steps"] * workers
         )
 
     def step(self) -> None:
@@ -167,6 +169,8 @@ class TrainingLoop:
             observed: what else was seen.
         """
         seconds, waits, losses, peaks = columns
+        if self._replicas > 1:
+            observed = Observed(**{**observed, "replicas": self._replicas})
         steps, samples = self.steps_done - self._block_start[0], round(self.samples_of_block())
         return BlockReport(
             trial=trial,
@@ -185,6 +189,12 @@ class TrainingLoop:
     def samples_of_block(self) -> float:
         """Samples over all ranks since it began."""
         return self.samples_done - self._block_start[1]
+
+    def peak_bytes(self) -> int:
+        """Of the device that takes most; of a process that does the work of several ranks on the CPU,
+        each one's share."""
+        peak = max(map(memory.peak_bytes, self._devices))
+        return peak if self.device.type == "cuda" else peak // self._replicas
 
     def read_loss(self) -> None:
         """Bring the loss to the host, as a progress line does: a true synchronisation point.
@@ -213,7 +223,7 @@ def run_blocks(
     fewest = max(request.blocks.min_steps, schedules.fewest_steps(loop.knobs))
     plan = replace(request.blocks, min_steps=fewest)
     length = BlockLength(plan, loop.knobs["log_interval"])
-    observers = BlockObservers(loop.model, context.device, node=context.local_rank == 0)
+    observers = BlockObservers(loop.model, context.devices, node=context.local_rank == 0)
     for index in range(request.blocks.max_blocks):
         steps = length.steps
         loop.loss_read = math.nan
@@ -225,7 +235,7 @@ def run_blocks(
         if math.isnan(loop.loss_read):
             loop.read_loss()
         seconds = loop.clock.stop()
-        timed = (seconds, loop.clock.wait_seconds, loop.loss_read, memory.peak_bytes(loop.device))
+        timed = (seconds, loop.clock.wait_seconds, loop.loss_read, loop.peak_bytes())
         ranks = gather((*timed, *observers.stop()), context.world_size)
         all_seconds, waits, losses, peaks, *seen = zip(*ranks, strict=True)
         length.learn(index, max(all_seconds))

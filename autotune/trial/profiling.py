@@ -31,10 +31,11 @@ def run_profile(
 
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
-    moves = BatchMoves(loop.knobs["micro_batch"] * request.replicas // len(context.devices))
-    # What looks at operators one by one would keep torch.compile from compiling, for good.
-    eager = loop.knobs["compile"] == "none"
-    with moves.watching(loop.workload.model) if eager else nullcontext():
+    moves = BatchMoves(loop.knobs["micro_batch"] * request.replicas)
+    # What looks at operators one by one would keep torch.compile from compiling, for good; nor does it
+    # see what the threads of several devices do.
+    seen = loop.knobs["compile"] == "none" and len(context.devices) == 1
+    with moves.watching(loop.workload.model) if seen else nullcontext():
         loop.step()
     for _ in range(_WARM_UP):
         loop.step()
@@ -50,7 +51,7 @@ def run_profile(
             with loop.span("step"):
                 loop.step()
         seconds = loop.clock.stop()
-    waited, loss, peak = loop.clock.wait_seconds, float(loop.loss), memory.peak_bytes(loop.device)
+    waited, loss, peak = loop.clock.wait_seconds, float(loop.loss), loop.peak_bytes()
     loop.progressed()
     events = _events(profiler, Path(request.log_dir), context.rank)
     loop.progressed()
@@ -62,7 +63,7 @@ def run_profile(
         observed = Observed(
             parts=dict(named),
             peaks=list(map(memory.peak_bytes, context.devices))
-            if request.replicas > 1
+            if len(context.devices) > 1
             else [int(peak) for peak in peaks],
             batch_moves=moves.found,
         )

@@ -188,6 +188,8 @@ class Observed(TypedDict, total=False):
     """Peak bytes of each rank, or of each device of one that drives several; profiles only."""
     batch_moves: dict[str, str]
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
+    replicas: int
+    """Devices that each rank drives by itself, where that is more than one."""
     flops_per_sample: float
     """Of forward and backward pass, as torch.utils.flop_counter counts them; trajectories only."""
 

@@ -104,7 +104,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     os.environ.update(_environment(request, placement, context))
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
-    torch.set_num_threads(process.threads(request.knobs, request.cpus_per_rank))
+    torch.set_num_threads(_threads(request))
     if context.device.type == "cuda":
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
@@ -117,6 +117,10 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     torch.manual_seed(request.seed)
 
 
+def _threads(request: TrialRequest) -> int:
+    return process.threads(request.knobs, request.cpus_per_rank, request.replicas)
+
+
 def _environment(
     request: TrialRequest, placement: Placement, context: RankContext
 ) -> dict[str, str]:
@@ -125,7 +129,7 @@ def _environment(
         "LOCAL_RANK": str(context.local_rank),
         "WORLD_SIZE": str(context.world_size),
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
-        "OMP_NUM_THREADS": str(process.threads(request.knobs, request.cpus_per_rank)),
+        "OMP_NUM_THREADS": str(_threads(request)),
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": placement.interface,
         **process.environment(request.knobs),

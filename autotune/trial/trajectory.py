@@ -14,7 +14,6 @@ from torch import Tensor
 
 from autotune.trial.effects.compression import averaged_gradients
 from autotune.trial.loop import RankContext, TrainingLoop, gather
-from autotune.trial.observers import memory
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 
 
@@ -45,7 +44,7 @@ def run_trajectory(
         weights = [_whole(p.detach()).double() for p in loop.model.parameters()]
         total = float(sum(p.sum() for p in weights))
         size = float(sum(p.abs().sum() for p in weights))
-        mine = (seconds, loop.clock.wait_seconds, loss, memory.peak_bytes(loop.device), norm)
+        mine = (seconds, loop.clock.wait_seconds, loss, loop.peak_bytes(), norm)
         ranks = gather((*mine, total, size), context.world_size)
         all_seconds, waits, losses, peaks, all_norms, totals, sizes = zip(*ranks, strict=True)
         if context.rank:

@@ -12,14 +12,15 @@ LIMITED = {"workers": 2, "memory_per_worker": "2GiB"}
 
 def asking_for_max(tiny: StudyFolder, fits: int, **changes: object) -> None:
     """A study whose second rank takes all its memory for a batch of more samples than fit."""
-    args = {"trouble": "oom", "at": 1, "above": fits}
+    # From the third forward pass on, as optimizers take their memory late.
+    args = {"trouble": "oom", "at": 3, "above": fits}
     tiny.write(
         **{
             "workload": {"name": "tiny:build", "args": args},
             "search_space": {"micro_batch": "max", "log_interval": [1, 10]},
             "baseline": {"micro_batch": 8, "log_interval": 1},
             "resources": LIMITED,
-            "budget": {"trials": 2},
+            "budget": {"trials": 3},
             "measurement": quick_measurement(rounds=2, attribution=0),
             **changes,
         }
@@ -37,12 +38,13 @@ def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> Non
         assert [size for size, _ in tried] == [8, 16, 32, 64, 48, 40, 44]
         assert {size for size, state in tried if state == "OOM"} == {64, 48, 44}
         assert {size for size, state in tried if state == "COMPLETE"} == {8, 16, 32, 40}
-        assert {t.params["micro_batch"] for t in tiny.trials()} <= {8, 32}
+        assert {t.params["micro_batch"] for t in tiny.trials()} == {8, 32}
 
-        asking_for_max(tiny, fits=40, budget={"trials": 3})
+        asking_for_max(tiny, fits=40, budget={"trials": 4})
         again = tiny.run("start", "study.yaml", "--foreground", timeout=150)
         assert again.returncode == 0, again.stdout + again.stderr
         assert tiny.attempts(Purpose.FIT) == probes
+        assert again.stdout.count("max is taken") == 1
 
 
 @pytest.mark.parametrize(
@@ -50,8 +52,9 @@ def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> Non
     [
         (0, {}, "not even 1 fits in memory"),
         (40, {"resources": {"workers": 2}}, "set resources.memory_per_worker"),
+        (40, {"baseline": {"stream_prefetch": True}}, "the baseline cannot run here"),
     ],
-    ids=["nothing fits", "no limit"],
+    ids=["nothing fits", "no limit", "infeasible baseline"],
 )
 def test_where_there_is_no_largest_the_study_says_why(
     tmp_path: Path, fits: int, changes: dict[str, object], complaint: str
@@ -61,3 +64,4 @@ def test_where_there_is_no_largest_the_study_says_why(
         found = tiny.run("start", "study.yaml", "--foreground", timeout=100)
         assert found.returncode != 0
         assert complaint in found.stdout + found.stderr
+        assert fits == 0 or not tiny.attempts(Purpose.FIT)

@@ -289,11 +289,19 @@ def test_it_is_a_mapping_from_knob_to_value(folder):
 def test_a_script_can_ask_what_it_would_lose(folder):
     config = written(folder, content())
     assert config.lost_without() == {"micro_batch": 32, "precision": "bf16"}
-    assert config.lost_without("micro_batch", "bucket_cap_mb") == {"precision": "bf16"}
+    assert config.lost_without("micro_batch") == {"precision": "bf16"}
     assert config.lost_without("micro_batch", "precision") == {}
-    newer = content(knobs={**VERDICT["knobs"], "of_a_later_version": 3})
-    found = written(folder, newer).lost_without("micro_batch", "precision")
-    assert found == {"of_a_later_version": 3}
+    by_ddp = content(
+        knobs={**VERDICT["knobs"], "gradient_as_bucket_view": True, "bucket_cap_mb": 5}
+    )
+    assert written(folder, by_ddp).lost_without("micro_batch", "precision") == {}
+    sharded = content(knobs={**VERDICT["knobs"], "parallelism": "fsdp"})
+    found = written(folder, sharded).lost_without("micro_batch", "precision")
+    assert found == {"parallelism": "fsdp"}
+    of_old = content()
+    del of_old["unusual"]
+    with pytest.raises(ValueError, match="export it again"):
+        written(folder, of_old).lost_without()
 
 
 def test_it_does_not_change(folder):

@@ -15,7 +15,8 @@ def loader(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
 ) -> DataLoader[Any]:
     """micro_batch, loader_workers, persistent_workers, prefetch_factor, pin_memory: the loader of one
-    rank, shuffled, each sample on one rank; a micro-batch for each of its replicas at once.
+    rank, shuffled, each sample on one rank; a micro-batch for each of its replicas at once,
+    with the workers of all of them.
 
     Raises:
         ValueError: the dataset cannot fill one micro-batch on every rank.
@@ -26,7 +27,7 @@ def loader(
             f"the dataset has {size} samples, fewer than micro_batch {knobs['micro_batch']} x "
             f"{world_size * replicas} ranks; lower micro_batch or enlarge the dataset"
         )
-    workers = knobs["loader_workers"]
+    workers = knobs["loader_workers"] * replicas
     sampler: DistributedSampler[Any] = DistributedSampler(
         workload.dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
     )

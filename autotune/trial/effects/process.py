@@ -10,9 +10,9 @@ _AUTO = "auto"
 _PER_COLLECTIVE = (2, 24)
 
 
-def threads(knobs: Knobs, given: int) -> int:
-    """cpu_threads: of this process; 0 leaves the number that the study gives."""
-    return int(knobs["cpu_threads"]) or given
+def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
+    """cpu_threads: of this process, for each of its replicas; 0 leaves the number that it is given."""
+    return int(knobs["cpu_threads"]) * replicas or given
 
 
 def environment(knobs: Knobs) -> dict[str, str]:

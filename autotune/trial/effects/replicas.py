@@ -27,13 +27,20 @@ class _Replica(nn.Module):
         self.model = model
         self._knobs = knobs
         self._device = device
-        self._inside = inside
+        # In a tuple: a loss that is a module of its own does not become a part of this one.
+        self._inside = (inside,) if inside is not None else ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         # Threads start with autocast's usual format, not with that of who started them.
         with precision.autocast(self._knobs, self._device):
-            if self._inside is not None:
-                return self._inside(self.model, *inputs)
+            for loss in self._inside:
+                return loss(self.model, *inputs)
             return self.model(*inputs, **named)
 
 
@@ -41,11 +48,13 @@ def wrapped(
     knobs: Knobs, model: nn.Module, loss: Loss, devices: Sequence[torch.device]
 ) -> nn.Module:
     """parallelism: data_parallel; loss_placement: inside computes the loss on every device."""
+    model = model.to(devices[0])
     inside = loss if knobs["loss_placement"] == "inside" else None
-    replica = _Replica(knobs, model.to(devices[0]), devices[0], inside)
+    if inside or knobs["precision"] in precision.AUTOCAST_DTYPES:
+        model = _Replica(knobs, model, devices[0], inside)
     if devices[0].type == "cpu":
-        return replica
-    return nn.DataParallel(replica, device_ids=list(devices))
+        return model
+    return nn.DataParallel(model, device_ids=list(devices))
 
 
 def loss(knobs: Knobs, outside: Loss) -> Loss:

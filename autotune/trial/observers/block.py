@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from autotune.trial.observers import communication, settling
+from autotune.trial.observers import communication, device, settling
 from autotune.trial.observers.contention import NodeLoad
 from autotune.trial.observers.device import DeviceWatch
 from autotune.trial.observers.timing import StepMarks
@@ -17,14 +17,14 @@ from autotune.trial.protocol import Observed
 class BlockObservers:
     """One rank's observers. All but `marks` look only between blocks."""
 
-    def __init__(self, model: nn.Module, device: torch.device, *, node: bool) -> None:
-        """Attach to a model; `node`: this rank also watches the node that it is on."""
-        self.marks = StepMarks(device)
+    def __init__(self, model: nn.Module, devices: Sequence[torch.device], *, node: bool) -> None:
+        """Attach to a model on these devices; `node`: this rank also watches the node that it is on."""
+        self.marks = StepMarks(devices[0])
         self._model = model
-        self._device = device
+        self._devices = devices
         self._load = NodeLoad() if node else None
-        self._settled = settling.so_far(device)
-        self._nvidia = DeviceWatch(device)
+        self._settled = settling.so_far(devices)
+        self._nvidia = [DeviceWatch(device) for device in devices]
         communication.sample(model)
 
     def start(self) -> None:
@@ -35,7 +35,7 @@ class BlockObservers:
     def stop(self) -> tuple[float, ...]:
         """Just after a block, and before the ranks meet: this rank's part for `together`."""
         load = self._load.shares() if self._load else None
-        settled = settling.so_far(self._device)
+        settled = settling.so_far(self._devices)
         news, self._settled = settled.since(self._settled), settled
         return (
             *self.marks.percentiles(),
@@ -45,13 +45,13 @@ class BlockObservers:
             news.compilations,
             news.compile_seconds,
             news.alloc_retries,
-            *self._nvidia.state(),
+            *device.together([watch.state() for watch in self._nvidia]),
         )
 
 
 def together(columns: Sequence[Sequence[float]]) -> Observed:
     """What the ranks saw of a block, from the columns of their `BlockObservers.stop`."""
-    p50, p95, longest, exposed, foreign, idle, compilations, compiling, retries, *device = columns
+    p50, p95, longest, exposed, foreign, idle, compilations, compiling, retries, *states = columns
     observed = Observed(
         step_p50=max(p50),
         step_p95=max(p95),
@@ -64,22 +64,6 @@ def together(columns: Sequence[Sequence[float]]) -> Observed:
         observed["exposed_seconds"] = list(exposed)
     nodes = [(f, i) for f, i in zip(foreign, idle, strict=True) if not math.isnan(f)]
     observed["foreign_cpu"], observed["idle_cpu"] = max(nodes)
-    return cast(Observed, {**observed, **_device(*device)})
-
-
-def _device(
-    clocks: Sequence[float],
-    throttled: Sequence[float],
-    watts: Sequence[float],
-    joules: Sequence[float],
-    others: Sequence[float],
-) -> dict[str, float]:
-    """The slowest clock, the highest of the rest, the sum of the energy: of what was observed."""
-    found = {
-        "clock_mhz": min(clocks),
-        "throttled": max(throttled),
-        "power_watts": max(watts),
-        "energy_joules": sum(joules),
-        "foreign_processes": max(others),
-    }
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+    seen = device.together([device.DeviceState(*rank) for rank in zip(*states, strict=True)])
+    known = {name: value for name, value in seen._asdict().items() if not math.isnan(value)}
+    return cast(Observed, {**observed, **known})

@@ -5,6 +5,7 @@ It is read between blocks only. Without an NVIDIA device, or without nvidia-ml-p
 
 import importlib
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ run at that all the time."""
 
 
 class DeviceState(NamedTuple):
-    """Of the device of one rank; NaN where it could not be observed."""
+    """Of one device or of several; NaN where it could not be observed."""
 
     clock_mhz: float = _NAN
     throttled: float = _NAN
@@ -27,8 +28,22 @@ class DeviceState(NamedTuple):
     foreign_processes: float = _NAN
 
 
+def together(states: Sequence[DeviceState]) -> DeviceState:
+    """Of several devices: the slowest clock, the sum of the energy, the highest of the rest."""
+    clocks, throttled, watts, joules, others = (
+        [value for value in column if value == value] for column in zip(*states, strict=True)
+    )
+    return DeviceState(
+        min(clocks, default=_NAN),
+        max(throttled, default=_NAN),
+        max(watts, default=_NAN),
+        sum(joules) if joules else _NAN,
+        max(others, default=_NAN),
+    )
+
+
 class DeviceWatch:
-    """Watches the device of this rank."""
+    """Watches one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._energy = _NAN

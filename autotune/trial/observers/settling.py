@@ -1,6 +1,7 @@
 """Events that make a step slow once: compilation, and the allocator starting over."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +24,13 @@ class Settling:
         )
 
 
-def so_far(device: torch.device) -> Settling:
-    """The counters as they stand."""
+def so_far(devices: Sequence[torch.device]) -> Settling:
+    """The counters as they stand, retries of all devices together."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     graphs, seconds = 0, 0.0
     if dynamo is not None:
         graphs = int(dynamo.counters["stats"]["unique_graphs"])
         seconds = sum(dynamo.compilation_time_metrics.get("_compile.compile_inner", ()))
-    retries = 0
-    if device.type == "cuda":
-        retries = int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+    on_cuda = (torch.cuda.memory_stats(device) for device in devices if device.type == "cuda")
+    retries = sum(int(stats.get("num_alloc_retries", 0)) for stats in on_cuda)
     return Settling(graphs, float(seconds), retries)

@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests that others beside them do not disturb.
+UNTIMED := tests/unit tests/contract/test_storage.py tests/contract/test_trial_ledger.py
 
 .PHONY: quickstart test test-full check bench search knobs gpu-check wheel clean
 
@@ -17,7 +19,8 @@ quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
 
 test: $(READY)  ## all tests but the endurance ones
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 $(UNTIMED)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(UNTIMED:%=--ignore=%)
 
 test-full: $(READY)  ## the full counts: hundreds of kills, minutes of polling
 	$(BIN)/python -m pytest -m "not gpu" --timeout 3600

@@ -46,8 +46,14 @@ def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any
 def _less(winner: Knobs, baseline: Knobs, name: str) -> dict[str, Any]:
     """The winner with this knob back at the baseline, and all that do not go with that."""
     knobs = {**winner, name: baseline[name]}
-    tied = {other for clash in clashing(knobs) if name in clash.pair for other in clash.pair}
-    return {**knobs, **{other: baseline[other] for other in tied}}
+    known = set(clashing(winner))  # of another device than its own
+    while new := set(clashing(knobs)) - known:
+        pairs = {other for clash in new for other in clash.pair}
+        tied = {other for other in pairs if knobs[other] != baseline[other]}
+        if not tied:
+            break  # it is the baseline that clashes, where it was never run
+        knobs |= {other: baseline[other] for other in tied}
+    return knobs
 
 
 def contributions(

@@ -200,7 +200,7 @@ def export(
     storage: StorageOption = None,
 ) -> None:
     """Write the recommended configuration as best.yaml, or all attempts as CSV."""
-    from autotune.export.best import write
+    from autotune.export.best import of_today, write
     from autotune.report.frame import attempts_frame
 
     url, name = _locate(study, storage)
@@ -220,7 +220,7 @@ def export(
         raise BadInput(f"{name} recommends nothing: {why}")
     target = output or _export_path(found)
     try:
-        write(target, content)
+        write(target, of_today(content))
     except OSError as error:
         raise BadInput(f"{target} cannot be written: {error.strerror}") from None
     print(target)

@@ -126,10 +126,12 @@ class LargestBatch:
         return found
 
     def _next(self) -> int | None:
-        runs = self._runs()
-        if runs and self._spent_enough(runs):
+        runs, bracket = self._runs(), self._bracket()
+        # What is searched does not change any more, whatever the budget becomes.
+        growing = bracket.fits and bracket.fails is None
+        if self._searching() or (growing and self._spent_enough(runs)):
             return None
-        if runs and not self._bracket().fits:
+        if runs and not bracket.fits:
             last = runs[-1]
             if last.result.state != Outcome.OOM:
                 return None  # what is wrong with the baseline, its own trial will tell
@@ -139,7 +141,7 @@ class LargestBatch:
                 )
         domain = CATALOGUE["micro_batch"].domain
         assert isinstance(domain, Range)
-        return self._bracket().next(self._first, int(domain.high))
+        return bracket.next(self._first, int(domain.high))
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Whether as much of a budget is gone as may be, before anything is searched."""
@@ -149,6 +151,10 @@ class LargestBatch:
             limit is not None and spent >= _BUDGET_SHARE * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
         )
+
+    def _searching(self) -> bool:
+        attempts = self._job.repository.attempts(self._job.study.id)
+        return any(a.purpose not in (Purpose.FIT, Purpose.PROFILE) for a in attempts)
 
     def _bracket(self) -> Bracket:
         return Bracket.of([(_size(r), r.result.state == Outcome.COMPLETE) for r in self._runs()])
@@ -169,6 +175,8 @@ def _told(bracket: Bracket, runs: Sequence[StoredAttempt], found: int | None) ->
     for beyond in (run for run in runs if _size(run) == bracket.fails):
         why = "" if beyond.result.state == Outcome.OOM else f": {beyond.result.cause}"
         text += f", {bracket.fails} does not ({beyond.result.state}{why})"
+    if bracket.fails is None:
+        text += ", more was not tried"
     return f"{text}; max is taken to be {found}."
 
 

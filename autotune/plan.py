@@ -10,12 +10,11 @@ from autotune.measurement.watch import Limits
 from autotune.mistakes import LARGEST
 from autotune.search.space import Space
 from autotune.spec import StudySpec
-from autotune.trial.effects.compression import WARM_UP
-from autotune.trial.protocol import BlockPlan, Deadlines, TrialRequest
+from autotune.trial.protocol import COMPRESSION_WARM_UP, BlockPlan, Deadlines, TrialRequest
 from launchers import Launcher, Resources, Slot, open_launcher
 from search_spaces import Facts
 
-_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=WARM_UP + 2, max_blocks=2)
+_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
 """The first block is a single step. The optimizer's state is there from the second step on, what
 gradient compression keeps after its warm-up."""
 

@@ -37,12 +37,12 @@ class Layout:
     bundle: dict[str, float]
     slots: int
 
-    def devices_of(self, slot: int) -> range:
-        """By number, the CUDA devices of a slot on the first node; shares of one lie on one device."""
+    def devices_of(self, slot: int, devices: int) -> range:
+        """By number, the CUDA devices of a slot on a node of so many; slots with a share of one are
+        dealt out over them."""
         amount = self.bundle.get("GPU", 0.0)
         if 0 < amount < 1:
-            first = slot // math.floor(1 / amount + _ROUNDING)
-            return range(first, first + 1)
+            return range(slot % devices, slot % devices + 1)
         return range(slot * int(amount), (slot + 1) * int(amount))
 
 

@@ -57,8 +57,8 @@ def _this_machine() -> NodeCapacity:
 
 def _open_slot(layout: Layout, log_dir: str, number: int) -> AgentSlot:
     env = {}
-    if own := layout.devices_of(number):
-        visible = devices.visible()
+    visible = devices.visible()
+    if own := layout.devices_of(number, len(visible)):
         env = {devices.VISIBLE: ",".join(visible[index] for index in own)}
     node = Node(connect=lambda: LocalLink(log_dir, env), ranks=layout.ranks_per_node)
     return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

@@ -19,12 +19,14 @@ class Conflict:
         second: another one.
         clash: whether they clash in a configuration.
         reason: why.
+        device: on which alone they clash; empty: on any.
     """
 
     first: str
     second: str
     clash: Callable[[Values], bool]
     reason: str
+    device: str = ""
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -59,10 +61,10 @@ def _changed(name: str, values: Values) -> bool:
 
 
 def _not_beside(
-    name: str, other: str, refused: Callable[[KnobValue], bool], reason: str
+    name: str, other: str, refused: Callable[[KnobValue], bool], reason: str, device: str = ""
 ) -> Conflict:
     """A knob that stays at its default where another one has such a value."""
-    return Conflict(name, other, lambda v: refused(v[other]) and _changed(name, v), reason)
+    return Conflict(name, other, lambda v: refused(v[other]) and _changed(name, v), reason, device)
 
 
 def _only_beside(name: str, other: str, wanted: KnobValue) -> Conflict:
@@ -78,6 +80,23 @@ CONFLICTS = (
     *(
         _not_beside(name, "parallelism", lambda v: v in _WITHOUT_DDP, "it acts on DDP only")
         for name in _OF_DDP
+    ),
+    *(
+        _not_beside(
+            name,
+            "parallelism",
+            lambda v: v == "data_parallel",
+            "it is tied to one copy of the model, and every forward pass makes new ones",
+            "cuda",
+        )
+        for name in _OF_ONE_COPY
+    ),
+    Conflict(
+        "attention",
+        "precision",
+        lambda v: v["attention"] in _HALF_ONLY and v["precision"] in ("fp32", "tf32"),
+        "its kernels are for half precision",
+        "cuda",
     ),
     *(
         _not_beside(name, "loader_workers", lambda v: v == 0, "it acts on loader workers only")
@@ -172,7 +191,7 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
     return [
         *unmet_needs(knobs, facts),
         *_ranks(knobs, facts),
-        *conflicts(knobs),
+        *conflicts(knobs, facts.device),
         *_global_batch(knobs, facts),
     ]
 
@@ -186,15 +205,18 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
 
 
 def clashing(knobs: Values) -> Iterator[Conflict]:
-    """Those that this configuration has."""
+    """Those that this configuration has, on whatever device."""
     return (conflict for conflict in CONFLICTS if conflict.clash(knobs))
 
 
-def conflicts(knobs: Values) -> Iterator[str]:
+def conflicts(knobs: Values, device: str) -> Iterator[str]:
     """Reasons that lie in two knobs together."""
     for conflict in clashing(knobs):
+        if conflict.device not in ("", device):
+            continue
         first, second = (f"{name}={written(knobs[name])}" for name in conflict.pair)
-        yield f"{first} does not go with {second}: {conflict.reason}"
+        place = f" on {conflict.device.upper()}" if conflict.device else ""
+        yield f"{first} does not go with {second}{place}: {conflict.reason}"
 
 
 def global_batch(knobs: Values, world_size: int) -> int:
@@ -220,11 +242,6 @@ def refused_global_batch(wanted: int, world_size: int) -> str | None:
 
 def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
     on_cuda = facts.device == "cuda"
-    if on_cuda and knobs["attention"] in _HALF_ONLY and knobs["precision"] in ("fp32", "tf32"):
-        yield (
-            f"attention={knobs['attention']} does not go with precision={knobs['precision']} on CUDA: "
-            "its kernels are for half precision"
-        )
     if knobs["parallelism"] == "none" and facts.world_size > 1:
         yield f"parallelism=none is for one rank; this study has {facts.world_size}"
     if knobs["parallelism"] == "data_parallel" and (facts.nodes > 1 or facts.world_size == 1):
@@ -232,13 +249,6 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             "parallelism=data_parallel drives several devices of one node; this study has "
             f"{facts.world_size} rank(s) on {facts.nodes} node(s)"
         )
-    if on_cuda and knobs["parallelism"] == "data_parallel":
-        for name in _OF_ONE_COPY:
-            if _changed(name, knobs):
-                yield (
-                    f"{name}={written(knobs[name])} does not go with parallelism=data_parallel on CUDA: "
-                    "it is tied to one copy of the model, and every forward pass makes new ones"
-                )
     alone = (*_SHARDED, "data_parallel")
     if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in alone:
         yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"

@@ -94,13 +94,10 @@ def document(
     created: str,
 ) -> dict[str, Any]:
     """The content of best.yaml for a verdict that recommends something."""
-    from search_spaces import CATALOGUE  # not in the training job, where the name may be the user's
-
     assert verdict["throughput"] is not None
-    return {
+    content = {
         "format": FORMAT,
         "knobs": dict(verdict["knobs"]),
-        "unusual": [n for n, v in verdict["knobs"].items() if v != CATALOGUE[n].default],
         "world_size": world_size,
         "throughput": {**_rounded(verdict["throughput"]), "unit": unit},
         "speedup": _rounded(verdict["speedup"]) if verdict["speedup"] else None,
@@ -113,6 +110,19 @@ def document(
             "environment": dict(environment),
         },
     }
+    return of_today(content)
+
+
+def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What was recommended, with what files of earlier versions did not say."""
+    from search_spaces import CATALOGUE  # not in the training job, where the name may be the user's
+
+    unusual = [
+        name
+        for name, value in content["knobs"].items()
+        if name not in CATALOGUE or value != CATALOGUE[name].default
+    ]
+    return {**content, "unusual": unusual}
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:

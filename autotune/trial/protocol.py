@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypedDict
 
+COMPRESSION_WARM_UP = 3
+"""Steps before gradient compression begins. Real training has more: later throughput is the same."""
+
 Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 

@@ -86,6 +86,7 @@ def test_what_won_is_tried_first_in_the_next_study(finished: StudyFolder) -> Non
     assert f"study {finished.name} recommended it" in again.run("logs", "again").stdout
 
 
+@pytest.mark.slow
 def test_the_search_ends_when_another_trial_is_not_worth_it(tiny: StudyFolder) -> None:
     tiny.write(
         sampler="model",

@@ -44,6 +44,7 @@ def test_a_planted_bottleneck_is_named_first(
     assert len(found["traces"]) == 2
 
 
+@pytest.mark.slow
 def test_a_batch_that_leaves_its_place_and_unequal_memory_are_found(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "bottlenecks:build", {"planted": "layout"}, {"micro_batch": 3})
     texts = {finding["name"]: finding["text"] for finding in found["findings"]}

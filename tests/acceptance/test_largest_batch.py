@@ -52,7 +52,12 @@ def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> Non
     [
         (0, {}, "not even 1 fits in memory"),
         (40, {"resources": {"workers": 2}}, "set resources.memory_per_worker"),
-        (40, {"baseline": {"stream_prefetch": True}}, "the baseline cannot run here"),
+        pytest.param(
+            40,
+            {"baseline": {"stream_prefetch": True}},
+            "the baseline cannot run here",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["nothing fits", "no limit", "infeasible baseline"],
 )

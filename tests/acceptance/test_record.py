@@ -65,6 +65,7 @@ def test_a_failure_is_a_row(folder: Path) -> None:
     assert states["2"][0] == "COMPLETE"
 
 
+@pytest.mark.slow
 def test_a_journal_of_another_space_is_left_alone(folder: Path) -> None:
     write_study(folder, search_space=SPACE)
     (folder / "t.runs.csv").write_text("pass,other,throughput,trial_seconds,state\n")

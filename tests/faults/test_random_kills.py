@@ -104,6 +104,7 @@ def test_foreground_goes_on_at_once_after_a_killed_daemon(tiny: StudyFolder) -> 
     tiny.assert_complete(trials=3)
 
 
+@pytest.mark.slow
 def test_a_study_whose_daemon_was_killed_can_be_stopped(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1})
     tiny.run("start", "study.yaml", "--detach")

@@ -302,6 +302,8 @@ def test_a_script_can_ask_what_it_would_lose(folder):
     del of_old["unusual"]
     with pytest.raises(ValueError, match="export it again"):
         written(folder, of_old).lost_without()
+    again = written(folder, best.of_today(of_old))
+    assert again.lost_without("micro_batch") == {"precision": "bf16"}
 
 
 def test_it_does_not_change(folder):

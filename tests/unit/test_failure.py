@@ -148,18 +148,18 @@ def test_without_failure_there_is_no_cause():
 @pytest.mark.parametrize("outcome", FAILURES)
 def test_the_only_failure_is_the_cause(outcome):
     ends = [ended(0, None), ended(1, outcome), ended(2, None)]
-    assert failure.cause(ends) is ends[1]
+    assert failure.cause(ends) == ends[1]
 
 
 @pytest.mark.parametrize("grave", [Outcome.OOM, Outcome.CRASH, Outcome.HANG])
 def test_errors_of_peers_are_symptoms(grave):
     ends = [ended(0, Outcome.ERROR), ended(1, grave), ended(2, Outcome.ERROR)]
-    assert failure.cause(ends) is ends[1]
+    assert failure.cause(ends) == ends[1]
 
 
 def test_out_of_memory_explains_a_peers_crash():
     ends = [ended(0, Outcome.CRASH), ended(1, Outcome.OOM)]
-    assert failure.cause(ends) is ends[1]
+    assert failure.cause(ends) == ends[1]
 
 
 def test_of_hung_ranks_the_one_that_has_come_least_far_is_the_cause():

@@ -240,13 +240,13 @@ def test_no_devices(tmp_path):
     assert visible({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == []
 
 
-def test_slots_that_share_a_device_lie_on_it():
-    node = NodeCapacity(cpus=16, gpus=2)
-    shared = plan(Resources(1, 0.5, 1, None), [node])
-    assert [list(shared.devices_of(slot)) for slot in range(shared.slots)] == [[0], [0], [1], [1]]
-    whole = plan(Resources(2, 1.0, 1, None), [NodeCapacity(cpus=16, gpus=4)])
-    assert [list(whole.devices_of(slot)) for slot in range(whole.slots)] == [[0, 1], [2, 3]]
-    several = plan(Resources(2, 0.5, 1, None), [node])
-    assert [list(several.devices_of(slot)) for slot in range(several.slots)] == [[0], [1]]
-    none = plan(Resources(2, 0.0, 1, None), [node])
-    assert list(none.devices_of(0)) == []
+def test_slots_that_share_devices_are_dealt_out_over_them():
+    def devices(resources: Resources, gpus: int) -> list[list[int]]:
+        layout = plan(resources, [NodeCapacity(cpus=16, gpus=gpus)])
+        return [list(layout.devices_of(slot, gpus)) for slot in range(layout.slots)]
+
+    assert devices(Resources(1, 0.5, 1, None), 2) == [[0], [1], [0], [1]]
+    assert devices(Resources(1, 0.5, 1, 2), 2) == [[0], [1]]
+    assert devices(Resources(2, 0.5, 1, None), 2) == [[0], [1]]
+    assert devices(Resources(2, 1.0, 1, None), 4) == [[0, 1], [2, 3]]
+    assert devices(Resources(2, 0.0, 1, 1), 2) == [[]]

@@ -8,10 +8,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.trial.protocol import Knobs
+from autotune.trial.protocol import COMPRESSION_WARM_UP, Knobs
 
-WARM_UP = 3
-"""Steps before compression begins. Real training has more: later throughput is the same."""
 _HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _BITS = 8
 _LEAST_VARIANCE = 0.01
@@ -30,7 +28,7 @@ def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
         state = powerSGD_hook.PowerSGDState(
             process_group=None,
             matrix_approximation_rank=low_rank,
-            start_powerSGD_iter=WARM_UP,
+            start_powerSGD_iter=COMPRESSION_WARM_UP,
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
@@ -84,7 +82,7 @@ class OneBitAdam(torch.optim.Optimizer):
     What had no gradient during the warm-up stays as it is, as its second moment says nothing.
     """
 
-    def __init__(self, plain: torch.optim.Optimizer, warm_up: int = WARM_UP) -> None:
+    def __init__(self, plain: torch.optim.Optimizer, warm_up: int = COMPRESSION_WARM_UP) -> None:
         """Take over the parameter groups and the state of an optimizer.
 
         Raises:

@@ -29,15 +29,16 @@ class DeviceState(NamedTuple):
 
 
 def together(states: Sequence[DeviceState]) -> DeviceState:
-    """Of several devices: the slowest clock, the sum of the energy, the highest of the rest."""
-    clocks, throttled, watts, joules, others = (
+    """Of several devices: the slowest clock, the highest power, whether any is throttled or shared, as
+    far as they were observed; the sum of the energy, if all were."""
+    clocks, throttled, watts, _, others = (
         [value for value in column if value == value] for column in zip(*states, strict=True)
     )
     return DeviceState(
         min(clocks, default=_NAN),
         max(throttled, default=_NAN),
         max(watts, default=_NAN),
-        sum(joules) if joules else _NAN,
+        sum(state.energy_joules for state in states),
         max(others, default=_NAN),
     )
 

@@ -69,6 +69,7 @@ def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> Non
             assert json.load(opened)["traceEvents"]
 
 
+@pytest.mark.slow
 def test_what_won_is_tried_first_in_the_next_study(finished: StudyFolder) -> None:
     won = finished.study().verdict
     assert won is not None

@@ -50,7 +50,7 @@ def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fits", "changes", "complaint"),
     [
-        (0, {}, "not even 1 fits in memory"),
+        pytest.param(0, {}, "not even 1 fits in memory", marks=pytest.mark.slow),
         (40, {"resources": {"workers": 2}}, "set resources.memory_per_worker"),
         pytest.param(
             40,

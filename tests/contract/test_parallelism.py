@@ -210,6 +210,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_hsdp_shards_over_pairs_and_replicates_them(tmp_path: Path) -> None:
     (tmp_path / "four.py").write_text(FOUR_RANKS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

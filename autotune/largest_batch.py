@@ -86,15 +86,14 @@ class LargestBatch:
             BadInput: memory has no limit, or does not hold a single sample.
         """
         spec = self._job.spec
-        values = spec.values()
-        wanted = values.get("micro_batch", [])
-        if LARGEST not in wanted:
+        if not spec.asks_for_largest:
             return spec
         self._check_limit()
         # Why a baseline cannot run at all, the search says.
         can_run = not infeasible(self._baseline, plan.facts(spec, self._launcher))
         found = self._found() if can_run else None
-        numbers = [value for value in wanted if value != LARGEST]
+        values = spec.values()
+        numbers = [value for value in values["micro_batch"] if value != LARGEST]
         if found is not None and found not in numbers:
             numbers.append(found)
         space = {**values, "micro_batch": numbers or [self._first]}
@@ -111,25 +110,29 @@ class LargestBatch:
     def _found(self) -> int | None:
         """The largest micro-batch less some headroom; None if the baseline does not run."""
         bench = Bench(self._job, self._launcher.slots[:1])
-        known = len(self._runs())
+        attempts = known = self._attempts()
         try:
-            while (size := self._next()) is not None:
+            while (size := self._next(attempts)) is not None:
                 knobs = {**self._baseline, "micro_batch": size}
                 bench.start(BASELINE, knobs, Purpose.FIT, round_=size, judge=FitRun())
                 bench.wait(self._check)
+                attempts = self._attempts()
         finally:
             bench.abandon()
-        bracket, runs = self._bracket(), self._runs()
+        runs = _runs(attempts)
+        bracket = _bracket(runs)
         found = bracket.with_headroom(self._first) if bracket.fits else None
-        if len(runs) > known:
+        if len(runs) > len(_runs(known)):
             self._say(_told(bracket, runs, found))
         return found
 
-    def _next(self) -> int | None:
-        runs, bracket = self._runs(), self._bracket()
+    def _next(self, attempts: Sequence[StoredAttempt]) -> int | None:
+        runs = _runs(attempts)
+        bracket = _bracket(runs)
         # What is searched does not change any more, whatever the budget becomes.
+        searching = any(a.purpose not in (Purpose.FIT, Purpose.PROFILE) for a in attempts)
         growing = bracket.fits and bracket.fails is None
-        if self._searching() or (growing and self._spent_enough(runs)):
+        if searching or (growing and self._spent_enough(runs)):
             return None
         if runs and not bracket.fits:
             last = runs[-1]
@@ -152,19 +155,19 @@ class LargestBatch:
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
         )
 
-    def _searching(self) -> bool:
-        attempts = self._job.repository.attempts(self._job.study.id)
-        return any(a.purpose not in (Purpose.FIT, Purpose.PROFILE) for a in attempts)
-
-    def _bracket(self) -> Bracket:
-        return Bracket.of([(_size(r), r.result.state == Outcome.COMPLETE) for r in self._runs()])
-
-    def _runs(self) -> list[StoredAttempt]:
-        attempts = self._job.repository.attempts(self._job.study.id)
-        return [a for a in attempts if a.purpose == Purpose.FIT and a.recorded]
+    def _attempts(self) -> list[StoredAttempt]:
+        return self._job.repository.attempts(self._job.study.id)
 
     def _say(self, message: str) -> None:
         self._job.repository.say(self._job.lease, self._job.study.id, message)
+
+
+def _runs(attempts: Sequence[StoredAttempt]) -> list[StoredAttempt]:
+    return [a for a in attempts if a.purpose == Purpose.FIT and a.recorded]
+
+
+def _bracket(runs: Sequence[StoredAttempt]) -> Bracket:
+    return Bracket.of([(_size(run), run.result.state == Outcome.COMPLETE) for run in runs])
 
 
 def _told(bracket: Bracket, runs: Sequence[StoredAttempt], found: int | None) -> str:

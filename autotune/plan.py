@@ -7,7 +7,6 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.measurement.watch import Limits
-from autotune.mistakes import LARGEST
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.trial.protocol import COMPRESSION_WARM_UP, BlockPlan, Deadlines, TrialRequest
@@ -41,7 +40,7 @@ def space(spec: StudySpec, launcher: Launcher) -> Space:
     Raises:
         BadInput: a value is still to be found.
     """
-    if LARGEST in spec.values().get("micro_batch", []):
+    if spec.asks_for_largest:
         raise BadInput(
             "search_space.micro_batch: only `autotune start` finds max; give numbers here"
         )
@@ -116,11 +115,13 @@ def request(
         env=spec.env,
         log_dir=str(log_dir),
     )
-    return in_one_process(asked) if knobs["parallelism"] == "data_parallel" else asked
+    return spread(asked)
 
 
-def in_one_process(asked: TrialRequest) -> TrialRequest:
-    """The same trial where one rank does the work of all, with what all of them have."""
+def spread(asked: TrialRequest) -> TrialRequest:
+    """The same trial; under DataParallel one rank does the work of all, with what all of them have."""
+    if asked.knobs["parallelism"] != "data_parallel":
+        return asked
     ranks, limit = asked.world_size, asked.memory_per_rank
     return dataclasses.replace(
         asked,

@@ -248,7 +248,7 @@ class StudySpec(_Section):
             problems |= mistakes.of_global_batch(
                 fixed, workers, self.full_baseline(), baseline_given=given
             )
-        if fixed and mistakes.LARGEST in self._micro_batches():
+        if fixed and self.asks_for_largest:
             problems["search_space", "micro_batch"] = (
                 "max does not go with objective.global_batch, which bounds it; give numbers"
             )
@@ -264,9 +264,11 @@ class StudySpec(_Section):
             return preset(self.search_space)
         return dict(self.search_space)
 
-    def _micro_batches(self) -> list[Any]:
+    @property
+    def asks_for_largest(self) -> bool:
+        """Whether the largest micro-batch that fits is still to be found."""
         space = self.search_space
-        return space.get("micro_batch", []) if isinstance(space, dict) else []
+        return isinstance(space, dict) and mistakes.LARGEST in space.get("micro_batch", [])
 
     def full_baseline(self) -> dict[str, Any]:
         """The baseline with a value for every knob."""

@@ -98,7 +98,7 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
     """Samples per second, or None if it does not run."""
     factory, args = WORKLOADS[workload]
     slot = launcher.slots[0]
-    request = TrialRequest(
+    asked = TrialRequest(
         trial=folder.name,
         factory=factory,
         args=args,
@@ -111,10 +111,8 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
         workdir=str(folder.parent),
         log_dir=str(folder),
     )
-    if knobs["parallelism"] == "data_parallel":
-        request = plan.in_one_process(request)
     judge = TimedRun(COMPILED if knobs["compile"] != "none" else LIMITS)
-    return judge.result(slot.run(request, judge)).throughput
+    return judge.result(slot.run(plan.spread(asked), judge)).throughput
 
 
 def compare(launcher: Launcher, folder: Path, name: str, rounds: int) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def _attribution(
     yield ""
     yield (
         "The winner against itself with that one knob back at the baseline's value (with those that do "
-        "not go with that), in turn. Knobs "
-        "help and hinder each other, so that the gains need not multiply to the whole."
+        "not go with that), in turn. Knobs help and hinder each other, so that the gains need not "
+        "multiply to the whole."
     )
 
 

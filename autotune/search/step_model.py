@@ -220,9 +220,8 @@ class StepModel:
         evidence = {}
         for shared in self._SHARED:
             alike = self._alike(self._rows, shared)
-            for hyper in itertools.starmap(
-                _Hyper, itertools.product([shared], self._RESIDUAL, self._NOISE)
-            ):
+            for residual, noise in itertools.product(self._RESIDUAL, self._NOISE):
+                hyper = _Hyper(shared, residual, noise)
                 self._solve(alike, hyper)
                 evidence[hyper] = self._evidence()
         best = max(evidence, key=evidence.__getitem__)

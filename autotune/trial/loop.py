@@ -190,6 +190,12 @@ class TrainingLoop:
         """Samples over all ranks since it began."""
         return self.samples_done - self._block_start[1]
 
+    @property
+    def inspectable(self) -> bool:
+        """Whether one may look at operators one by one: it would keep torch.compile from compiling, for
+        good, and does not see what the threads of several devices do."""
+        return bool(self.knobs["compile"] == "none" and len(self._devices) == 1)
+
     def peak_bytes(self) -> int:
         """Of the device that takes most; of a process that does the work of several ranks on the CPU,
         each one's share."""

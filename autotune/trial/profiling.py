@@ -32,10 +32,7 @@ def run_profile(
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
     moves = BatchMoves(loop.knobs["micro_batch"] * request.replicas)
-    # What looks at operators one by one would keep torch.compile from compiling, for good; nor does it
-    # see what the threads of several devices do.
-    seen = loop.knobs["compile"] == "none" and len(context.devices) == 1
-    with moves.watching(loop.workload.model) if seen else nullcontext():
+    with moves.watching(loop.workload.model) if loop.inspectable else nullcontext():
         loop.step()
     for _ in range(_WARM_UP):
         loop.step()

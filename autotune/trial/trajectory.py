@@ -31,11 +31,7 @@ def run_trajectory(
     for index in range(request.trajectory):
         norms.clear()
         loop.begin_block()
-        # What looks at operators one by one would keep torch.compile from compiling, for good.
-        eager = loop.knobs["compile"] == "none"
-        # Nor does it see what the threads of several devices do.
-        counted = index == 0 and eager and len(context.devices) == 1
-        with _counting_flops(only=counted) as flops:
+        with _counting_flops(only=index == 0 and loop.inspectable) as flops:
             loop.step()
         seconds = loop.clock.stop()
         loss = float(loop.loss)

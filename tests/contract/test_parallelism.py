@@ -119,7 +119,7 @@ def test_data_parallel_is_one_process_that_does_the_work_of_all(
         "precision": precision,
         "cpu_threads": 1,
     }
-    asked = plan.in_one_process(request(tmp_path, 2, knobs))
+    asked = plan.spread(request(tmp_path, 2, knobs))
     judge = ran(tmp_path, asked, workers=2)
     (written,) = tmp_path.glob("?.json")
     found = json.loads(written.read_text())
@@ -241,9 +241,8 @@ def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: st
                 factory="autotune.workloads.gpt:build",
                 args=GPT,
             )
-            asked = plan.in_one_process(asked) if parallelism == "data_parallel" else asked
             judge = TrajectoryRun()
-            result = judge.result(launcher.slots[0].run(asked, judge))
+            result = judge.result(launcher.slots[0].run(plan.spread(asked), judge))
             assert result.state == "COMPLETE", (result.cause, result.log_tail)
             found.append(trajectory([block.block for block in judge.seen]))
     compared = numerics.agreement(found[1], found[0])

@@ -5,11 +5,13 @@
 Orchestration of a trial is the time from its start to the start of the next one, less the time inside
 its training steps. The first trial of a study is left out: it also pays for opening the launcher.
 Each round runs, in turn, a study on each launcher and torchrun once per trial, all with the same
-training (the quickstart's model, the same blocks). The local study runs twice per round: how far those
-two differ is the noise of the comparison (A/A).
+training (the quickstart's model, the same blocks); and once more, locally and with torchrun, with a
+model of Hugging Face, which takes seconds to import. The local study runs twice per round: how far
+those two differ is the noise of the comparison (A/A).
 """
 
 import argparse
+import collections
 import itertools
 import json
 import sqlite3
@@ -25,7 +27,21 @@ import yaml
 
 BLOCKS = 6
 WORKERS = 2
-SIZE = {"layers": 2, "d_model": 128, "heads": 4, "length": 64}
+GPT = {"name": "gpt", "args": {"layers": 2, "d_model": 128, "heads": 4, "length": 64}}
+HUGGING_FACE = {
+    "name": "huggingface",
+    "args": {
+        "model_type": "llama",
+        "config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+        },
+        "length": 64,
+    },
+}
 
 
 def main() -> None:
@@ -34,20 +50,23 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=6, help="per study; the first is left out")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    seconds: dict[str, list[float]] = {"local": [], "local again": [], "ray": [], "torchrun": []}
+    seconds = collections.defaultdict[str, list[float]](list)
     for _ in range(arguments.rounds):
-        seconds["local"] += study_overheads("local", arguments.trials)
-        seconds["ray"] += study_overheads("ray", arguments.trials)
-        seconds["torchrun"] += [torchrun_overhead() for _ in range(2)]
-        seconds["local again"] += study_overheads("local", arguments.trials)
+        seconds["local"] += study_overheads("local", GPT, arguments.trials)
+        seconds["ray"] += study_overheads("ray", GPT, arguments.trials)
+        seconds["torchrun"] += [torchrun_overhead(GPT) for _ in range(2)]
+        seconds["local again"] += study_overheads("local", GPT, arguments.trials)
+        seconds["local, Hugging Face"] += study_overheads("local", HUGGING_FACE, arguments.trials)
+        seconds["torchrun, Hugging Face"] += [torchrun_overhead(HUGGING_FACE) for _ in range(2)]
     report = summary(seconds)
     if arguments.json:
         print(json.dumps(report, indent=2))
         return
     for name, figures in report["seconds_per_trial"].items():
-        print(f"{name:12} median {figures['median']:.3f} s   ({figures['trials']} trials)")
+        print(f"{name:22} median {figures['median']:.3f} s   ({figures['trials']} trials)")
     print(f"torchrun / local {report['torchrun_over_local']:.1f}")
     print(f"torchrun / ray   {report['torchrun_over_ray']:.1f}")
+    print(f"torchrun / local, Hugging Face {report['torchrun_over_local_hugging_face']:.1f}")
     print(f"A/A: local again / local {report['noise_local_again_over_local']:.2f}")
 
 
@@ -66,15 +85,18 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
         },
         "torchrun_over_local": round(median["torchrun"] / median["local"], 2),
         "torchrun_over_ray": round(median["torchrun"] / median["ray"], 2),
+        "torchrun_over_local_hugging_face": round(
+            median["torchrun, Hugging Face"] / median["local, Hugging Face"], 2
+        ),
         "noise_local_again_over_local": round(median["local again"] / median["local"], 3),
     }
 
 
-def study_overheads(launcher: str, trials: int) -> list[float]:
+def study_overheads(launcher: str, workload: dict[str, Any], trials: int) -> list[float]:
     """Seconds besides training, of every trial but the first and the last, of one real study."""
     study = {
         "name": "overhead",
-        "workload": {"name": "gpt", "args": SIZE},
+        "workload": workload,
         "launcher": launcher,
         "resources": {"workers": WORKERS, "gpus_per_worker": 0},
         "search_space": {"log_interval": list(range(1, trials + 2))},
@@ -110,11 +132,11 @@ def _overheads(database: Path) -> list[float]:
     return [following[0] - this[0] - this[1] for this, following in pairs]
 
 
-def torchrun_overhead() -> float:
+def torchrun_overhead(workload: dict[str, Any]) -> float:
     """Seconds besides training, of one start of torchrun with the same training."""
     script = Path(__file__).with_name("torchrun_trial.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(WORKERS), str(script), json.dumps(SIZE), str(BLOCKS)]
+    command += ["--nproc-per-node", str(WORKERS), str(script), json.dumps(workload), str(BLOCKS)]
     started = time.perf_counter()
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     wall = time.perf_counter() - started

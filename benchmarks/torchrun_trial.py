@@ -20,10 +20,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    wanted = json.loads(sys.argv[1])
     request = TrialRequest(
         trial="torchrun",
-        factory="autotune.workloads.gpt:build",
-        args=json.loads(sys.argv[1]),
+        factory=f"autotune.workloads.{wanted['name']}:build",
+        args=wanted["args"],
         knobs=defaults(),
         world_size=world_size,
         seed=0,

@@ -1,5 +1,6 @@
 """A slot over the agents of one or more nodes; the same for every launcher."""
 
+import contextlib
 import dataclasses
 import itertools
 import queue
@@ -12,6 +13,7 @@ from autotune.errors import LauncherError
 from autotune.trial import failure
 from autotune.trial.protocol import (
     BlockReport,
+    Built,
     EndTrial,
     Hello,
     Message,
@@ -25,6 +27,7 @@ from autotune.trial.protocol import (
     from_line,
 )
 from launchers.base import Link, Slot, TrialWatch
+from launchers.preloading import Preloading
 
 START_SECONDS = 180.0
 """How long agents may take to import torch and look at their node."""
@@ -50,10 +53,11 @@ class AgentSlot(Slot):
         self.name = name
         self._nodes = nodes
         self._agents: _Agents | None = None
+        self._preloading = Preloading(len(nodes))
         self._trial: str | None = None
         self._ending = False
         self._lock = threading.Lock()
-        self._agents = _Agents(nodes)
+        self._agents = _Agents(nodes, self._preloading)
         self.environment = self._agents.environment
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
@@ -77,7 +81,7 @@ class AgentSlot(Slot):
         finally:
             with self._lock:
                 self._trial = None
-        if run.lost_agent or run.agent_leaves:
+        if self._preloading.learn(run.built) or run.lost_agent or run.agent_leaves:
             self.close()
         cause = failure.cause(run.ends)
         return TrialReport(
@@ -117,8 +121,18 @@ class AgentSlot(Slot):
         if self._agents is not None and self._agents.lost:
             self.close()
         if self._agents is None:
-            self._agents = _Agents(self._nodes)
+            self._agents = self._new_agents()
         return self._agents
+
+    def _new_agents(self) -> "_Agents":
+        if self._preloading.wanted:
+            with contextlib.suppress(LauncherError):
+                agents = _Agents(self._nodes, self._preloading)
+                if agents.fit and agents.environment == self.environment:
+                    return agents
+                agents.close()
+            self._preloading.give_up()
+        return _Agents(self._nodes, self._preloading)
 
 
 class AgentDied(LauncherError):
@@ -133,7 +147,7 @@ def _lost_before_it_began(trial: str, cause: str, started: float) -> TrialReport
 class _Agents:
     """The agents of a slot, all ready; their messages arrive in one queue."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], preloading: Preloading) -> None:
         self._nodes = nodes
         self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
         self.links: list[Link] = []
@@ -142,6 +156,8 @@ class _Agents:
         try:
             for node in nodes:
                 self.links.append(node.connect())
+            for link, preload in zip(self.links, preloading.by_node, strict=True):
+                link.send(preload.to_line())
             for index, link in enumerate(self.links):
                 threading.Thread(target=self._listen, args=(index, link), daemon=True).start()
             hellos = self._hellos()
@@ -149,6 +165,8 @@ class _Agents:
             self.close()
             raise
         self.environment: dict[str, Any] = hellos[0].environment
+        self.fit = not any(hello.unfit for hello in hellos)
+        """Ranks can be forked from what they have imported."""
         self._store_port = hellos[0].store_port
         self._interfaces = [hello.interface for hello in hellos]
 
@@ -220,6 +238,8 @@ class _Run:
         self._ending = False
         self.blocks: list[BlockReport] = []
         self.ends: list[RankEnd] = []
+        self.built: dict[int, Built] = {}
+        """By node."""
         self.lost_agent = False
         self.agent_leaves = False
         self.loss = ""
@@ -241,6 +261,8 @@ class _Run:
                 self._lose(node)
             elif isinstance(message, BlockReport) and message.trial == self._trial:
                 self._take(message)
+            elif isinstance(message, Built) and message.trial == self._trial:
+                self.built[node] = message
             elif isinstance(message, NodeReport) and message.trial == self._trial:
                 self._open.discard(node)
                 self.agent_leaves |= message.agent_leaves

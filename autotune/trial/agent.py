@@ -1,7 +1,8 @@
 """The agent of one slot on one node: a fork server with torch preloaded, one trial after another.
 
-It reads commands as JSON lines from standard input and writes reports to standard output. When its
-input ends, whoever started it is gone: it kills everything it started and leaves.
+It reads commands as JSON lines from standard input, first of all what to import besides torch, and
+writes reports to standard output. When its input ends, whoever started it is gone: it kills
+everything it started and leaves.
 """
 
 import argparse
@@ -30,7 +31,17 @@ from autotune.trial.protocol import (
 )
 
 # DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
-_PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "torch.onnx", "autotune.trial.rank"]
+_PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.onnx",
+    "autotune.trial.rank",
+    "autotune.trial.preloaded",
+]
+PRELOAD_FILE = "AUTOTUNE_PRELOAD"
+"""Environment variable that tells the fork server where it stands what to import besides."""
+
 _PROGRESS_CHECK_SECONDS = 0.1
 _READ_BYTES = 1 << 20
 
@@ -61,7 +72,9 @@ class Agent:
         self._unread = b""
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
+        os.environ[PRELOAD_FILE] = self._file_of_first_command()
         forkserver.ensure_running()
+        del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())
         self._trial: Any = None
 
@@ -70,7 +83,10 @@ class Agent:
         # The fork server imports torch meanwhile, on another core.
         self._store = open_store(self._host)
         interface = interface_of(self._host)
-        self._send(Hello(os.getpid(), self._store.port, interface, self._probe()))
+        found, unfit = self._probe()
+        if unfit:
+            print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
+        self._send(Hello(os.getpid(), self._store.port, interface, found, unfit))
         while True:
             watched: list[Any] = [self._commands]
             watched += self._trial.waitables() if self._trial else []
@@ -78,6 +94,18 @@ class Agent:
             if self._commands in ready and not self._obey():
                 return
             self._attend()
+
+    def _file_of_first_command(self) -> str:
+        """Path of a file in memory with what to preload; the launcher sends that before all else."""
+        while b"\n" not in self._unread:
+            data = os.read(self._commands, _READ_BYTES)
+            if not data:
+                sys.exit(0)
+            self._unread += data
+        command, _, self._unread = self._unread.partition(b"\n")
+        descriptor = os.memfd_create("preload")
+        os.write(descriptor, command)
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def _obey(self) -> bool:
         data = os.read(self._commands, _READ_BYTES)
@@ -128,13 +156,16 @@ class Agent:
         while unsent:
             unsent = unsent[os.write(self._reports, unsent) :]
 
-    def _probe(self) -> dict[str, Any]:
-        """The node's fingerprint, taken in a forked process: CUDA is never initialised in this one."""
+    def _probe(self) -> tuple[dict[str, Any], str]:
+        """The node's fingerprint, and why the fork server is unfit, if it is.
+
+        Taken in a forked process: CUDA is never initialised in this one.
+        """
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_send_environment, args=(theirs,))
         process.start()
         theirs.close()
-        found: dict[str, Any] = ours.recv()
+        found: tuple[dict[str, Any], str] = ours.recv()
         process.join()
         return found
 
@@ -160,7 +191,9 @@ def open_store(host: str) -> Any:
 
 
 def _send_environment(connection: Connection) -> None:
-    connection.send(environment.describe())
+    from autotune.trial import preloaded
+
+    connection.send((environment.describe(), preloaded.unfit()))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from autotune.trial import failure, processes, rank
 from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import (
     BlockReport,
+    Built,
     NodeReport,
     Outcome,
     Placement,
@@ -77,8 +78,8 @@ class NodeTrial:
         connections: list[Connection | int] = [r.connection for r in self._ranks if r.connected]
         return connections + [r.process.sentinel for r in self._ranks if not r.exit_seen]
 
-    def pump(self) -> Iterator[BlockReport]:
-        """Take in what the ranks have told; yields the blocks among it."""
+    def pump(self) -> Iterator[BlockReport | Built]:
+        """Take in what the ranks have told; yields what the launcher is to know at once."""
         for member in self._ranks:
             exited = not member.exit_seen and member.process.exitcode is not None
             yield from self._read(member)
@@ -109,7 +110,7 @@ class NodeTrial:
             member.connection.close()
         return NodeReport(self.request.trial, self._placement.node, tuple(self._ends))
 
-    def _read(self, member: _Rank) -> Iterator[BlockReport]:
+    def _read(self, member: _Rank) -> Iterator[BlockReport | Built]:
         while member.connected and member.connection.poll():
             try:
                 line = member.connection.recv_bytes()
@@ -117,7 +118,7 @@ class NodeTrial:
                 member.connected = False
                 return
             message = from_line(line)
-            if isinstance(message, BlockReport):
+            if isinstance(message, BlockReport | Built):
                 yield message
             elif isinstance(message, RankEnd):
                 self._note(message)

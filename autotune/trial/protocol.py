@@ -144,6 +144,38 @@ class EndTrial(Message):
 
 
 @dataclass(frozen=True)
+class Preload(Message):
+    """Launcher -> agent, before all else: what to import besides torch, once for all trials."""
+
+    modules: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    """Names of environment variables that are different in a rank."""
+    import_paths: tuple[str, ...] = ()
+    """What ranks search before sys.path."""
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """As for every message, with tuples restored."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        return super().from_dict({name: tuple(body[name]) for name in names})
+
+
+@dataclass(frozen=True)
+class Built(Message):
+    """First rank of a node -> launcher: the workload is built; what could be imported beforehand."""
+
+    trial: str
+    node: int
+    seconds: float
+    preload: Preload
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """As for every message, with what to import restored."""
+        return super().from_dict({**body, "preload": Preload.from_dict(body["preload"])})
+
+
+@dataclass(frozen=True)
 class Hello(Message):
     """Agent -> launcher, once: ready. `environment` is the node's fingerprint."""
 
@@ -152,6 +184,8 @@ class Hello(Message):
     interface: str
     """Network interface that carries the agent's address, e.g. 'lo'."""
     environment: dict[str, Any]
+    unfit: str = ""
+    """Why nothing should be forked from what it has imported; empty if all is well."""
 
 
 class Observed(TypedDict, total=False):
@@ -278,7 +312,8 @@ class TrialReport(Message):
 
 
 _KINDS: dict[str, type[Message]] = {
-    cls.__name__: cls for cls in (Hello, BlockReport, RankEnd, NodeReport, StartTrial, EndTrial)
+    cls.__name__: cls
+    for cls in (Preload, Hello, StartTrial, EndTrial, Built, BlockReport, RankEnd, NodeReport)
 }
 
 

@@ -19,12 +19,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.trial import failure, processes, profiling, workload
+from autotune.trial import failure, imports, processes, profiling, workload
 from autotune.trial.effects import process
 from autotune.trial.loop import RankContext, TrainingLoop, no_span, run_blocks
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
-from autotune.trial.protocol import BlockReport, Placement, RankEnd, TrialRequest
+from autotune.trial.protocol import (
+    BlockReport,
+    Built,
+    Placement,
+    Preload,
+    RankEnd,
+    TrialRequest,
+)
 from autotune.trial.trajectory import run_trajectory
 
 _AGENT_IS_GONE = 86
@@ -80,7 +87,7 @@ def _train(
     _prepare_process(request, placement, context)
     _join_group(request, placement, context)
     progress = Progress(TrialFiles(Path(request.log_dir), placement.first_rank).progress)
-    built = workload.build(request.factory, request.args)
+    built = _build(request, placement, context, connection)
     span = profiling.span if request.profile else no_span
     loop = TrainingLoop(built, request, context, lambda: progress.advance(local_rank), span)
 
@@ -91,6 +98,22 @@ def _train(
     run = profiling.run_profile if request.profile else run
     run(loop, request, context, report)
     dist.barrier()
+
+
+def _build(
+    request: TrialRequest, placement: Placement, context: RankContext, connection: Connection
+) -> workload.Workload:
+    before, started = set(sys.modules), time.perf_counter()
+    built = workload.build(request.factory, request.args)
+    if context.local_rank == 0:
+        preload = Preload(
+            imports.installed(before, request.factory),
+            tuple({*_environment(request, placement, context), *process.VARIABLES}),
+            request.import_paths,
+        )
+        seconds = time.perf_counter() - started
+        connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
+    return built
 
 
 def _devices(request: TrialRequest, local_rank: int) -> tuple[torch.device, ...]:

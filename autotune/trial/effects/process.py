@@ -10,6 +10,16 @@ _AUTO = "auto"
 _PER_COLLECTIVE = (2, 24)
 
 
+VARIABLES = (
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+"""All that `environment` may set."""
+
+
 def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
     """cpu_threads: of this process, for each of its replicas; 0 leaves the number that it is given."""
     return int(knobs["cpu_threads"]) * replicas or given

@@ -1,0 +1,26 @@
+"""Importing this module imports what the study's workload needs: all that a fork server can be told
+before it forks is which modules to import."""
+
+import os
+from pathlib import Path
+
+from autotune.trial import imports
+from autotune.trial.agent import PRELOAD_FILE
+from autotune.trial.protocol import Preload, from_line
+
+
+def _load() -> str:
+    path = os.environ.pop(PRELOAD_FILE, None)
+    if path is None:
+        return ""
+    wanted = from_line(Path(path).read_bytes())
+    assert isinstance(wanted, Preload)
+    return imports.load(wanted.modules, wanted.private, wanted.import_paths)
+
+
+_UNFIT = _load()
+
+
+def unfit() -> str:
+    """In a process that was forked from this one: why none should be; empty if all is well."""
+    return _UNFIT or imports.keeps_threads(os.getppid())

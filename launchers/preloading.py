@@ -1,0 +1,34 @@
+"""What the agents of a slot import once for all trials, learnt from the first trial that got so far."""
+
+from collections.abc import Mapping
+
+from autotune.trial.protocol import Built, Preload
+
+_WORTH_NEW_AGENTS_SECONDS = 1.0
+"""To build a workload, in every trial: new agents take two or three, once."""
+
+
+class Preloading:
+    """Nothing at first, then what building the workload has imported, if that saves time."""
+
+    def __init__(self, nodes: int) -> None:
+        self.by_node = [Preload()] * nodes
+        self._learnt = False
+
+    @property
+    def wanted(self) -> bool:
+        """There is something to import."""
+        return any(preload.modules for preload in self.by_node)
+
+    def learn(self, built: Mapping[int, Built]) -> bool:
+        """Take in what the nodes tell of a trial; whether new agents would save time from now on."""
+        if self._learnt or len(built) < len(self.by_node):
+            return False
+        self._learnt = True
+        if max(report.seconds for report in built.values()) > _WORTH_NEW_AGENTS_SECONDS:
+            self.by_node = [built[node].preload for node in range(len(self.by_node))]
+        return self.wanted
+
+    def give_up(self) -> None:
+        """It does harm: import nothing."""
+        self.by_node = [Preload()] * len(self.by_node)

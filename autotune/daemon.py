@@ -187,7 +187,8 @@ class _Heartbeat:
     def _beat(self) -> None:
         self._repository.renew(self._lease, LEASE_SECONDS)
         now = time.monotonic()
-        stop = self._repository.add_elapsed(self._lease, self._study.id, now - self._counted)
+        spent = 0.0 if self._signals.waiting.is_set() else now - self._counted
+        stop = self._repository.add_elapsed(self._lease, self._study.id, spent)
         self._counted = now
         if stop:
             self._signals.stop.set()
@@ -209,8 +210,15 @@ class _Session:
         """The study's verdict, exported and noted."""
         folder = folder_of(self._study)
         folder.mkdir(parents=True, exist_ok=True)
-        with plan.launcher(self._spec, folder) as launcher:
+        with plan.launcher(self._spec, folder, self._wait_for) as launcher:
+            self._signals.waiting.clear()
             return self._tune(launcher, folder)
+
+    def _wait_for(self, rival: str) -> None:
+        self._signals.check()
+        if not self._signals.waiting.is_set():
+            self._repository.say(self._lease, self._study.id, f"Waiting: {rival}.")
+        self._signals.waiting.set()
 
     def _tune(self, launcher: Launcher, folder: Path) -> Verdict:
         self._signals.check()

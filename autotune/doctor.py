@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import plan
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, DevicesTaken
 from autotune.judging import FitRun
 from autotune.spec import StudySpec
 from autotune.trial.protocol import Outcome
@@ -111,6 +111,8 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             if spec:
                 trained = functools.partial(_baseline, spec, launcher, Path(folder))
                 yield _tried("baseline", trained)
+    except DevicesTaken as error:
+        yield Check(f"{kind} launcher", "warn", str(error))
     except AutotuneError as error:
         yield Check(f"{kind} launcher", "fail", str(error))
 

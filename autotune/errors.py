@@ -39,3 +39,7 @@ class LeaseLost(AutotuneError):
 
 class LauncherError(AutotuneError):
     """Ranks cannot be started: no such resources, no agent, no cluster."""
+
+
+class DevicesTaken(LauncherError):
+    """Another study measures on these devices."""

@@ -10,7 +10,7 @@ from autotune.measurement.watch import Limits
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.trial.protocol import COMPRESSION_WARM_UP, BlockPlan, Deadlines, TrialRequest
-from launchers import Launcher, Resources, Slot, open_launcher
+from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
 from search_spaces import Facts
 
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
@@ -29,9 +29,9 @@ def resources(spec: StudySpec) -> Resources:
     )
 
 
-def launcher(spec: StudySpec, folder: Path) -> Launcher:
+def launcher(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     """The launcher of a study, open; agents print into the folder."""
-    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address)
+    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy)
 
 
 def space(spec: StudySpec, launcher: Launcher) -> Space:

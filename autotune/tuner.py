@@ -41,6 +41,8 @@ class Signals:
 
     stop: threading.Event = field(default_factory=threading.Event)
     lease_lost: threading.Event = field(default_factory=threading.Event)
+    waiting: threading.Event = field(default_factory=threading.Event)
+    """Another study has the machine: the time does not count."""
 
     def check(self) -> None:
         """Raise what has happened.

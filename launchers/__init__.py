@@ -1,11 +1,14 @@
 """Where ranks run. `launchers.open_launcher` picks one; Ray is imported only for the Ray launcher."""
 
 from launchers.base import Launcher, Resources, Slot, TrialWatch
+from launchers.reservation import Busy, refuse
 
-__all__ = ["Launcher", "Resources", "Slot", "TrialWatch", "open_launcher"]
+__all__ = ["Busy", "Launcher", "Resources", "Slot", "TrialWatch", "open_launcher", "refuse"]
 
 
-def open_launcher(kind: str, resources: Resources, log_dir: str, address: str | None) -> Launcher:
+def open_launcher(
+    kind: str, resources: Resources, log_dir: str, address: str | None, busy: Busy = refuse
+) -> Launcher:
     """An opened launcher; close it to give everything back.
 
     Args:
@@ -13,6 +16,7 @@ def open_launcher(kind: str, resources: Resources, log_dir: str, address: str | 
         resources: of one trial.
         log_dir: folder for the agents' own messages, on each node.
         address: of a running Ray cluster; None starts a Ray on this machine. Ray only.
+        busy: called again and again while another study measures on this machine; may raise.
 
     Raises:
         LauncherError: the resources are not there.
@@ -20,7 +24,7 @@ def open_launcher(kind: str, resources: Resources, log_dir: str, address: str | 
     if kind == "ray":
         from launchers.ray_cluster import RayLauncher
 
-        return RayLauncher(resources, log_dir, address)
+        return RayLauncher(resources, log_dir, address, busy)
     from launchers.local import LocalLauncher
 
-    return LocalLauncher(resources, log_dir)
+    return LocalLauncher(resources, log_dir, busy)

@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -26,6 +26,12 @@ def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/d
     named = [name.strip() for name in asked.split(",")]
     valid = itertools.takewhile(lambda name: name in present or name.startswith(_BY_ID), named)
     return list(valid) if present else []
+
+
+def names(cuda: Iterable[str]) -> list[str]:
+    """What a study occupies on this machine: these CUDA devices or, without any, all processors."""
+    occupied = [f"CUDA device {name}" for name in cuda]
+    return occupied or [f"processor {number}" for number in sorted(os.sched_getaffinity(0))]
 
 
 def _is_device(entry: Path) -> bool:

@@ -7,6 +7,7 @@ from autotune.trial.agent_process import AgentProcess
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, NodeCapacity, plan
+from launchers.reservation import Busy, Reservation
 from launchers.slot import AgentSlot, Node
 
 _LOOPBACK = "127.0.0.1"
@@ -35,10 +36,11 @@ class LocalLauncher(Launcher):
 
     slots: list[AgentSlot]
 
-    def __init__(self, resources: Resources, log_dir: str) -> None:
+    def __init__(self, resources: Resources, log_dir: str, busy: Busy) -> None:
         layout = plan(resources, [_this_machine()])
         self.workers = layout.ranks_per_node
         self.slots = []
+        self._reservation = Reservation(devices.names(_own_devices(layout)), busy)
         try:
             for number in range(layout.slots):
                 self.slots.append(_open_slot(layout, log_dir, number))
@@ -49,16 +51,24 @@ class LocalLauncher(Launcher):
     def close(self) -> None:
         for slot in self.slots:
             slot.close()
+        self._reservation.close()
 
 
 def _this_machine() -> NodeCapacity:
     return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(devices.visible()))
 
 
-def _open_slot(layout: Layout, log_dir: str, number: int) -> AgentSlot:
-    env = {}
+def _own_devices(layout: Layout) -> set[str]:
+    return {name for number in range(layout.slots) for name in _devices_of(layout, number)}
+
+
+def _devices_of(layout: Layout, number: int) -> list[str]:
     visible = devices.visible()
-    if own := layout.devices_of(number, len(visible)):
-        env = {devices.VISIBLE: ",".join(visible[index] for index in own)}
+    return [visible[index] for index in layout.devices_of(number, len(visible))]
+
+
+def _open_slot(layout: Layout, log_dir: str, number: int) -> AgentSlot:
+    own = _devices_of(layout, number)
+    env = {devices.VISIBLE: ",".join(own)} if own else {}
     node = Node(connect=lambda: LocalLink(log_dir, env), ranks=layout.ranks_per_node)
     return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

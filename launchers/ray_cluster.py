@@ -20,8 +20,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import LauncherError
 from autotune.trial.agent_process import AgentProcess
+from launchers import devices
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, NodeCapacity, plan
+from launchers.reservation import Busy, Reservation
 from launchers.slot import AgentSlot, Node
 
 _LOOPBACK = "127.0.0.1"
@@ -79,9 +81,12 @@ class RayLauncher(Launcher):
 
     slots: Sequence[AgentSlot]
 
-    def __init__(self, resources: Resources, log_dir: str, address: str | None) -> None:
+    def __init__(self, resources: Resources, log_dir: str, address: str | None, busy: Busy) -> None:
         self._groups: list[PlacementGroup] = []
         self.slots = []
+        # A cluster that others use too knows by itself who has what.
+        occupied = [] if address else devices.names(devices.visible())
+        self._reservation = Reservation(occupied, busy)
         _connect(address)
         try:
             layout = plan(resources, _capacities())
@@ -99,6 +104,7 @@ class RayLauncher(Launcher):
         while self._groups:  # closing again must not call Ray: it would connect by itself
             remove_placement_group(self._groups.pop())
         ray.shutdown()
+        self._reservation.close()
 
     def _open_slot(self, number: int, layout: Layout, log_dir: str) -> AgentSlot:
         strategy = "STRICT_SPREAD" if layout.nodes > 1 else "STRICT_PACK"

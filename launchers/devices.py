@@ -1,10 +1,12 @@
-"""CUDA devices of this machine, counted without importing torch or touching the driver."""
+"""Devices of this machine, counted without importing torch or touching the driver."""
 
 import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from launchers.layout import NodeCapacity
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _BY_ID = ("GPU-", "MIG-")
@@ -26,6 +28,11 @@ def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/d
     named = [name.strip() for name in asked.split(",")]
     valid = itertools.takewhile(lambda name: name in present or name.startswith(_BY_ID), named)
     return list(valid) if present else []
+
+
+def this_machine() -> NodeCapacity:
+    """What this process may use."""
+    return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(visible()))
 
 
 def names(cuda: Iterable[str]) -> list[str]:

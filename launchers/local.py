@@ -1,12 +1,11 @@
 """Trials on this machine, without any cluster software."""
 
-import os
 from pathlib import Path
 
 from autotune.trial.agent_process import AgentProcess
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
-from launchers.layout import Layout, NodeCapacity, plan
+from launchers.layout import Layout, plan
 from launchers.reservation import Busy, Reservation
 from launchers.slot import AgentSlot, Node
 
@@ -37,7 +36,7 @@ class LocalLauncher(Launcher):
     slots: list[AgentSlot]
 
     def __init__(self, resources: Resources, log_dir: str, busy: Busy) -> None:
-        layout = plan(resources, [_this_machine()])
+        layout = plan(resources, [devices.this_machine()])
         self.workers = layout.ranks_per_node
         self.slots = []
         self._reservation = Reservation(devices.names(_own_devices(layout)), busy)
@@ -52,10 +51,6 @@ class LocalLauncher(Launcher):
         for slot in self.slots:
             slot.close()
         self._reservation.close()
-
-
-def _this_machine() -> NodeCapacity:
-    return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(devices.visible()))
 
 
 def _own_devices(layout: Layout) -> set[str]:

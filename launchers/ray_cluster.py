@@ -84,9 +84,7 @@ class RayLauncher(Launcher):
     def __init__(self, resources: Resources, log_dir: str, address: str | None, busy: Busy) -> None:
         self._groups: list[PlacementGroup] = []
         self.slots = []
-        # A cluster that others use too knows by itself who has what.
-        occupied = [] if address else devices.names(devices.visible())
-        self._reservation = Reservation(occupied, busy)
+        self._reservation = Reservation([] if address else _occupied(resources), busy)
         _connect(address)
         try:
             layout = plan(resources, _capacities())
@@ -123,6 +121,12 @@ class RayLauncher(Launcher):
             for bundle in range(layout.nodes)
         ]
         return AgentSlot(f"ray-{number}", nodes, gpus_per_worker=layout.gpus_per_worker)
+
+
+def _occupied(resources: Resources) -> list[str]:
+    """By name, what a Ray of our own takes of this machine; others' Rays keep account themselves."""
+    layout = plan(resources, [devices.this_machine()])
+    return devices.names(devices.visible() if layout.gpus_per_worker else ())
 
 
 def _connect(address: str | None) -> None:

@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests that others beside them do not disturb.
-UNTIMED := tests/unit tests/contract/test_storage.py tests/contract/test_trial_ledger.py
+UNTIMED := tests/unit tests/contract/test_storage.py tests/contract/test_trial_ledger.py \
+	tests/acceptance/test_bad_study_files.py
 
 .PHONY: quickstart test test-full check bench search knobs gpu-check wheel clean
 

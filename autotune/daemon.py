@@ -27,7 +27,7 @@ from autotune.report.logs import folder_of
 from autotune.spec import StudySpec
 from autotune.tuner import Signals, Stopped, Tuner
 from autotune.verdict import Verdict
-from launchers import Launcher
+from launchers import Launcher, Rival
 from storage import Lease, Repository, StoredStudy, StudyState
 from storage.database import cause_of
 
@@ -204,21 +204,27 @@ class _Session:
         self._lease = lease
         self._repository = repository
         self._signals = signals
+        self._waits_for: Rival | None = None
         self._spec = StudySpec.model_validate(study.spec)
 
     def run(self) -> Verdict:
         """The study's verdict, exported and noted."""
         folder = folder_of(self._study)
         folder.mkdir(parents=True, exist_ok=True)
-        with plan.launcher(self._spec, folder, self._wait_for) as launcher:
+        with plan.launcher(self._spec, folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()
             return self._tune(launcher, folder)
 
-    def _wait_for(self, rival: str) -> None:
+    def _is_to_be_ignored(self, rival: Rival) -> bool:
+        """Never, but for the daemon that this one has taken over from, which may lie there stopped."""
+        if rival.pid == self._lease.predecessor:
+            return True
         self._signals.check()
-        if not self._signals.waiting.is_set():
-            self._repository.say(self._lease, self._study.id, f"Waiting: {rival}.")
+        if rival != self._waits_for:
+            self._repository.say(self._lease, self._study.id, f"Waiting: {rival.text}.")
+        self._waits_for = rival
         self._signals.waiting.set()
+        return False
 
     def _tune(self, launcher: Launcher, folder: Path) -> Verdict:
         self._signals.check()

@@ -1,9 +1,18 @@
 """Where ranks run. `launchers.open_launcher` picks one; Ray is imported only for the Ray launcher."""
 
 from launchers.base import Launcher, Resources, Slot, TrialWatch
-from launchers.reservation import Busy, refuse
+from launchers.reservation import Busy, Rival, refuse
 
-__all__ = ["Busy", "Launcher", "Resources", "Slot", "TrialWatch", "open_launcher", "refuse"]
+__all__ = [
+    "Busy",
+    "Launcher",
+    "Resources",
+    "Rival",
+    "Slot",
+    "TrialWatch",
+    "open_launcher",
+    "refuse",
+]
 
 
 def open_launcher(

@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from launchers.layout import NodeCapacity
@@ -35,10 +35,9 @@ def this_machine() -> NodeCapacity:
     return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(visible()))
 
 
-def names(cuda: Iterable[str]) -> list[str]:
-    """What a study occupies on this machine: these CUDA devices or, without any, all processors."""
-    occupied = [f"CUDA device {name}" for name in cuda]
-    return occupied or [f"processor {number}" for number in sorted(os.sched_getaffinity(0))]
+def processors() -> list[str]:
+    """Names of those that this process may use; two studies can only share them."""
+    return [f"processor {number}" for number in sorted(os.sched_getaffinity(0))]
 
 
 def _is_device(entry: Path) -> bool:

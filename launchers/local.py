@@ -39,31 +39,29 @@ class LocalLauncher(Launcher):
         layout = plan(resources, [devices.this_machine()])
         self.workers = layout.ranks_per_node
         self.slots = []
-        self._reservation = Reservation(devices.names(_own_devices(layout)), busy)
+        self._reservation = Reservation(busy)
         try:
+            if not layout.gpus_per_worker:
+                self._reservation.take(devices.processors())
             for number in range(layout.slots):
                 self.slots.append(_open_slot(layout, log_dir, number))
+            self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        for slot in self.slots:
-            slot.close()
-        self._reservation.close()
-
-
-def _own_devices(layout: Layout) -> set[str]:
-    return {name for number in range(layout.slots) for name in _devices_of(layout, number)}
-
-
-def _devices_of(layout: Layout, number: int) -> list[str]:
-    visible = devices.visible()
-    return [visible[index] for index in layout.devices_of(number, len(visible))]
+        try:
+            for slot in self.slots:
+                slot.close()
+        finally:
+            self._reservation.close()
 
 
 def _open_slot(layout: Layout, log_dir: str, number: int) -> AgentSlot:
-    own = _devices_of(layout, number)
-    env = {devices.VISIBLE: ",".join(own)} if own else {}
+    env = {}
+    visible = devices.visible()
+    if own := layout.devices_of(number, len(visible)):
+        env = {devices.VISIBLE: ",".join(visible[index] for index in own)}
     node = Node(connect=lambda: LocalLink(log_dir, env), ranks=layout.ranks_per_node)
     return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

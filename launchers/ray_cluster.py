@@ -84,25 +84,31 @@ class RayLauncher(Launcher):
     def __init__(self, resources: Resources, log_dir: str, address: str | None, busy: Busy) -> None:
         self._groups: list[PlacementGroup] = []
         self.slots = []
-        self._reservation = Reservation([] if address else _occupied(resources), busy)
-        _connect(address)
+        self._reservation = Reservation(busy)
         try:
+            if address is None and _is_for_processors(resources):
+                self._reservation.take(devices.processors())
+            _connect(address)
             layout = plan(resources, _capacities())
             self.workers = layout.nodes * layout.ranks_per_node
             self.slots = [
                 self._open_slot(number, layout, log_dir) for number in range(layout.slots)
             ]
+            if address is None:  # others' clusters keep account themselves
+                self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        for slot in self.slots:
-            slot.close()
-        while self._groups:  # closing again must not call Ray: it would connect by itself
-            remove_placement_group(self._groups.pop())
-        ray.shutdown()
-        self._reservation.close()
+        try:
+            for slot in self.slots:
+                slot.close()
+            while self._groups:  # closing again must not call Ray: it would connect by itself
+                remove_placement_group(self._groups.pop())
+            ray.shutdown()
+        finally:
+            self._reservation.close()
 
     def _open_slot(self, number: int, layout: Layout, log_dir: str) -> AgentSlot:
         strategy = "STRICT_SPREAD" if layout.nodes > 1 else "STRICT_PACK"
@@ -123,10 +129,8 @@ class RayLauncher(Launcher):
         return AgentSlot(f"ray-{number}", nodes, gpus_per_worker=layout.gpus_per_worker)
 
 
-def _occupied(resources: Resources) -> list[str]:
-    """By name, what a Ray of our own takes of this machine; others' Rays keep account themselves."""
-    layout = plan(resources, [devices.this_machine()])
-    return devices.names(devices.visible() if layout.gpus_per_worker else ())
+def _is_for_processors(resources: Resources) -> bool:
+    return not plan(resources, [devices.this_machine()]).gpus_per_worker
 
 
 def _connect(address: str | None) -> None:

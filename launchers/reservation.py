@@ -1,31 +1,43 @@
 """One study at a time on a device of this machine: two would spoil each other's figures."""
 
-import errno
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import DevicesTaken
-from autotune.trial import processes
 
 _POLL_SECONDS = 0.5
-_MOST_ASKERS = 4096
+_RETRY_SECONDS = 0.05
+_MOST_ASKERS = 128
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user, group."""
 
-Busy = Callable[[str], None]
-"""Called again and again, with who holds what, as long as somebody else does; may raise."""
+
+@dataclass(frozen=True)
+class Rival:
+    """Who holds what another wants."""
+
+    pid: int
+    """0 if that cannot be told, as of another container."""
+    text: str
 
 
-def refuse(rival: str) -> None:
+Busy = Callable[[Rival], bool]
+"""Called again and again as long as somebody else has what is wanted; may raise. True: ignore them."""
+
+
+def refuse(rival: Rival) -> bool:
     """Do not wait.
 
     Raises:
         DevicesTaken: always.
     """
     raise DevicesTaken(
-        f"{rival}, and two at a time would spoil each other's figures; wait for it, or give each "
+        f"{rival.text}, and two at a time would spoil each other's figures; wait for it, or give each "
         "devices of its own (CUDA_VISIBLE_DEVICES, taskset)"
     )
 
@@ -33,74 +45,77 @@ def refuse(rival: str) -> None:
 class Reservation:
     """Holds names on this machine until it is closed or its process dies, however it dies.
 
-    Whoever listens on the abstract Unix socket of a name holds it. A holder that is stopped (SIGSTOP)
-    measures nothing, and one that has started this process knows what it does: neither is waited for.
+    Whoever listens on the abstract Unix socket of a name holds it. This process does not wait for
+    itself.
     """
 
-    def __init__(self, names: Iterable[str], busy: Busy) -> None:
-        """Wait until nobody else holds any of the names, and take them all.
+    def __init__(self, busy: Busy) -> None:
+        self._busy = busy
+        self._sockets: list[socket.socket] = []
+
+    def take(self, names: Iterable[str]) -> None:
+        """Wait until nobody else holds any of the names, and hold them all.
 
         Raises:
             Exception: whatever `busy` raises; then none of them is held.
         """
-        self._sockets: list[socket.socket] = []
-        wanted = sorted(names)
-        try:
-            while rival := self._take(wanted):
-                self.close()
-                busy(rival)
-                time.sleep(_POLL_SECONDS)
-        except BaseException:
-            self.close()
-            raise
+        wanted = sorted(set(names))
+        while blocked := self._bind(wanted):
+            self.close()  # who waits holds nothing: two that wait for each other would wait for ever
+            if self._is_left_to_its_holder(blocked):
+                wanted.remove(blocked)
 
     def close(self) -> None:
         """Let go of all of them."""
         while self._sockets:
             self._sockets.pop().close()
 
-    def _take(self, names: Sequence[str]) -> str:
-        """Take the names up to the first one that a rival holds; who that is, empty without one."""
+    def _bind(self, names: Sequence[str]) -> str:
+        """Hold the names up to the first one that somebody else holds; which that is, or empty."""
         for name in names:
             listener = socket.socket(socket.AF_UNIX)
+            self._sockets.append(listener)
             try:
                 listener.bind(_address(name))
-            except OSError as error:
-                listener.close()
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                holder = _holder(name)
-                if _is_rival(holder):
-                    return f"{_described(holder)} measures on {name}"
-            else:
-                listener.listen(_MOST_ASKERS)
-                self._sockets.append(listener)
+            except OSError:
+                return name
+            listener.listen(_MOST_ASKERS)
         return ""
+
+    def _is_left_to_its_holder(self, name: str) -> bool:
+        """Wait until the holder is gone; True if it need not be waited for."""
+        with socket.socket(socket.AF_UNIX) as asker:
+            asker.settimeout(_POLL_SECONDS)
+            try:
+                asker.connect(_address(name))
+            except OSError:  # it has just let go, or is about to listen
+                time.sleep(_RETRY_SECONDS)
+                return False
+            holder = _peer(asker)
+            rival = Rival(holder, f"{_described(holder)} measures on {name}")
+            while holder != os.getpid() and not self._busy(rival):
+                if _has_hung_up(asker):
+                    return False
+            return True
 
 
 def _address(name: str) -> str:
     return f"\0autotune/{name}"
 
 
-def _holder(name: str) -> int:
-    """Process id of who listens; 0 if that cannot be told, as of another container."""
-    with socket.socket(socket.AF_UNIX) as asker:
-        asker.setblocking(False)
-        try:
-            asker.connect(_address(name))
-        except OSError:
-            return 0
-        size = struct.calcsize("3i")
-        found = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return int(struct.unpack("3i", found)[0])
+def _peer(connected: socket.socket) -> int:
+    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[0])
 
 
-def _is_rival(pid: int) -> bool:
-    return pid == 0 or (processes.state(pid) not in "TZ?" and os.getpid() not in _family(pid))
-
-
-def _family(pid: int) -> set[int]:
-    return {pid, *processes.descendants(pid)}
+def _has_hung_up(asker: socket.socket) -> bool:
+    """Whether the holder lets go within the socket's timeout; it never sends anything."""
+    try:
+        return asker.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
 
 
 def _described(pid: int) -> str:

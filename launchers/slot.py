@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from autotune.errors import LauncherError
 from autotune.trial import failure
@@ -58,10 +57,14 @@ class AgentSlot(Slot):
         self._ending = False
         self._lock = threading.Lock()
         self._agents = _Agents(nodes, self._preloading)
-        self.environment = self._agents.environment
+        self._environments = self._agents.environments
+        self.environment = self._environments[0]
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
         self.nodes = len(nodes)
+        taken = self._agents.cuda_devices if gpus_per_worker else ()
+        self.cuda_devices = [f"CUDA device {uuid}" for uuid in taken]
+        """Of the first node: names that no other device of the machine has."""
         self._check_devices()
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
@@ -128,7 +131,7 @@ class AgentSlot(Slot):
         if self._preloading.wanted:
             with contextlib.suppress(LauncherError):
                 agents = _Agents(self._nodes, self._preloading)
-                if agents.fit and agents.environment == self.environment:
+                if agents.fit and agents.environments == self._environments:
                     return agents
                 agents.close()
             self._preloading.give_up()
@@ -164,7 +167,8 @@ class _Agents:
         except BaseException:
             self.close()
             raise
-        self.environment: dict[str, Any] = hellos[0].environment
+        self.environments = [hello.environment for hello in hellos]
+        self.cuda_devices = hellos[0].devices
         self.fit = not any(hello.unfit for hello in hellos)
         """Ranks can be forked from what they have imported."""
         self._store_port = hellos[0].store_port

@@ -26,6 +26,8 @@ class Lease:
 
     cluster: str
     epoch: int
+    predecessor: int | None = None
+    """Process id of who had it before on the same host."""
 
 
 @dataclass(frozen=True)

@@ -135,13 +135,14 @@ class Repository:
                 return None
             if row is None:
                 row = LeaseRow(cluster=cluster, epoch=0)
+            predecessor = row.pid if row.host == host else None
             row.epoch, row.host, row.pid, row.expires = row.epoch + 1, host, pid, now + seconds
             session.add(row)
             try:
                 session.flush()
             except IntegrityError:
                 return None  # another daemon was first to open this cluster
-            return Lease(cluster, row.epoch)
+            return Lease(cluster, row.epoch, predecessor)
 
     def renew(self, lease: Lease, seconds: float) -> None:
         """Hold the lease for so many seconds from now.

@@ -83,10 +83,7 @@ class Agent:
         # The fork server imports torch meanwhile, on another core.
         self._store = open_store(self._host)
         interface = interface_of(self._host)
-        found, unfit = self._probe()
-        if unfit:
-            print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
-        self._send(Hello(os.getpid(), self._store.port, interface, found, unfit))
+        self._send(self._introduction(interface))
         while True:
             watched: list[Any] = [self._commands]
             watched += self._trial.waitables() if self._trial else []
@@ -156,18 +153,17 @@ class Agent:
         while unsent:
             unsent = unsent[os.write(self._reports, unsent) :]
 
-    def _probe(self) -> tuple[dict[str, Any], str]:
-        """The node's fingerprint, and why the fork server is unfit, if it is.
-
-        Taken in a forked process: CUDA is never initialised in this one.
-        """
+    def _introduction(self, interface: str) -> Message:
+        """Made in a forked process: CUDA is never initialised in this one."""
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_send_environment, args=(theirs,))
+        process = self._context.Process(
+            target=_introduce, args=(theirs, os.getpid(), self._store.port, interface)
+        )
         process.start()
         theirs.close()
-        found: tuple[dict[str, Any], str] = ours.recv()
+        hello = from_line(ours.recv_bytes())
         process.join()
-        return found
+        return hello
 
 
 def open_store(host: str) -> Any:
@@ -190,10 +186,14 @@ def open_store(host: str) -> Any:
     )
 
 
-def _send_environment(connection: Connection) -> None:
+def _introduce(connection: Connection, agent: int, store_port: int, interface: str) -> None:
     from autotune.trial import preloaded
 
-    connection.send((environment.describe(), preloaded.unfit()))
+    if unfit := preloaded.unfit():
+        print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
+    found = environment.describe()
+    hello = Hello(agent, store_port, interface, found, environment.cuda_devices(), unfit)
+    connection.send_bytes(hello.to_line())
 
 
 if __name__ == "__main__":

@@ -34,6 +34,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+def cuda_devices() -> tuple[str, ...]:
+    """The UUID of each visible CUDA device, which no other has, whatever this process may see."""
+    count = torch.cuda.device_count()
+    return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
+
+
 def _cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

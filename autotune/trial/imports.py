@@ -1,8 +1,8 @@
 """What building a workload imports, and importing it once for all trials instead of in each.
 
 A rank is forked from a process that has torch imported. Libraries that the workload needs besides
-(transformers takes seconds) can be imported there too, as long as that process stays fit to be forked
-and no library has taken in what belongs to a single rank. The user's own modules stay out of it.
+(transformers takes seconds) can be imported there too, as long as nothing that a rank can see comes
+out differently. The user's own modules stay out of it.
 """
 
 import contextlib
@@ -11,10 +11,47 @@ import os
 import site
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from typing import Any
+
+from autotune.trial import processes
+from autotune.trial.protocol import Preload, TrialRequest
+
+_EVERYTHING = "all of the environment"
+
+
+class Brought:
+    """What a rank has more, once it has built its workload, than it had when this was made."""
+
+    def __init__(self) -> None:
+        self._modules = set(sys.modules)
+        self._environment = dict(os.environ)
+        self._path = list(sys.path)
+
+    def preload(self, request: TrialRequest, own: Iterable[str]) -> Preload:
+        """What to import beforehand in the trials to come.
+
+        Args:
+            own: names of environment variables that are set for this rank alone.
+        """
+        names = {*self._environment, *os.environ}
+        return Preload(
+            modules=installed(self._modules, request.factory),
+            environment=request.env,
+            private=tuple(sorted({*own} - {*request.env})),
+            changed={
+                name: os.environ.get(name)
+                for name in sorted(names)
+                if os.environ.get(name) != self._environment.get(name)
+            },
+            workdir=request.workdir,
+            import_paths=(
+                *request.import_paths,
+                *(entry for entry in sys.path if entry not in self._path),
+            ),
+        )
 
 
 def installed(before: Iterable[str], factory: str) -> tuple[str, ...]:
@@ -34,36 +71,41 @@ def installed(before: Iterable[str], factory: str) -> tuple[str, ...]:
     )
 
 
-def load(modules: Sequence[str], private: Iterable[str], import_paths: Sequence[str]) -> str:
-    """Import these modules into a process that ranks are to be forked from.
-
-    Args:
-        modules: names; one that cannot be imported is left out.
-        private: names of environment variables that are different in a rank.
-        import_paths: what a rank searches before everything else.
+def load(wanted: Preload) -> str:
+    """Import modules into a process that ranks are to be forked from.
 
     Returns:
         Why nothing should be forked from this process now; empty if all is well.
     """
-    before = set(sys.modules)
-    with _watched_environment(private) as asked:
-        for name in modules:
+    before, shared = set(sys.modules), _shared()
+    try:
+        os.chdir(wanted.workdir)
+    except OSError as error:
+        return f"the study's folder is not there: {error}"
+    os.environ.update(wanted.environment)
+    with _watched_environment({*wanted.private, *wanted.changed}) as asked:
+        for name in wanted.modules:
             _load(name)
-    if asked:
-        return f"{asked[0]} is read when the libraries are imported"
+    if differing := [name for name in asked if not _comes_out_alike(name, wanted.changed)]:
+        return f"{differing[0]} is read or set when the libraries are imported"
+    if not _shared() <= shared:
+        return "the libraries open files or share memory when they are imported"
     brought = {_root(name) for name in set(sys.modules) - before}
-    if shadowed := [name for name in sorted(brought) if _is_found_in(name, import_paths)]:
+    if shadowed := [name for name in sorted(brought) if _is_found_in(name, wanted.import_paths)]:
         return f"{shadowed[0]} is also in the folder of the study"
     return ""
 
 
-def keeps_threads(parent: int) -> str:
-    """The same, for what only a process shows that has forked: threads that are still there.
+def running_beside(parent: int) -> str:
+    """As `load`, told in a fork of that process: whether its libraries have started anything.
 
-    Thread pools of numerical libraries end before a fork and start again when they are used.
+    Thread pools of numerical libraries do not count: they end before a fork, and start again when they
+    are used.
     """
     if len(os.listdir(f"/proc/{parent}/task")) > 1:  # noqa: PTH208
         return "the libraries start threads when they are imported"
+    if processes.descendants(parent) - {os.getpid()}:
+        return "the libraries start processes when they are imported"
     return ""
 
 
@@ -77,16 +119,27 @@ def _load(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _watched_environment(private: Iterable[str]) -> Iterator[list[str]]:
-    """Names among `private` that are looked up in os.environ meanwhile."""
-    names, asked = set(private), list[str]()
+def _watched_environment(names: set[str]) -> Iterator[list[str]]:
+    """Those of the names that are read or set in os.environ meanwhile."""
+    asked = list[str]()
     usual = type(os.environ)
 
     class Watched(usual):  # type: ignore[misc, valid-type]
         def __getitem__(self, key: str) -> str:
-            if key in names:
-                asked.append(key)
+            asked.extend({key} & names)
             return str(super().__getitem__(key))
+
+        def __setitem__(self, key: str, value: str) -> None:
+            asked.extend({key} & names)
+            super().__setitem__(key, value)
+
+        def __delitem__(self, key: str) -> None:
+            asked.extend({key} & names)
+            super().__delitem__(key)
+
+        def __iter__(self) -> Iterator[str]:
+            asked.append(_EVERYTHING)
+            return iter(super().__iter__())
 
     os.environ.__class__ = Watched
     try:
@@ -95,22 +148,36 @@ def _watched_environment(private: Iterable[str]) -> Iterator[list[str]]:
         os.environ.__class__ = usual
 
 
+def _comes_out_alike(name: str, changed: Mapping[str, str | None]) -> bool:
+    """Whether a variable that changes while the workload is built has the same value now."""
+    return name in changed and os.environ.get(name) == changed[name]
+
+
+def _shared() -> set[str]:
+    """Open files, and memory that a fork would share with this process."""
+    mappings = Path("/proc/self/maps").read_text().splitlines()
+    files = os.listdir("/proc/self/fd")  # noqa: PTH208
+    return {line for line in mappings if line.split()[1].endswith("s")} | set(files)
+
+
 def _library_folders() -> list[Path]:
     return [
         Path(folder).resolve() for folder in [*site.getsitepackages(), site.getusersitepackages()]
     ]
 
 
-def _lies_in(module: ModuleType | None, folders: Iterable[Path]) -> bool:
-    spec = getattr(module, "__spec__", None)
-    if spec is None or not spec.has_location or not spec.origin:
+def _lies_in(module: Any, folders: Iterable[Path]) -> bool:
+    try:
+        spec = module.__spec__
+        origin = Path(spec.origin).resolve() if spec.has_location else None
+    except Exception:  # anything may stand in sys.modules
         return False
-    origin = Path(spec.origin).resolve()
-    return any(origin.is_relative_to(folder) for folder in folders)
+    return origin is not None and any(origin.is_relative_to(folder) for folder in folders)
 
 
 def _is_found_in(name: str, folders: Sequence[str]) -> bool:
-    return PathFinder.find_spec(name, list(folders)) is not None
+    found = PathFinder.find_spec(name, list(folders))
+    return found is not None and found.loader is not None  # a folder of data is no package
 
 
 def _root(name: str) -> str:

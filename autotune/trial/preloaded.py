@@ -15,7 +15,7 @@ def _load() -> str:
         return ""
     wanted = from_line(Path(path).read_bytes())
     assert isinstance(wanted, Preload)
-    return imports.load(wanted.modules, wanted.private, wanted.import_paths)
+    return imports.load(wanted) if wanted.modules else ""
 
 
 _UNFIT = _load()
@@ -23,4 +23,4 @@ _UNFIT = _load()
 
 def unfit() -> str:
     """In a process that was forked from this one: why none should be; empty if all is well."""
-    return _UNFIT or imports.keeps_threads(os.getppid())
+    return _UNFIT or imports.running_beside(os.getppid())

@@ -148,16 +148,21 @@ class Preload(Message):
     """Launcher -> agent, before all else: what to import besides torch, once for all trials."""
 
     modules: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that all ranks of all trials have."""
     private: tuple[str, ...] = ()
-    """Names of environment variables that are different in a rank."""
+    """Names of variables that each rank has a value of its own for."""
+    changed: dict[str, str | None] = field(default_factory=dict)
+    """Variables that changed while the workload was built, with their value afterwards."""
+    workdir: str = "."
     import_paths: tuple[str, ...] = ()
-    """What ranks search before sys.path."""
+    """What ranks search before sys.path, and what building the workload has added to that."""
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:
         """As for every message, with tuples restored."""
-        names = [f.name for f in dataclasses.fields(cls)]
-        return super().from_dict({name: tuple(body[name]) for name in names})
+        names = ("modules", "private", "import_paths")
+        return super().from_dict({**body, **{name: tuple(body[name]) for name in names}})
 
 
 @dataclass(frozen=True)
@@ -184,8 +189,15 @@ class Hello(Message):
     interface: str
     """Network interface that carries the agent's address, e.g. 'lo'."""
     environment: dict[str, Any]
+    devices: tuple[str, ...] = ()
+    """Of each visible CUDA device, the name that no other device has."""
     unfit: str = ""
     """Why nothing should be forked from what it has imported; empty if all is well."""
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
+        """As for every message, with the tuple restored."""
+        return super().from_dict({**body, "devices": tuple(body["devices"])})
 
 
 class Observed(TypedDict, total=False):

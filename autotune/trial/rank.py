@@ -28,7 +28,6 @@ from autotune.trial.protocol import (
     BlockReport,
     Built,
     Placement,
-    Preload,
     RankEnd,
     TrialRequest,
 )
@@ -103,15 +102,12 @@ def _train(
 def _build(
     request: TrialRequest, placement: Placement, context: RankContext, connection: Connection
 ) -> workload.Workload:
-    before, started = set(sys.modules), time.perf_counter()
+    brought, started = imports.Brought(), time.perf_counter()
     built = workload.build(request.factory, request.args)
+    seconds = time.perf_counter() - started
     if context.local_rank == 0:
-        preload = Preload(
-            imports.installed(before, request.factory),
-            tuple({*_environment(request, placement, context), *process.VARIABLES}),
-            request.import_paths,
-        )
-        seconds = time.perf_counter() - started
+        own = {*_environment(request, placement, context), *process.VARIABLES}
+        preload = brought.preload(request, own)
         connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
     return built
 
@@ -127,7 +123,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     os.environ.update(_environment(request, placement, context))
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
-    torch.set_num_threads(_threads(request))
+    process.limit_threads(_threads(request))
     if context.device.type == "cuda":
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)

@@ -114,6 +114,7 @@ def test_a_folder_without_studies_says_so(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_space_of_one_configuration_is_tried_once(tiny: StudyFolder) -> None:
     one = {"micro_batch": [2]}
     tiny.write(resources=ONE_RANK, search_space=one, baseline={"micro_batch": 2})

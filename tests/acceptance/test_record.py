@@ -54,6 +54,7 @@ def test_what_is_recorded_is_not_run_again(folder: Path) -> None:
     assert len(rows(folder / "t.csv")) == 6
 
 
+@pytest.mark.slow
 def test_a_failure_is_a_row(folder: Path) -> None:
     workload = {"name": "tiny:build", "args": {"trouble": "raise", "above": 2}}
     write_study(folder, search_space=SPACE, workload=workload)

@@ -70,6 +70,7 @@ import time
 from pathlib import Path
 
 import autotune
+import threadpoolctl
 import tiny
 import torch
 import torch.distributed as dist
@@ -179,6 +180,7 @@ def looking(*, folder):
         "workdir": os.getcwd(),
         "first_path": sys.path[0],
         "threads": torch.get_num_threads(),
+        "pools": sorted({pool["num_threads"] for pool in threadpoolctl.threadpool_info()}),
         "draws": [random.random(), torch.rand(()).item()],
         "stdin": sys.stdin.read(),
     }
@@ -264,7 +266,8 @@ import search_spaces
 from autotune.trial.protocol import BlockPlan, TrialRequest
 
 folder = sys.argv[1]
-local = launchers.open_launcher("local", launchers.Resources(2, None, 1, None), folder, None)
+resources = launchers.Resources(2, None, 1, None)
+local = launchers.open_launcher("local", resources, folder, None, busy=lambda rival: True)
 print("ray imported:", any(name.partition(".")[0] == "ray" for name in sys.modules), flush=True)
 request = TrialRequest(
     trial="1",
@@ -523,6 +526,7 @@ def test_a_factory_finds_what_it_was_promised(site: Site, tmp_path: Path) -> Non
         assert view["group"] == [rank, 2, "gloo"]
         assert view["workdir"] == view["first_path"] == str(site.folder)
         assert view["threads"] == 1
+        assert view["pools"] == [1]
         assert view["stdin"] == ""
     assert seen[0]["draws"] == seen[1]["draws"], "ranks would build different models"
 

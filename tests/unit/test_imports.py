@@ -1,5 +1,6 @@
 """Which modules count as installed libraries, and what makes a process unfit to be forked from."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from autotune.trial import imports
+from autotune.trial.protocol import Preload, TrialRequest
 
+REQUEST = TrialRequest("t", "mine:build", {}, {}, 2, 0, "cpu", import_paths=("mine",))
 LOOK = """
 import json, sys
 
@@ -48,18 +51,21 @@ def module(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "told"),
     [
-        "import os; os.environ.get('RANK')",
-        "import os; 'RANK' in os.environ",
-        "import os; os.getenv('RANK')",
+        ("import os; os.environ.get('RANK')", "RANK"),
+        ("import os; 'RANK' in os.environ", "RANK"),
+        ("import os; os.getenv('RANK')", "RANK"),
+        ("import os; os.environ.pop('RANK', None)", "RANK"),
+        ("import os; os.environ.copy()", "all of the environment"),
+        ("import os; dict(os.environ.items())", "all of the environment"),
     ],
 )
 def test_a_question_for_what_belongs_to_a_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
 ) -> None:
-    name = module(tmp_path, text, monkeypatch)
-    assert imports.load([name], ["RANK"], []) == "RANK is read when the libraries are imported"
+    wanted = Preload((module(tmp_path, text, monkeypatch),), private=("RANK",))
+    assert imports.load(wanted) == f"{told} is read or set when the libraries are imported"
 
 
 def test_other_questions_are_no_harm_and_the_watch_ends(
@@ -71,7 +77,7 @@ def test_other_questions_are_no_harm_and_the_watch_ends(
     name = module(
         tmp_path, "import os; os.environ.get('HOME'); os.environ['MY'] = '1'", monkeypatch
     )
-    assert imports.load([name], ["RANK"], []) == ""
+    assert imports.load(Preload((name,), private=("RANK",))) == ""
     assert type(os.environ) is usual
     assert os.environ.pop("MY") == "1"
 
@@ -81,7 +87,7 @@ def test_one_that_cannot_be_imported_is_left_out(
 ) -> None:
     leaving = module(tmp_path, "raise SystemExit", monkeypatch)
     good = module(tmp_path, "X = 1", monkeypatch)
-    assert imports.load(["there.is.none", leaving, good], [], []) == ""
+    assert imports.load(Preload(("there.is.none", leaving, good))) == ""
     assert good in sys.modules
     assert leaving not in sys.modules
 
@@ -91,5 +97,55 @@ def test_one_that_is_also_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     mine.mkdir()
     name = module(tmp_path, "X = 1", monkeypatch)
     (mine / f"{name}.py").write_text("X = 2")
-    unfit = imports.load([name], [], [str(mine)])
+    unfit = imports.load(Preload((name,), import_paths=(str(mine),)))
     assert unfit == f"{name} is also in the folder of the study"
+
+
+def test_a_folder_of_data_of_the_same_name_is_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = module(tmp_path, "X = 1", monkeypatch)
+    (tmp_path / "study" / name).mkdir(parents=True)
+    assert imports.load(Preload((name,), import_paths=(str(tmp_path / "study"),))) == ""
+
+
+def test_a_variable_that_the_user_sets_before_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = module(tmp_path, "import os; HOME = os.environ.get('MY_HOME', '')", monkeypatch)
+    brought = imports.Brought()
+    monkeypatch.setenv("MY_HOME", "/data")
+    preload = brought.preload(REQUEST, ["RANK"])
+    assert preload.changed == {"MY_HOME": "/data"}
+    monkeypatch.delenv("MY_HOME")
+    wanted = dataclasses.replace(preload, modules=(name,))
+    assert imports.load(wanted) == "MY_HOME is read or set when the libraries are imported"
+
+
+def test_a_variable_that_the_library_sets_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MY_INIT", raising=False)
+    name = module(tmp_path, "import os; os.environ.setdefault('MY_INIT', 'no')", monkeypatch)
+    wanted = Preload((name,), changed={"MY_INIT": "no"})
+    assert imports.load(wanted) == ""
+    monkeypatch.delenv("MY_INIT")
+
+
+def test_what_is_imported_beforehand_stands_where_a_rank_would_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study").mkdir()
+    name = module(tmp_path, "import os; PLACE = os.getcwd(), os.environ['COLOUR']", monkeypatch)
+    wanted = Preload((name,), {"COLOUR": "red"}, workdir=str(tmp_path / "study"))
+    assert imports.load(wanted) == ""
+    assert (str(tmp_path / "study"), "red") == sys.modules[name].PLACE
+    monkeypatch.delenv("COLOUR")
+
+
+def test_paths_that_the_workload_adds_are_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    brought = imports.Brought()
+    sys.path.insert(0, "third_party")
+    assert brought.preload(REQUEST, []).import_paths == ("mine", "third_party")

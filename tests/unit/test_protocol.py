@@ -62,13 +62,14 @@ requests = st.builds(
 placements = st.builds(Placement, count, count, count, text, count, text)
 ends = st.builds(RankEnd, count, st.one_of(st.none(), st.sampled_from(Outcome)), text, text)
 names = st.lists(text, max_size=3).map(tuple)
-preloads = st.builds(Preload, names, names, names)
+variables = st.dictionaries(text, text, max_size=3)
+preloads = st.builds(Preload, names, variables, names, variables, text, names)
 messages = st.one_of(
     preloads,
     st.builds(Built, text, count, number, preloads),
     st.builds(StartTrial, requests, placements),
     st.builds(EndTrial, text),
-    st.builds(Hello, count, count, text, tables, text),
+    st.builds(Hello, count, count, text, tables, names, text),
     st.builds(
         BlockReport,
         trial=text,
@@ -135,7 +136,7 @@ def test_text_and_bytes_are_both_read():
 
 
 @pytest.mark.parametrize(
-    "message", [ENDED, BLOCK, EndTrial("t"), Hello(1, 2, "lo", {}), Preload(("a",), ("b",), ("c",))]
+    "message", [ENDED, BLOCK, EndTrial("t"), Hello(1, 2, "lo", {}), Preload(("a",), {"b": "c"})]
 )
 def test_fields_of_a_newer_version_are_ignored(message):
     body = json.loads(message.to_line())

@@ -1,6 +1,5 @@
 """Who holds a name on this machine, whom one waits for, and whom not; the holders are real processes."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import DevicesTaken, LauncherError
-from launchers.reservation import Reservation, refuse
+from autotune.errors import DevicesTaken
+from launchers.reservation import Reservation, Rival, refuse
 from tests.steering import wait_for
 
 HOLD = """
@@ -20,20 +19,28 @@ import sys, time
 
 from launchers.reservation import Reservation, refuse
 
-held = Reservation(sys.argv[1:], refuse)
+held = Reservation(refuse)
+held.take(sys.argv[1:])
 print("held", flush=True)
 time.sleep(600)
 """
 
 
 def hold(*names: str) -> subprocess.Popen[str]:
-    """Another process that holds these names."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, *names], stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    return holder
+    """Another process that holds these names, or says why not."""
+    command = [sys.executable, "-c", HOLD, *names]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def holds(process: subprocess.Popen[str]) -> bool:
+    """Whether it got them; it is ended if not."""
+    assert process.stdout is not None
+    return process.stdout.readline() == "held\n"
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
 
 
 @pytest.fixture
@@ -44,71 +51,105 @@ def name() -> str:
 @pytest.fixture
 def rival(name: str) -> Iterator[subprocess.Popen[str]]:
     holder = hold(name, f"{name} second")
+    assert holds(holder)
     yield holder
-    holder.kill()
-    holder.wait()
+    end(holder)
 
 
-def test_a_rival_is_named_with_its_folder(name: str, rival: subprocess.Popen[str]) -> None:
+@pytest.fixture
+def mine() -> Iterator[Reservation]:
+    reservation = Reservation(refuse)
+    yield reservation
+    reservation.close()
+
+
+def test_a_rival_is_named_with_its_folder(
+    name: str, rival: subprocess.Popen[str], mine: Reservation
+) -> None:
     with pytest.raises(DevicesTaken) as refused:
-        Reservation([name], refuse)
+        mine.take([name])
     told = f"process {rival.pid}, working in {Path.cwd()}, measures on {name}"
     assert told in str(refused.value)
 
 
-def test_what_a_dead_holder_held_is_free(name: str, rival: subprocess.Popen[str]) -> None:
-    rival.send_signal(signal.SIGKILL)
-    rival.wait()
-    Reservation([name], refuse).close()
+def test_what_a_dead_holder_held_is_free(
+    name: str, rival: subprocess.Popen[str], mine: Reservation
+) -> None:
+    end(rival)
+    mine.take([name])
+
+
+def test_what_was_let_go_of_is_free(name: str, mine: Reservation) -> None:
+    mine.take([name])
+    refused = hold(name)
+    assert not holds(refused)
+    assert "DevicesTaken" in refused.communicate()[1]
+    mine.close()
+    taken = hold(name)
+    assert holds(taken)
+    end(taken)
 
 
 def test_one_waits_until_a_rival_has_gone(name: str, rival: subprocess.Popen[str]) -> None:
-    heard: list[str] = []
+    heard: list[Rival] = []
     taken = threading.Event()
 
     def wait() -> None:
-        held = Reservation([name], heard.append)
+        reservation = Reservation(lambda rival: bool(heard.append(rival)))
+        reservation.take([name])
         taken.set()
-        held.close()
+        reservation.close()
 
     thread = threading.Thread(target=wait)
     thread.start()
     wait_for(lambda: len(heard) >= 2, "somebody waits")
     assert not taken.is_set()
-    rival.kill()
-    rival.wait()
+    assert {found.pid for found in heard} == {rival.pid}
+    end(rival)
     thread.join(10)
     assert taken.is_set()
 
 
 def test_who_waits_holds_nothing(name: str, rival: subprocess.Popen[str]) -> None:
-    free = f"{name} free"  # sorts after `name`, before `name second`
+    free = f"{name} free"  # taken before `name second` is found to be held
+    others: list[subprocess.Popen[str]] = []
 
-    def look(_: str) -> None:
-        subprocess.run([sys.executable, "-c", HOLD.replace("600", "0"), free], check=True)
-        raise LauncherError("seen enough")
+    def look(_: Rival) -> bool:
+        others.append(hold(free))
+        assert holds(others[-1])
+        raise InterruptedError
 
-    with pytest.raises(LauncherError, match="seen enough"):
-        Reservation([free, f"{name} second"], look)
+    with pytest.raises(InterruptedError):
+        Reservation(look).take([free, f"{name} second"])
+    end(others[0])
 
 
-def test_a_stopped_holder_measures_nothing(name: str, rival: subprocess.Popen[str]) -> None:
+def test_a_stopped_holder_is_a_holder(
+    name: str, rival: subprocess.Popen[str], mine: Reservation
+) -> None:
     rival.send_signal(signal.SIGSTOP)
-    os.waitpid(rival.pid, os.WUNTRACED)
-    Reservation([name], refuse).close()
-    rival.send_signal(signal.SIGCONT)
     with pytest.raises(DevicesTaken):
-        Reservation([name], refuse)
+        mine.take([name])
+    rival.send_signal(signal.SIGCONT)
 
 
-def test_one_process_may_hold_a_name_twice_and_so_may_its_children(name: str) -> None:
-    held = Reservation([name], refuse)
-    Reservation([name], refuse).close()
-    child = hold(name)
-    child.kill()
-    child.wait()
-    held.close()
+def test_one_that_is_to_be_ignored_is_not_waited_for(
+    name: str, rival: subprocess.Popen[str]
+) -> None:
+    reservation = Reservation(lambda found: found.pid == rival.pid)
+    reservation.take([name, f"{name} free"])
+    refused = hold(f"{name} free")
+    assert not holds(refused)
+    end(refused)
+    reservation.close()
 
 
-def test_other_names_are_free(name: str, rival: subprocess.Popen[str]) -> None:
-    Reservation([f"{name} third"], refuse).close()
+def test_a_process_does_not_wait_for_itself(name: str, mine: Reservation) -> None:
+    mine.take([name])
+    other = Reservation(refuse)
+    other.take([name])
+    other.close()
+
+
+def test_other_names_are_free(name: str, rival: subprocess.Popen[str], mine: Reservation) -> None:
+    mine.take([f"{name} third"])

@@ -1,12 +1,26 @@
 """Settings of a whole rank: threads, environment, garbage collection."""
 
+import contextlib
+import ctypes
 import gc
+import os
+import re
+from pathlib import Path
 
 import torch
 
 from autotune.trial.protocol import Knobs
 
 _AUTO = "auto"
+_POOL = re.compile("openblas|lib[gi]?omp|mkl_rt")
+_SETTERS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+    "omp_set_num_threads",
+    "MKL_Set_Num_Threads",
+)
 _PER_COLLECTIVE = (2, 24)
 
 
@@ -23,6 +37,25 @@ VARIABLES = (
 def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
     """cpu_threads: of this process, for each of its replicas; 0 leaves the number that it is given."""
     return int(knobs["cpu_threads"]) * replicas or given
+
+
+def limit_threads(count: int) -> None:
+    """Of torch, and of numerical libraries that were loaded before the fork: those have read another
+    OMP_NUM_THREADS than this process has."""
+    torch.set_num_threads(count)
+    for path in _thread_pools():
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            for name in _SETTERS:
+                if setter := getattr(library, name, None):
+                    setter(count)
+
+
+def _thread_pools() -> set[str]:
+    """Paths of the loaded libraries that have threads of their own."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[5] for line in lines if _POOL.search(line)}
+    return {path for path in paths if _POOL.search(Path(path).name)}
 
 
 def environment(knobs: Knobs) -> dict[str, str]:

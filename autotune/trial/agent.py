@@ -73,6 +73,9 @@ class Agent:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         os.environ[PRELOAD_FILE] = self._file_of_first_command()
+        # What most ranks have: numerical libraries read it as they are loaded. A rank that has another
+        # tells them so.
+        os.environ["OMP_NUM_THREADS"] = "1"
         forkserver.ensure_running()
         del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())

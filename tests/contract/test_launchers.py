@@ -531,6 +531,17 @@ def test_a_factory_finds_what_it_was_promised(site: Site, tmp_path: Path) -> Non
     assert seen[0]["draws"] == seen[1]["draws"], "ranks would build different models"
 
 
+@sites("local")
+def test_numerical_libraries_have_the_threads_of_their_rank(site: Site, tmp_path: Path) -> None:
+    report = site.run("odd:looking", args={"folder": str(tmp_path)}, cpus_per_rank=2)
+    assert report.outcome is None, report.cause
+    for rank in range(2):
+        view = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert view["environment"]["OMP_NUM_THREADS"] == "2"
+        assert view["threads"] == 2
+        assert view["pools"] == [2]
+
+
 @sites("local", "pair")
 @pytest.mark.parametrize("view", [False, True])
 def test_ranks_train_on_different_samples_and_step_alike(site: Site, view: bool) -> None:

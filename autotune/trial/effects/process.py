@@ -13,13 +13,13 @@ from autotune.trial.protocol import Knobs
 
 _AUTO = "auto"
 _POOL = re.compile("openblas|lib[gi]?omp|mkl_rt")
-_SETTERS = (
-    "openblas_set_num_threads",
-    "openblas_set_num_threads64_",
-    "scipy_openblas_set_num_threads",
-    "scipy_openblas_set_num_threads64_",
-    "omp_set_num_threads",
-    "MKL_Set_Num_Threads",
+_GETTERS_AND_SETTERS = (
+    ("openblas_get_num_threads", "openblas_set_num_threads"),
+    ("openblas_get_num_threads64_", "openblas_set_num_threads64_"),
+    ("scipy_openblas_get_num_threads", "scipy_openblas_set_num_threads"),
+    ("scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
+    ("omp_get_max_threads", "omp_set_num_threads"),
+    ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
 )
 _PER_COLLECTIVE = (2, 24)
 
@@ -45,10 +45,14 @@ def limit_threads(count: int) -> None:
     torch.set_num_threads(count)
     for path in _thread_pools():
         with contextlib.suppress(OSError):
-            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            for name in _SETTERS:
-                if setter := getattr(library, name, None):
-                    setter(count)
+            _limit_pool(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), count)
+
+
+def _limit_pool(library: ctypes.CDLL, count: int) -> None:
+    for getter, setter in _GETTERS_AND_SETTERS:
+        # OpenBLAS starts its threads when it is told their number, and they spin for 0.1 s.
+        if hasattr(library, setter) and getattr(library, getter)() != count:
+            getattr(library, setter)(count)
 
 
 def _thread_pools() -> set[str]:

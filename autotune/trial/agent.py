@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 from autotune.trial import environment, processes
+from autotune.trial.imports import PRELOAD_FILE
 from autotune.trial.network import interface_of
 from autotune.trial.protocol import (
     EndTrial,
@@ -39,8 +40,6 @@ _PRELOADED = [
     "autotune.trial.rank",
     "autotune.trial.preloaded",
 ]
-PRELOAD_FILE = "AUTOTUNE_PRELOAD"
-"""Environment variable that tells the fork server where it stands what to import besides."""
 
 _PROGRESS_CHECK_SECONDS = 0.1
 _READ_BYTES = 1 << 20

@@ -19,6 +19,8 @@ from typing import Any
 from autotune.trial import processes
 from autotune.trial.protocol import Preload, TrialRequest
 
+PRELOAD_FILE = "AUTOTUNE_PRELOAD"
+"""Environment variable that tells a fork server where it stands what to import."""
 _EVERYTHING = "all of the environment"
 
 

@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 
 from autotune.trial import imports
-from autotune.trial.agent import PRELOAD_FILE
 from autotune.trial.protocol import Preload, from_line
 
 
 def _load() -> str:
-    path = os.environ.pop(PRELOAD_FILE, None)
+    path = os.environ.pop(imports.PRELOAD_FILE, None)
     if path is None:
         return ""
     wanted = from_line(Path(path).read_bytes())

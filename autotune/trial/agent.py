@@ -40,7 +40,6 @@ _PRELOADED = [
     "autotune.trial.rank",
     "autotune.trial.preloaded",
 ]
-
 _PROGRESS_CHECK_SECONDS = 0.1
 _READ_BYTES = 1 << 20
 

@@ -195,7 +195,8 @@ def export(
         Path | None, typer.Option("--output", "-o", help="File; else as in the study.")
     ] = None,
     trials: Annotated[
-        Path | None, typer.Option(help="Write all attempts as CSV to this file instead.")
+        Path | None,
+        typer.Option(help="Write all attempts as CSV there instead; -: print them."),
     ] = None,
     storage: StorageOption = None,
 ) -> None:
@@ -207,8 +208,12 @@ def export(
     repository = _open(url, existing=True)
     found = repository.study(name)
     if trials:
+        frame = attempts_frame(repository, name)
+        if str(trials) == "-":
+            frame.to_csv(sys.stdout, index=False)
+            return
         try:
-            attempts_frame(repository, name).to_csv(trials, index=False)
+            frame.to_csv(trials, index=False)
         except OSError as error:
             raise BadInput(f"{trials} cannot be written: {error}") from None
         print(trials)

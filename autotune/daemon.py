@@ -18,12 +18,13 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 
 from autotune import plan
-from autotune.attempts import Job
+from autotune.attempts import BASELINE, Job
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import best
 from autotune.largest_batch import LargestBatch
 from autotune.notes import study_note
 from autotune.report.logs import folder_of
+from autotune.report.overview import WAITING
 from autotune.spec import StudySpec
 from autotune.tuner import Signals, Stopped, Tuner
 from autotune.verdict import Verdict
@@ -221,7 +222,7 @@ class _Session:
             return True
         self._signals.check()
         if rival != self._waits_for:
-            self._repository.say(self._lease, self._study.id, f"Waiting: {rival.text}.")
+            self._repository.say(self._lease, self._study.id, f"{WAITING}{rival.text}.")
         self._waits_for = rival
         self._signals.waiting.set()
         return False
@@ -272,12 +273,19 @@ class _Session:
         assert verdict.trial is not None
         self._repository.recommend(self._lease, self._study.id, verdict.trial, content)
         target = Path(self._study.workdir) / self._spec.export
+        if verdict.trial == BASELINE and self._is_of_another_study(target):
+            self._not_written(target, "it is of another study, and this one recommends no change")
+            return
         try:
             best.write(target, content)
         except OSError as error:
-            self._repository.say(
-                self._lease,
-                self._study.id,
-                f"{target} cannot be written ({error.strerror}); "
-                f"`autotune export {self._study.name}` writes it elsewhere.",
-            )
+            self._not_written(target, str(error.strerror))
+
+    def _is_of_another_study(self, target: Path) -> bool:
+        return target.exists() and not best.is_of(target, self._study.name)
+
+    def _not_written(self, target: Path, why: str) -> None:
+        elsewhere = f"`autotune export {self._study.name} --output FILE` writes it elsewhere"
+        self._repository.say(
+            self._lease, self._study.id, f"{target} is not written ({why}); {elsewhere}."
+        )

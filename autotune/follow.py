@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from autotune.errors import StorageUnreachable
+from autotune.export import best
 from autotune.report.progress import ProgressLines
 from storage import Repository, StoredStudy, StudyState
 
@@ -92,7 +93,7 @@ def conclusion(study: StoredStudy, exported: Path) -> str:
     """What is printed when a study has ended."""
     if study.state == StudyState.DONE and study.verdict:
         text = f"\n{study.verdict['sentence']}"
-        if study.verdict["trial"] is not None:
+        if study.verdict["trial"] is not None and best.is_of(exported, study.name):
             text += f"\n{exported}: load it with autotune.load()."
         return text
     if study.state == StudyState.STOPPED:

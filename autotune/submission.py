@@ -22,9 +22,12 @@ _MOST_STARTS = 4
 def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
     """A new study into the queue; one of that name goes on where it stood.
 
+    A study whose folder is gone goes on in this one: somebody has moved it.
+
     Raises:
-        BadInput: one of that name was started with other settings.
+        BadInput: one of that name was started with other settings, or nothing can be exported.
     """
+    _check_export(workdir / spec.export)
     stored = spec.model_dump(mode="json", exclude={"storage"})
     try:
         known = repository.study(spec.name)
@@ -40,8 +43,17 @@ def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStud
         )
     if known.state == StudyState.DONE and not changed:
         return known
-    repository.enqueue(spec.name, stored)
+    moved = not Path(known.workdir).is_dir()
+    repository.enqueue(spec.name, stored, str(workdir) if moved else None)
     return repository.study(spec.name)
+
+
+def _check_export(target: Path) -> None:
+    if not os.access(target.parent, os.W_OK):
+        raise BadInput(
+            f"export: {target} cannot be written: there is no folder {target.parent}, or it is not "
+            "yours to write to"
+        )
 
 
 def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) -> bool:
@@ -55,6 +67,11 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
         raise BadInput(
             f"this study runs on {cluster.removeprefix('host:')}; start it there, or start a "
             "daemon there: autotune daemon"
+        )
+    if not folder.is_dir():
+        raise BadInput(
+            f"the folder of this study, {folder}, is gone; where it is now: autotune start, and its "
+            "study.yaml"
         )
     _spawn(cluster, url, folder)
     return True

@@ -1,5 +1,6 @@
 """What a study concludes, in one sentence. Pure functions over a confirmation."""
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -147,20 +148,20 @@ def end_of_baseline(attempts: Sequence[StoredAttempt], baseline: Mapping[str, An
 
 
 def no_result(attempts: Sequence[StoredAttempt]) -> Verdict:
-    """The verdict when no trial completed."""
-    ends: dict[str, int] = {}
-    attempts = [attempt for attempt in attempts if attempt.purpose != Purpose.FIT]
-    for attempt in attempts:
-        ends[attempt.result.state] = ends.get(attempt.result.state, 0) + 1
-    counted = ", ".join(f"{count} {state}" for state, count in sorted(ends.items())) or "none ran"
-    causes = [attempt.result.cause for attempt in attempts if attempt.result.cause]
-    example = f" The first cause: {causes[0]}." if causes else ""
-    advice = (
-        " Every trial ran out of memory: try smaller micro_batch values."
-        if set(ends) == {"OOM"}
-        else " `autotune logs` shows what a trial printed."
-    )
-    sentence = f"No configuration could be measured ({counted}).{example}{advice}"
+    """The verdict when no trial completed, or none that did could be measured again."""
+    searched = [a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
+    complete = any(a.result.state == "COMPLETE" for a in searched)
+    judged = [a for a in attempts if a.purpose == Purpose.CONFIRM] if complete else searched
+    counted = collections.Counter(str(a.result.state) for a in judged)
+    text = ", ".join(f"{count} {state}" for state, count in sorted(counted.items())) or "none ran"
+    sentence = f"No configuration could be measured{' again' if complete else ''} ({text})."
+    failed = [a for a in judged if a.result.cause and a.result.state not in ("COMPLETE", "PRUNED")]
+    if failed:
+        sentence += f" The first cause: {failed[0].result.cause}."
+    if set(counted) == {"OOM"}:
+        sentence += " Every trial ran out of memory: try smaller micro_batch values."
+    elif failed:
+        sentence += f" `autotune logs STUDY --trial {failed[0].trial}` shows what it printed."
     return Verdict("no_result", sentence)
 
 

@@ -100,11 +100,13 @@ class Repository:
         with self._reading() as session:
             return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
 
-    def enqueue(self, name: str, spec: dict[str, Any] | None = None) -> None:
-        """Have a study that has ended run on; a new spec takes the place of the old one."""
+    def enqueue(
+        self, name: str, spec: dict[str, Any] | None = None, workdir: str | None = None
+    ) -> None:
+        """Have a study that has ended run on; new ones take the place of its spec and its folder."""
+        new = {"spec": spec, "workdir": workdir}
         values: dict[str, Any] = {"stop_requested": False}
-        if spec is not None:
-            values["spec"] = spec
+        values |= {column: value for column, value in new.items() if value is not None}
         with self._writing() as session:
             session.execute(update(StudyRow).where(StudyRow.name == name).values(values))
             session.execute(

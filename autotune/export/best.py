@@ -179,6 +179,14 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
     )
 
 
+def is_of(path: Path, study: str) -> bool:
+    """Whether there is a best.yaml of this study."""
+    try:
+        return bool(load(path).provenance.get("study") == study)
+    except (OSError, ValueError):
+        return False
+
+
 def _rounded(interval: Mapping[str, float | None]) -> dict[str, float | None]:
     """Six significant digits: more than any measurement means. None: without bound."""
     return {

@@ -5,7 +5,11 @@ from typing import Any
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
 from autotune.verdict import quantity
-from storage import Repository
+from storage import Repository, StudyState
+
+WAITING = "Waiting: "
+"""How the message begins in which a study tells whom it waits for."""
+_UNFINISHED = ("RUNNING", "QUEUED")
 
 
 def status_of(repository: Repository, name: str) -> dict[str, Any]:
@@ -14,11 +18,14 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     spec = StudySpec.model_validate(study.spec)
     now = standing(spec, repository.attempts(study.id))
     lease = repository.holder(study.cluster)
+    messages = repository.messages(study.id)
+    waits = study.state == StudyState.RUNNING and messages and messages[-1].text.startswith(WAITING)
     return {
         "study": study.name,
         "state": study.state.value,
         "storage": str(repository.database),
         "cluster": study.cluster,
+        "waiting": messages[-1].text.removeprefix(WAITING) if waits else None,
         "daemon": {"host": lease.host, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,
@@ -47,8 +54,10 @@ def describe(found: dict[str, Any]) -> str:
     ]
     if found["daemon"]:
         lines.append(f"  daemon    pid {found['daemon']['pid']} on {found['daemon']['host']}")
-    elif found["state"] in ("RUNNING", "QUEUED"):
+    elif found["state"] in _UNFINISHED:
         lines.append(f"  daemon    none; autotune resume {found['study']} starts one")
+    if found["waiting"]:
+        lines.append(f"  waits     {found['waiting']}")
     if found["best"] and not found["verdict"]:
         best = f"  best      {quantity(found['best'])} {unit}, trial {found['best_trial']}"
         if found["speedup_in_search"]:
@@ -66,7 +75,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Studies, a line each."""
     if not rows:
         return "no studies yet"
-    lines = [f"{'study':30} {'state':8} {'trials':>6} {'best':>12} {'speed-up':>9}"]
+    lines = [f"{'study':30} {'state':18} {'trials':>6} {'best':>12} {'speed-up':>9}"]
     for row in rows:
         verdict = row["verdict"] or {}
         best = (verdict.get("throughput") or {}).get("value") or row["best"]
@@ -75,7 +84,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         if confirmed:
             speedup = f"{confirmed['value']:.2f}x"
         lines.append(
-            f"{row['study']:30} {row['state']:8} {row['trials']:>6} "
+            f"{row['study']:30} {_state(row):18} {row['trials']:>6} "
             f"{quantity(best) if best else '-':>12} {speedup:>9}"
         )
     return "\n".join(lines)
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["state"] in _UNFINISHED and not row["daemon"]:
+        return f"{row['state']}, no daemon"
+    return "WAITING" if row["waiting"] else str(row["state"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.spec import StudySpec
 from autotune.verdict import difference, quantity
@@ -76,7 +77,8 @@ class ProgressLines:
         ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
         baseline = standing(self._spec, attempts).baseline
         lines = [(message.at, message.text) for message in messages]
-        lines += [(a.ended or 0.0, self._line(a, baseline)) for a in ended]
+        found = {a.trial: a.knobs for a in attempts if a.purpose == Purpose.SEARCH}
+        lines += [(a.ended or 0.0, self._line(a, baseline, found.get(a.trial, {}))) for a in ended]
         self._shown.update(attempt.id for attempt in ended)
         self._last_message = max([self._last_message, *(m.number for m in messages)])
         for _, text in sorted(lines):
@@ -94,9 +96,11 @@ class ProgressLines:
             text += f", {now.speedup:.2f}x baseline"
         return text
 
-    def _line(self, attempt: StoredAttempt, baseline: float | None) -> str:
+    def _line(
+        self, attempt: StoredAttempt, baseline: float | None, searched: dict[str, Any]
+    ) -> str:
         result = attempt.result
-        label = self._label(attempt)
+        label = self._label(attempt, searched)
         if attempt.purpose in UNTIMED:
             return f"{label}  {_CHECKED.get(result.state, result.state)}  {result.cause}".rstrip()
         if result.throughput is None:
@@ -109,7 +113,7 @@ class ProgressLines:
         return f"{label}  {rate} {spread:>8}  {times}  {mark:8}  {changed}"
 
     @staticmethod
-    def _label(attempt: StoredAttempt) -> str:
+    def _label(attempt: StoredAttempt, searched: dict[str, Any]) -> str:
         trial = f"trial {attempt.trial:>3}"
         if attempt.purpose == Purpose.CONFIRM:
             return f"round {attempt.round}, {trial}"
@@ -118,7 +122,9 @@ class ProgressLines:
         if attempt.purpose == Purpose.NUMERICS:
             return f"{trial}, numerics: loss against fp32"
         if attempt.purpose == Purpose.ATTRIBUTE:
-            return f"{trial}, one knob back, round {attempt.round}"
+            back = [name for name, value in attempt.knobs.items() if value != searched.get(name)]
+            less = f"without {', '.join(back)}" if back else "as it is"
+            return f"round {attempt.round}, {trial} {less}"
         if attempt.purpose == Purpose.PROFILE:
             return f"{trial}, profile"
         if attempt.purpose == Purpose.FIT:

@@ -221,6 +221,8 @@ def test_export_of_all_attempts_as_csv(finished: StudyFolder, tmp_path: Path) ->
         rows = list(csv.DictReader(file))
     assert [int(row["trial"]) for row in rows] == [a.trial for a in finished.attempts()]
     assert [row["state"] for row in rows] == [a.result.state for a in finished.attempts()]
+    printed = finished.run("export", "tiny", "--trials", "-")
+    assert printed.stdout == table.read_text()
     nowhere = finished.run("export", "tiny", "--trials", str(tmp_path / "no" / "folder.csv"))
     assert nowhere.returncode == 2
     assert "Traceback" not in nowhere.stderr
@@ -245,6 +247,22 @@ def test_an_unknown_study_is_answered_with_the_known_ones(
     assert found.returncode == 2
     assert "'tyni'" in found.stderr
     assert "there are: tiny" in found.stderr
+
+
+@pytest.mark.slow
+def test_no_change_does_not_replace_what_another_study_found(
+    finished: StudyFolder, tiny: StudyFolder
+) -> None:
+    found = (finished.folder / "best.yaml").read_text().replace("study: tiny", "study: other")
+    (tiny.folder / "best.yaml").write_text(found)
+    tiny.write(resources=ONE_RANK, search_space={"micro_batch": [2]}, budget={"trials": 1})
+    ended = tiny.run("start", "study.yaml", "--foreground")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tiny.folder / "best.yaml").read_text() == found
+    assert "best.yaml is not written (it is of another study" in ended.stdout
+    assert "load it with" not in ended.stdout
+    assert tiny.run("export", "tiny", "-o", "mine.yaml").returncode == 0
+    assert library.load(tiny.folder / "mine.yaml").provenance["study"] == "tiny"
 
 
 # Studies that are stopped, left, and gone on with

@@ -30,6 +30,7 @@ def test_the_second_waits_for_the_first(tmp_path: Path, launcher: str) -> None:
         wait_for(lambda: told in command.output(), "the second waits")
         assert "warn  local launcher: process" in first.run("doctor").stdout
 
+        assert second.status()["waiting"] in told + " processor 0."
         spent, begun = elapsed(second), elapsed(first)
         wait_for(lambda: elapsed(first) > begun + 4, "the first goes on")
         assert elapsed(second) == spent

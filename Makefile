@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests that others beside them do not disturb.
 UNTIMED := tests/unit tests/contract/test_storage.py tests/contract/test_trial_ledger.py \
-	tests/acceptance/test_bad_study_files.py
+	tests/acceptance/test_bad_study_files.py tests/acceptance/test_first_starts.py
 
 .PHONY: quickstart test test-full check bench search knobs gpu-check wheel clean
 

@@ -1,6 +1,7 @@
 """Fixtures that several tests share: real databases, the real command, a workload of milliseconds."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from tests.steering import TINY_WORKLOAD, StudyFolder, study_folder
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As when the tests are started in the background of a script: all that they start inherits it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def diagnosed(folder: Path, factory: str, args: dict, baseline: dict) -> dict:
             "log_interval",
             marks=pytest.mark.slow,
         ),
-        ("rank", {}, "straggler", None),
+        pytest.param("rank", {}, "straggler", None, marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_bottleneck_is_named_first(

@@ -107,7 +107,7 @@ def test_a_single_rank_needs_no_wrapper(tmp_path: Path) -> None:
     [
         ("outside", "fp32", "Sequential"),
         ("outside", "bf16", "_Replica"),
-        ("inside", "bf16", "Sequential"),
+        pytest.param("inside", "bf16", "Sequential", marks=pytest.mark.slow),
     ],
 )
 def test_data_parallel_is_one_process_that_does_the_work_of_all(
@@ -229,7 +229,9 @@ def test_hsdp_shards_over_pairs_and_replicates_them(tmp_path: Path) -> None:
 GPT = {"layers": 2, "d_model": 32, "heads": 2, "length": 32}
 
 
-@pytest.mark.parametrize("value", ["zero1", "fsdp", "data_parallel"])
+@pytest.mark.parametrize(
+    "value", [pytest.param("zero1", marks=pytest.mark.slow), "fsdp", "data_parallel"]
+)
 def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: str) -> None:
     found = []
     with open_launcher("local", Resources(2, None, 1, 1), str(tmp_path), None) as launcher:
@@ -254,7 +256,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: st
     "changes",
     [
         {"gradient_compression": "one_bit"},
-        {"layer_keep": 0.3},
+        pytest.param({"layer_keep": 0.3}, marks=pytest.mark.slow),
         pytest.param({"layer_keep": 0.3, "parallelism": "fsdp"}, marks=pytest.mark.slow),
         pytest.param({"curriculum_start": 0.25}, marks=pytest.mark.slow),
     ],

@@ -174,6 +174,7 @@ def test_a_library_that_kills_the_process_it_is_imported_in_beforehand(
     assert len(imports(seen)) == IN_VAIN_AND_BY_RANKS
 
 
+@pytest.mark.slow
 def test_the_users_own_module_wins_over_one_that_the_library_brings(
     bench: Bench, library: Path
 ) -> None:

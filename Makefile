@@ -24,7 +24,7 @@ test: $(READY)  ## all tests but the endurance ones
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(UNTIMED:%=--ignore=%)
 
 test-full: $(READY)  ## the full counts: hundreds of kills, minutes of polling
-	$(BIN)/python -m pytest -m "not gpu" --timeout 3600
+	$(BIN)/python -m pytest -m "not gpu" --timeout 3600 -o faulthandler_timeout=3900
 
 gpu-check: $(READY)  ## what needs an NVIDIA device
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[nvidia]'

@@ -1,5 +1,6 @@
 """One study at a time on a device of this machine: two would spoil each other's figures."""
 
+import errno
 import os
 import socket
 import struct
@@ -58,6 +59,7 @@ class Reservation:
 
         Raises:
             Exception: whatever `busy` raises; then none of them is held.
+            OSError: this machine lets nobody listen on such a socket.
         """
         wanted = sorted(set(names))
         while blocked := self._bind(wanted):
@@ -77,7 +79,9 @@ class Reservation:
             self._sockets.append(listener)
             try:
                 listener.bind(_address(name))
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 return name
             listener.listen(_MOST_ASKERS)
         return ""

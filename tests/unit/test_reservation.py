@@ -151,5 +151,10 @@ def test_a_process_does_not_wait_for_itself(name: str, mine: Reservation) -> Non
     other.close()
 
 
+def test_what_nobody_can_hold_is_not_waited_for(name: str, mine: Reservation) -> None:
+    with pytest.raises(OSError, match="too long"):
+        mine.take([name, name * 10])
+
+
 def test_other_names_are_free(name: str, rival: subprocess.Popen[str], mine: Reservation) -> None:
     mine.take([f"{name} third"])

@@ -85,8 +85,8 @@ def _workers(resources: Resources, capacities: Sequence[NodeCapacity]) -> int:
     if resources.workers is not None:
         return resources.workers
     gpus = 0 if resources.gpus_per_worker == 0 else sum(node.gpus for node in capacities)
-    cpus = sum(node.cpus for node in capacities)
-    return gpus or max(1, min(DEFAULT_CPU_WORKERS, cpus // resources.cpus_per_worker))
+    fitting = sum(node.cpus // resources.cpus_per_worker for node in capacities)
+    return gpus or max(1, min(DEFAULT_CPU_WORKERS, fitting))
 
 
 def _gpus_per_worker(

@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests that others beside them do not disturb.
-UNTIMED := tests/unit tests/contract/test_storage.py tests/contract/test_trial_ledger.py \
-	tests/acceptance/test_bad_study_files.py tests/acceptance/test_first_starts.py
+# Tests that others beside them do not disturb, the longest ones first.
+UNTIMED := tests/acceptance/test_first_starts.py tests/unit tests/contract/test_storage.py \
+	tests/contract/test_trial_ledger.py tests/acceptance/test_bad_study_files.py
 
 .PHONY: quickstart test test-full check bench search knobs gpu-check wheel clean
 

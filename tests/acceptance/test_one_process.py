@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from storage import Purpose
 from tests.steering import quick_measurement, study_folder
 
 
+@pytest.mark.slow
 def test_ddp_and_one_process_compete_over_the_same_samples(tmp_path: Path) -> None:
     with study_folder(tmp_path) as tiny:
         tiny.write(

@@ -180,7 +180,8 @@ def test_unasked_there_is_a_worker_per_device_or_two_on_the_cpu():
 
 def test_unasked_there_are_no_more_workers_than_the_nodes_have_room_for():
     cluster = [NodeCapacity(1, 0), NodeCapacity(13, 0)]
-    assert plan(Resources(None, 0, 7, None), cluster).ranks_per_node == 1  # 14 CPUs, but on two nodes
+    # 14 CPUs, but on two nodes.
+    assert plan(Resources(None, 0, 7, None), cluster).ranks_per_node == 1
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
-"""Statistics of timed blocks. Pure functions; what SciPy has is SciPy's."""
+"""Statistics of timed blocks. Pure functions.
+
+Of SciPy only `special`: `stats` takes a second to import, which every command would wait for.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 CONFIDENCE = 0.95
 STEADY_BLOCKS = 5
@@ -55,7 +58,7 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
     if count < 2:
         return Estimate(rate, math.inf, count)
     effective = effective_size(rates)
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, max(effective - 1, 1)))
+    quantile = _student(max(effective - 1, 1))
     spread = float(np.std(rates, ddof=1))
     return Estimate(rate, quantile * spread / (rate * math.sqrt(effective)), count)
 
@@ -82,8 +85,14 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     last = np.asarray(seconds_per_step[-STEADY_BLOCKS:], dtype=float)
     if np.std(last, ddof=1) > _STEADY_VARIATION * np.mean(last):
         return False
-    slope = float(stats.theilslopes(last).slope)
+    first, second = np.triu_indices(STEADY_BLOCKS, k=1)
+    slope = float(np.median((last[second] - last[first]) / (second - first)))
     return abs(slope) * STEADY_BLOCKS <= _STEADY_DRIFT * float(np.median(last))
+
+
+def _student(freedom: float) -> float:
+    """Half the width of Student's central interval, in standard errors."""
+    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 @dataclass(frozen=True)
@@ -106,8 +115,8 @@ def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
     mean = float(logs.mean())
     if len(logs) < 2:
         return Ratio(math.exp(mean), 0.0, math.inf)
-    error = float(stats.sem(logs))
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1))
+    error = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    quantile = _student(len(logs) - 1)
     return Ratio(
         math.exp(mean), math.exp(mean - quantile * error), math.exp(mean + quantile * error)
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from autotune.measurement.estimate import CONFIDENCE
 
@@ -17,7 +17,7 @@ PRIOR_SIGMA = 0.02
 """Assumed before anything was measured: two shared cores showed 3 to 4 %, a quiet node below 1 %."""
 _PRIOR_WEIGHT = 2.0
 """So many runs' worth."""
-_NORMAL = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+_NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SECONDS_PER_HOUR = 3600.0
 _FEWEST_FOR_DRIFT = 4
 
@@ -74,6 +74,8 @@ def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
     hours = [run.at / _SECONDS_PER_HOUR for run in runs]
     if len(runs) < _FEWEST_FOR_DRIFT or max(hours) == min(hours):
         return None
+    from scipy import stats  # takes a second, and few commands come here
+
     slope = stats.theilslopes(logs, hours, alpha=CONFIDENCE)
     # A slope that may as well be none is no drift.
     return float(slope.slope) if slope.low_slope > 0 or slope.high_slope < 0 else 0.0

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
-from scipy import linalg, special, stats
+from scipy import linalg, special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from search_spaces import CATALOGUE
@@ -35,6 +35,7 @@ _LEADING = 300
 """Candidates that are looked at more closely at first."""
 _UNKNOWN_NOISE = 0.03
 _PRUNED_NOISE = 0.05
+_ROOT_2PI = math.sqrt(2 * math.pi)
 _NORMAL_95 = 1.96
 
 
@@ -176,7 +177,7 @@ class StepModel:
         mean, spread = self.predict(rows)
         spread = boldness * spread
         score = (self.incumbent - mean) / spread
-        found: Vector = spread * (score * stats.norm.cdf(score) + stats.norm.pdf(score))
+        found: Vector = spread * (score * special.ndtr(score) + np.exp(-(score**2) / 2) / _ROOT_2PI)
         order = np.argsort(-found, kind="stable")
         leading, others = order[:_LEADING], order[_LEADING:]
         found[leading] = np.minimum(found[leading], self._above_its_floor(rows[leading], boldness))

@@ -175,6 +175,17 @@ def test_changed_settings_under_the_same_name_are_refused(finished: StudyFolder)
     assert finished.study() == before
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "report"])
+def test_a_question_is_answered_without_imports_of_seconds(
+    finished: StudyFolder, command: str
+) -> None:
+    found = finished.run(command, finished.name, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert found.returncode == 0, found.stderr
+    imported = {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
+    assert "storage.repository" in imported
+    assert not imported & {"torch", "ray", "pandas", "scipy.stats"}
+
+
 def test_status_and_list(finished: StudyFolder) -> None:
     status = finished.status()
     assert status["state"] == "DONE"

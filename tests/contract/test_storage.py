@@ -395,9 +395,9 @@ class TestLease:
         assert 25 < state.seconds_left <= 30
 
     def test_it_runs_out(self, repository: Repository) -> None:
-        first = taken(repository, seconds=0.3)
+        first = taken(repository, seconds=2)
         assert repository.acquire(CLUSTER, "other", 2, LONG) is None
-        time.sleep(0.35)
+        time.sleep(2.05)
         state = repository.lease_state(CLUSTER)
         assert state is not None
         assert state.seconds_left < 0
@@ -424,8 +424,8 @@ class TestLease:
             before = connection.scalar(clock)
             time.sleep(0.05)
             after = connection.scalar(clock)
-        assert 0.03 < after - before < 5
-        assert abs(after - time.time()) < 5
+        assert 0.03 < after - before < 30
+        assert abs(after - time.time()) < 30
 
     def test_its_epoch_grows_with_every_holder(self, repository: Repository) -> None:
         epochs = []
@@ -437,10 +437,10 @@ class TestLease:
         assert epochs == sorted(set(epochs))
 
     def test_it_can_be_renewed_for_as_long_as_one_likes(self, repository: Repository) -> None:
-        lease = taken(repository, seconds=0.4)
+        lease = taken(repository, seconds=3)
         for _ in range(4):
-            time.sleep(0.15)
-            repository.renew(lease, 0.4)
+            time.sleep(0.9)
+            repository.renew(lease, 3)
             assert repository.acquire(CLUSTER, "other", 2, LONG) is None
 
     def test_renewing_does_not_add_to_what_is_left(self, repository: Repository) -> None:

@@ -669,7 +669,7 @@ class TestConnections:
         with opened(storage_url) as database, database.engine.connect() as connection:
             found = connection.scalar(text(f"select {database.now()}"))
             assert isinstance(found, float)
-            assert abs(found - time.time()) < 2
+            assert abs(found - time.time()) < 30
 
     def test_a_connection_that_the_server_has_closed_is_replaced(self, postgres_url: str) -> None:
         with opened(postgres_url) as database:

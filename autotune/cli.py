@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from autotune import __version__
-from autotune.document import read
 from autotune.errors import AutotuneError, BadInput
+from autotune.spec.document import read
 
 DEFAULT_STORAGE = "sqlite:///autotune.db"
 
@@ -89,7 +89,7 @@ def start(
 
     spec = load(study)
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
-    from autotune.submission import submit
+    from autotune.service.submission import submit
 
     url = _url(storage, spec.storage)
     try:
@@ -123,7 +123,7 @@ def resume(
 @app.command()
 def stop(study: StudyArgument, storage: StorageOption = None) -> None:
     """Stop a study; its running trial is given up, everything recorded stays."""
-    from autotune.submission import living_holder
+    from autotune.service.submission import living_holder
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
@@ -141,7 +141,7 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
 @app.command()
 def watch(study: StudyArgument, storage: StorageOption = None) -> None:
     """Follow a study that a daemon runs."""
-    from autotune.follow import conclusion, exit_code, follow
+    from autotune.service.follow import conclusion, exit_code, follow
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
@@ -287,8 +287,8 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: what a study needs, and what would make its figures wrong."""
-    from autotune.doctor import examine
     from autotune.spec import load
+    from autotune.standalone.doctor import examine
 
     spec = load(study) if study else None
     checks = []
@@ -307,13 +307,13 @@ def diagnose(
     as_json: JsonOption = False,
 ) -> None:
     """Profile the baseline: what holds it back, and which knobs answer that."""
-    from autotune.diagnosis import described
-    from autotune.diagnosis import diagnose as examine
-    from autotune.report.logs import LOG_FOLDER
+    from autotune.paths import StudyPaths
     from autotune.spec import load
+    from autotune.standalone.diagnosis import described
+    from autotune.standalone.diagnosis import diagnose as examine
 
     spec = load(study)
-    found = examine(spec, Path.cwd() / LOG_FOLDER / spec.name / "diagnose", Path.cwd())
+    found = examine(spec, StudyPaths(Path.cwd(), spec.name).diagnosis, Path.cwd())
     if as_json:
         print(json.dumps(dataclasses.asdict(found), indent=2, default=str))
     else:
@@ -335,8 +335,8 @@ def record(
     ] = 12,
 ) -> None:
     """Measure every configuration of a space, for a replay table. Again: go on where it stopped."""
-    from autotune.record import record as record_table
     from autotune.spec import load
+    from autotune.standalone.recording import record as record_table
 
     spec = load(study)
     try:
@@ -381,7 +381,7 @@ def daemon(
     ] = False,
 ) -> None:
     """Run the studies in the queue of a cluster. `start` starts one by itself."""
-    from autotune.daemon import Daemon, this_cluster
+    from autotune.service.daemon import Daemon, this_cluster
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     url = sys.stdin.readline().strip() if storage_on_stdin else _url(storage)
@@ -392,9 +392,9 @@ def daemon(
 
 def _attend(repository: Any, name: str, detach: bool, foreground: bool, as_json: bool) -> None:
     """See that a submitted study runs, and follow it."""
-    from autotune.follow import conclusion, exit_code, follow
     from autotune.report.overview import status_of
-    from autotune.submission import Keeper
+    from autotune.service.follow import conclusion, exit_code, follow
+    from autotune.service.submission import Keeper
 
     study = repository.study(name)
     # The daemon works in the study's folder: a relative path must not be taken from there.
@@ -417,8 +417,8 @@ def _attend(repository: Any, name: str, detach: bool, foreground: bool, as_json:
 
 def _run_here(repository: Any, study: Any) -> Callable[[], None]:
     """Run the study in a thread of this process; returns a check that it is run."""
-    from autotune.daemon import Daemon
-    from autotune.submission import Here
+    from autotune.service.daemon import Daemon
+    from autotune.service.submission import Here
 
     running = Daemon(repository, study.cluster)
     _shut_down_on_signals(running)

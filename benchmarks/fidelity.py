@@ -31,10 +31,10 @@ from typing import Any
 
 from scipy import stats
 
-from autotune.judging import TimedRun
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.watch import Limits
+from autotune.runs.judging import TimedRun
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults

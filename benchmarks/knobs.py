@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune import plan
-from autotune.judging import TimedRun
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.watch import Limits
 from autotune.report.catalogue import knobs_page, recorded_effects
+from autotune.runs import requests as plan
+from autotune.runs.judging import TimedRun
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import CATALOGUE, defaults, infeasible

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.utils.data import default_collate
 
 import autotune
-from autotune.trial import loop
 from autotune.trial import workload as workloads
+from autotune.trial.rank import loop
 
 
 def build(

@@ -31,9 +31,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from autotune.record import SECONDS, STATE, THROUGHPUT, read_table
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
+from autotune.standalone.recording import SECONDS, STATE, THROUGHPUT, read_table
 from search_spaces import CATALOGUE
 
 BUILT_ON = ("gpt", "mlp", "images", "translation")

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from autotune.trial import workload
-from autotune.trial.loop import RankContext, TrainingLoop, run_blocks
 from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.trial.rank.loop import RankContext, TrainingLoop, run_blocks
 from search_spaces import defaults
 
 

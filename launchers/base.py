@@ -55,7 +55,7 @@ class Slot(ABC):
 
     name: str
     environment: dict[str, Any]
-    """Fingerprint of the first node, see autotune.trial.environment."""
+    """Fingerprint of the first node, see autotune.trial.node.environment."""
     device: str
     """'cpu' or 'cuda'."""
     devices_per_rank: float

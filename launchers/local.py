@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autotune.trial.agent_process import AgentProcess
+from autotune.trial.node.agent_process import AgentProcess
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan

@@ -19,7 +19,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import LauncherError
-from autotune.trial.agent_process import AgentProcess
+from autotune.trial.node.agent_process import AgentProcess
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, NodeCapacity, plan

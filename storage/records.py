@@ -194,6 +194,11 @@ class StoredAttempt:
     result: AttemptResult
 
     @property
+    def name(self) -> str:
+        """Of the attempt within its study, also of its folder: `<trial>-<purpose><round>-<attempt>`."""
+        return f"{self.trial}-{self.purpose}{self.round or ''}-{self.attempt}"
+
+    @property
     def running(self) -> bool:
         """Whether it has not been recorded yet."""
         return self.result.state == "RUNNING"

@@ -17,8 +17,8 @@ import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.daemon import this_cluster
 from autotune.errors import StudyNotFound
+from autotune.service.daemon import this_cluster
 from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
 
 NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 STEPS = 16
 """Optimizer steps of a trajectory."""
@@ -28,6 +29,24 @@ class Trajectory:
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     spread: float
+
+
+class Step(Protocol):
+    """A block of one optimizer step, as reported or as stored."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def observed(self) -> Any: ...
+
+
+def trajectory(steps: Sequence[Step]) -> Trajectory:
+    """The trajectory that these blocks of one step each describe."""
+    return Trajectory(
+        losses=tuple(step.loss for step in steps),
+        norms=tuple(step.observed.get("gradient_norm", math.nan) for step in steps),
+        spread=max(step.observed.get("replica_spread", 0.0) for step in steps),
+    )
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune import plan
-from autotune.findings import findings, listed
+from autotune.analysis.findings import findings, listed
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
-from autotune.report.logs import attempt_folder
+from autotune.paths import StudyPaths
+from autotune.runs import requests as plan
 from search_spaces import Facts
 from storage import Purpose, Repository, StoredAttempt, StoredStudy
 
@@ -108,4 +108,4 @@ def _profile(attempts: Sequence[StoredAttempt], trial: int | None) -> StoredAtte
 def _trace(study: StoredStudy, attempts: Sequence[StoredAttempt], trial: int) -> Path:
     found = _profile(attempts, trial)
     assert found is not None
-    return attempt_folder(study, found) / "trace-0.json.gz"
+    return StudyPaths(Path(study.workdir), study.name).attempt(found.name).trace(0)

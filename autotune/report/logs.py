@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import BadInput
+from autotune.paths import StudyPaths
 from autotune.report.progress import ProgressLines
-from storage import Repository, StoredAttempt, StoredStudy
-
-LOG_FOLDER = ".autotune"
+from storage import Repository
 
 
 def study_log(repository: Repository, name: str) -> Iterator[str]:
@@ -16,7 +15,7 @@ def study_log(repository: Repository, name: str) -> Iterator[str]:
     yield from ProgressLines(repository, study).new()
     if study.error:
         yield f"error: {study.error}"
-    yield f"Files of the ranks and agents: {folder_of(study)}"
+    yield f"Files of the ranks and agents: {StudyPaths(Path(study.workdir), study.name).folder}"
 
 
 def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
@@ -30,28 +29,14 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
     attempts = [a for a in repository.attempts(study.id) if a.trial == trial]
     if not attempts:
         raise BadInput(f"{name} has not launched a trial {trial}")
+    paths = StudyPaths(Path(study.workdir), study.name)
     for attempt in attempts:
-        yield f"== trial {trial}, {attempt_name(attempt)}: {attempt.result.state}"
+        yield f"== trial {trial}, {attempt.name}: {attempt.result.state}"
         if attempt.result.cause:
             yield attempt.result.cause
-        files = sorted(attempt_folder(study, attempt).glob("rank-*.log"))
+        files = paths.attempt(attempt.name).logs()
         for file in files:
             yield f"-- {file}"
             yield file.read_text(errors="replace").rstrip()
         if not files and attempt.result.log_tail:
             yield attempt.result.log_tail.rstrip()
-
-
-def folder_of(study: StoredStudy) -> Path:
-    """Where a study's ranks and agents print to, on every node."""
-    return Path(study.workdir) / LOG_FOLDER / study.name
-
-
-def attempt_folder(study: StoredStudy, attempt: StoredAttempt) -> Path:
-    """Where an attempt's ranks print to, on every node."""
-    return folder_of(study) / attempt_name(attempt)
-
-
-def attempt_name(attempt: StoredAttempt) -> str:
-    """Name of an attempt within its study, also of its folder."""
-    return f"{attempt.trial}-{attempt.purpose}{attempt.round or ''}-{attempt.attempt}"

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from autotune.analysis.verdict import quantity
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
-from autotune.verdict import quantity
 from storage import Repository, StudyState
 
 WAITING = "Waiting: "

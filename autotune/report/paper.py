@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.attribution import Contribution, contributions
-from autotune.notes import study_note
+from autotune.analysis.attribution import Contribution, contributions
+from autotune.analysis.verdict import difference, quantity
 from autotune.report.composition import composition_table, held_back
+from autotune.report.notes import study_note
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
-from autotune.verdict import difference, quantity
 from search_spaces.knob import written
 from storage import Purpose, Repository, StoredAttempt, StoredNoise
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.verdict import difference, quantity
 from autotune.spec import StudySpec
-from autotune.verdict import difference, quantity
 from storage import UNTIMED, Purpose, Repository, StoredAttempt, StoredStudy
 
 _CHECKED = {"COMPLETE": "ok", "REFUSED": "refused:"}

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 
-from autotune import gate
-from autotune.confirmation import replay
-from autotune.judging import REFUSED
+from autotune.analysis import gate
+from autotune.analysis.confirmation import replay
+from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
+from autotune.runs.judging import REFUSED
 from autotune.spec import StudySpec
-from autotune.verdict import Verdict, conclude, end_of_baseline, no_result
 from storage import Purpose, Repository, StoredAttempt, StoredBlock
 
 

@@ -232,7 +232,7 @@ class Observed(TypedDict, total=False):
     replica_spread: float
     """Largest relative difference of the parameters' sums between ranks; trajectories only."""
     parts: dict[str, list[float]]
-    """Share of a step by part, one per rank: see autotune.trial.trace.PARTS; profiles only."""
+    """Share of a step by part, one per rank: see autotune.trial.rank.trace.PARTS; profiles only."""
     peaks: list[int]
     """Peak bytes of each rank, or of each device of one that drives several; profiles only."""
     batch_moves: dict[str, str]

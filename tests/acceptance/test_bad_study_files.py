@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune import document, spec
+from autotune import spec
 from autotune.errors import SpecError
+from autotune.spec import document
 from tests.steering import autotune
 
 FOLDER = Path(__file__).parent.parent / "bad_studies"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.attribution import contributions
+from autotune.analysis.attribution import contributions
 from storage import Purpose
 from tests.steering import StudyFolder, quick_measurement, study_folder
 

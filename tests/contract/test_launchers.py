@@ -349,7 +349,7 @@ class Site:
 
     def agents(self) -> list[psutil.Process]:
         """The site's agents that live."""
-        return [p for p in marked(self.mark) if "autotune.trial.agent" in command(p)]
+        return [p for p in marked(self.mark) if "autotune.trial.node.agent" in command(p)]
 
     def strays(self) -> list[str]:
         """What lives, descends from an agent, and is no agent nor one of its two helpers."""
@@ -1051,7 +1051,7 @@ def test_only_loopback_is_listened_on(site: Site) -> None:
         return block.index >= 2
 
     site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), look)
-    assert any("autotune.trial.agent" in line for line in open_ports)
+    assert any("autotune.trial.node.agent" in line for line in open_ports)
     reachable = [line for line in open_ports if not loopback(line.split()[0])]
     assert reachable == []
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from autotune.judging import ProfileRun, TimedRun
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.contention import straggler_ratio
 from autotune.measurement.watch import Limits
+from autotune.runs.judging import ProfileRun, TimedRun
 from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults

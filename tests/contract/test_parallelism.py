@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from autotune import plan
-from autotune.judging import TimedRun, TrajectoryRun, trajectory
 from autotune.measurement import numerics
 from autotune.measurement.watch import Limits
+from autotune.runs import requests as plan
+from autotune.runs.judging import TimedRun, TrajectoryRun, trajectory
 from autotune.spec import StudySpec
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Resources, open_launcher

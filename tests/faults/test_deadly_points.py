@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from autotune.service.submission import submit as enqueue
 from autotune.spec import load
-from autotune.submission import submit as enqueue
 from tests.steering import StudyFolder, quick_measurement
 
 pytestmark = pytest.mark.timeout(600)

@@ -117,7 +117,7 @@ def test_a_study_whose_daemon_was_killed_can_be_stopped(tiny: StudyFolder) -> No
 def agent_pid(tiny: StudyFolder) -> int:
     """Of the agent: the leader of the session that the fork server and the ranks belong to."""
     found = processes_in(tiny.folder)
-    return next(pid for pid, line in found.items() if "autotune.trial.agent" in line)
+    return next(pid for pid, line in found.items() if "autotune.trial.node.agent" in line)
 
 
 def kill_agent(tiny: StudyFolder, *, after: int) -> None:

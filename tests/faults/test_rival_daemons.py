@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autotune.daemon import LEASE_SECONDS
+from autotune.service.daemon import LEASE_SECONDS
 from tests.steering import StudyFolder, wait_for
 
 pytestmark = pytest.mark.timeout(600)

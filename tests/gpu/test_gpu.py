@@ -19,9 +19,8 @@ from torch import nn
 import autotune
 import launchers
 import search_spaces
-from autotune import plan
+from autotune.runs import requests as plan
 from autotune.trial.effects import feeding, kernels
-from autotune.trial.loop import RankContext, TrainingLoop
 from autotune.trial.protocol import (
     BlockPlan,
     BlockReport,
@@ -30,6 +29,7 @@ from autotune.trial.protocol import (
     TrialReport,
     TrialRequest,
 )
+from autotune.trial.rank.loop import RankContext, TrainingLoop
 from autotune.workloads.attention import Attention
 from launchers import Resources
 from launchers.base import Launcher, Slot

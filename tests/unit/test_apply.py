@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import autotune
 import search_spaces
 from autotune.trial.effects import feeding, kernels, process
-from autotune.trial.loop import NonFiniteLoss, RankContext, TrainingLoop, run_blocks
 from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
+from autotune.trial.rank.loop import NonFiniteLoss, RankContext, TrainingLoop, run_blocks
 from search_spaces import Facts
 from tests.one_rank import (
     CPU,

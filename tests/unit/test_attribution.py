@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.attribution import contributions, variants
+from autotune.analysis.attribution import contributions, variants
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Purpose, StoredAttempt
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.largest_batch import Bracket
+from autotune.study.largest_batch import Bracket
 
 MOST = 1_048_576
 

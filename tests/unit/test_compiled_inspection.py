@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.trial.loop import RankContext, TrainingLoop
-from autotune.trial.profiling import run_profile, span
 from autotune.trial.protocol import TrialRequest
-from autotune.trial.trajectory import run_trajectory
+from autotune.trial.rank.loop import RankContext, TrainingLoop
+from autotune.trial.rank.profiling import run_profile, span
+from autotune.trial.rank.trajectory import run_trajectory
 from tests.one_rank import CPU, WIDTH, group, knobs, regression, settings_of_torch
 
 __all__ = ["group", "settings_of_torch"]  # fixtures

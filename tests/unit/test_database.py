@@ -23,8 +23,8 @@ from sqlalchemy import inspect as inspected
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from autotune.errors import AutotuneError, BadInput, StorageError, StudyNotFound
+from autotune.service.submission import submit
 from autotune.spec import load
-from autotune.submission import submit
 from storage import Database, Repository, TrialLedger
 from storage.database import VERSION_TABLE, file_system, parse
 from storage.models import Base

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from autotune.judging import LOST, TimedRun
 from autotune.measurement.watch import Limits
+from autotune.runs.judging import LOST, TimedRun
 from autotune.trial.protocol import BlockReport, Outcome, TrialReport
 
 BLOCK = BlockReport("t", 0, 10, 100, 0, 1.0, (1.0,), 0.0, 0.5, 1 << 30)

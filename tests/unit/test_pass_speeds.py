@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from autotune.record import Run, at_one_speed, pass_speeds
+from autotune.standalone.recording import Run, at_one_speed, pass_speeds
 
 SPEEDS = {0: 1.0, 1: 1.2, 2: 0.7, 3: 0.9}
 

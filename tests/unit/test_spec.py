@@ -12,8 +12,9 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from autotune import document, spec
+from autotune import spec
 from autotune.errors import SpecError
+from autotune.spec import document
 from search_spaces import CATALOGUE, defaults, preset_names
 from search_spaces.knob import Choice
 from tests.steering import tiny_study, write_study

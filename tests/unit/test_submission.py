@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune import submission
 from autotune.errors import BadInput
+from autotune.service import submission
 from autotune.spec import StudySpec, load
 from storage import Database, Repository
 from tests.steering import write_study

@@ -2,10 +2,10 @@
 
 import pytest
 
-from autotune.findings import Finding, findings
+from autotune.analysis.findings import Finding, findings
 from autotune.search.space import Space
-from autotune.suggestions import Place, experts, remembered
-from autotune.trial.trace import PARTS
+from autotune.study.suggestions import Place, experts, remembered
+from autotune.trial.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import Recommended
 

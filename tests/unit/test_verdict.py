@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from autotune.confirmation import Candidate, Confirmation, replay
-from autotune.gate import GateRecord
-from autotune.verdict import conclude, difference, no_result
+from autotune.analysis.confirmation import Candidate, Confirmation, replay
+from autotune.analysis.gate import GateRecord
+from autotune.analysis.verdict import conclude, difference, no_result
 from search_spaces import defaults
 from storage import AttemptResult, StoredAttempt
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from autotune.document import shown
+from autotune.spec.document import shown
 from search_spaces import CATALOGUE, preset_names
 from search_spaces.constraints import global_batch, refused_global_batch
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.findings import Finding
+from autotune.analysis.findings import Finding
 from autotune.search.space import Space
 from search_spaces import CATALOGUE, KnobValue
 from storage import Recommended

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune import plan
 from autotune.errors import AutotuneError, DevicesTaken
-from autotune.judging import FitRun
+from autotune.runs import requests as plan
+from autotune.runs.judging import FitRun
 from autotune.spec import StudySpec
 from autotune.trial.protocol import Outcome
 from launchers import Launcher, Resources, open_launcher

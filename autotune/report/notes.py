@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from autotune.analysis.verdict import difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio
-from autotune.verdict import difference, quantity, rate_text
 from search_spaces.knob import written
 from storage import AttemptResult, StoredAttempt
 

@@ -5,10 +5,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from autotune import attribution, gate
-from autotune.attempts import Bench, Job
-from autotune.confirmation import Confirmation, replay
-from autotune.judging import ProfileRun, TrajectoryRun
+from autotune.analysis import attribution, gate
+from autotune.analysis.confirmation import Confirmation, replay
+from autotune.runs.judging import ProfileRun, TrajectoryRun
+from autotune.study.bench import Bench, Job
 from search_spaces import Facts
 from storage import Purpose, StoredAttempt
 

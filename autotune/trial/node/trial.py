@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from autotune.trial import failure, processes, rank
+from autotune.trial import failure, processes
+from autotune.trial.files import TrialFiles
 from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import (
     BlockReport,
@@ -22,6 +23,7 @@ from autotune.trial.protocol import (
     TrialRequest,
     from_line,
 )
+from autotune.trial.rank import main as rank
 
 SETTLE_SECONDS = 0.5
 """After the first failure, how long other ranks may still tell of theirs: the cause is among them."""
@@ -53,9 +55,11 @@ class NodeTrial:
         self.request = request
         self._placement = placement
         self._spare = spare
-        self._files = rank.TrialFiles(Path(request.log_dir), placement.first_rank)
+        self._files = TrialFiles(Path(request.log_dir))
         self._files.folder.mkdir(parents=True, exist_ok=True)
-        self._progress = Progress.create(self._files.progress, placement.local_world_size)
+        self._progress = Progress.create(
+            self._files.progress(placement.first_rank), placement.local_world_size
+        )
         self._kernel_kills = failure.kernel_oom_kills()
         self._ends: list[RankEnd] = []
         self._failed_at: float | None = None

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import plan
-from autotune.attempts import PROFILED_STEPS
+from autotune.analysis.findings import Finding, findings, listed
 from autotune.errors import BadInput
-from autotune.findings import Finding, findings, listed
-from autotune.judging import Judge, ProfileRun, TimedRun
 from autotune.measurement.bottleneck import breakdown
+from autotune.runs import requests as plan
+from autotune.runs.judging import Judge, ProfileRun, TimedRun
 from autotune.spec import StudySpec
+from autotune.study.bench import PROFILED_STEPS
+from autotune.trial.files import TrialFiles
 from autotune.trial.protocol import TrialRequest
 from launchers import Launcher
 from search_spaces import infeasible
@@ -79,7 +80,7 @@ class _Examination:
             findings(observed, baseline, self._facts, rising),
             breakdown(observed["parts"]),
             rising,
-            sorted(Path(request.log_dir).glob("trace-*.json.gz")),
+            TrialFiles(Path(request.log_dir)).traces(),
         )
 
     def _rising(self, baseline: dict[str, Any]) -> float | None:

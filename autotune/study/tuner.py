@@ -5,18 +5,8 @@ from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune import plan
-from autotune.attempts import Bench, Finished, Job
-from autotune.budget import Budget
-from autotune.calibration import Calibration
-from autotune.errors import BadInput, LeaseLost
-from autotune.finals import Finals
-from autotune.judging import LOST
-from autotune.notes import trial_note
-from autotune.opening import Opening
-from autotune.search.sampling import sampler
-from autotune.spec import StudySpec
-from autotune.verdict import (
+from autotune.analysis.calibration import Calibration
+from autotune.analysis.verdict import (
     Verdict,
     conclude,
     difference,
@@ -24,6 +14,16 @@ from autotune.verdict import (
     no_result,
     quantity,
 )
+from autotune.errors import BadInput, LeaseLost
+from autotune.report.notes import trial_note
+from autotune.runs import requests as plan
+from autotune.runs.judging import LOST
+from autotune.search.sampling import sampler
+from autotune.spec import StudySpec
+from autotune.study.bench import Bench, Finished, Job
+from autotune.study.budget import Budget
+from autotune.study.finals import Finals
+from autotune.study.opening import Opening
 from launchers import Launcher
 from search_spaces.constraints import refused_global_batch
 from storage import Purpose, StoredAttempt, StoredNoise, TrialLedger

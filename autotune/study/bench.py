@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import plan
-from autotune.judging import LOST, Judge, TimedRun
 from autotune.measurement import numerics
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.watch import Limits, Seen
+from autotune.runs import requests as plan
+from autotune.runs.judging import LOST, Judge, TimedRun
 from autotune.spec import StudySpec
 from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
@@ -54,7 +54,7 @@ class Job:
 
     def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
         """The trial, ready to launch on this slot."""
-        name = f"{attempt.trial}-{attempt.purpose}{attempt.round or ''}-{attempt.attempt}"
+        name = attempt.name
         timed = plan.request(
             self.spec,
             slot,

@@ -17,17 +17,17 @@ from typing import Any
 
 from optuna.exceptions import StorageInternalError
 
-from autotune import plan
-from autotune.attempts import BASELINE, Job
+from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import best
-from autotune.largest_batch import LargestBatch
-from autotune.notes import study_note
-from autotune.report.logs import folder_of
+from autotune.paths import StudyPaths
+from autotune.report.notes import study_note
 from autotune.report.overview import WAITING
+from autotune.runs import requests as plan
 from autotune.spec import StudySpec
-from autotune.tuner import Signals, Stopped, Tuner
-from autotune.verdict import Verdict
+from autotune.study.bench import BASELINE, Job
+from autotune.study.largest_batch import LargestBatch
+from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
 from storage import Lease, Repository, StoredStudy, StudyState
 from storage.database import cause_of
@@ -210,7 +210,7 @@ class _Session:
 
     def run(self) -> Verdict:
         """The study's verdict, exported and noted."""
-        folder = folder_of(self._study)
+        folder = StudyPaths(Path(self._study.workdir), self._study.name).folder
         folder.mkdir(parents=True, exist_ok=True)
         with plan.launcher(self._spec, folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()

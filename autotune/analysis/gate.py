@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.confirmation import Candidate
-from autotune.judging import trajectory
-from autotune.measurement.numerics import Agreement, Trajectory, agreement
+from autotune.analysis.confirmation import Candidate
+from autotune.measurement.numerics import Agreement, Trajectory, agreement, trajectory
 from search_spaces import CATALOGUE, defaults
 from storage import Purpose, StoredAttempt, StoredBlock
 

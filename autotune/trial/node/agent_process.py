@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.trial.processes import MARKER, kill_marked
 
 _GOODBYE_SECONDS = 10.0
-_BOOT = "from autotune.trial.agent import main; main()"
+_BOOT = "from autotune.trial.node.agent import main; main()"
 
 
 class AgentProcess:

@@ -7,12 +7,12 @@ recorded, so that a study goes on wherever they stand.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune import plan
-from autotune.attempts import BASELINE, Bench, Job
 from autotune.errors import BadInput
-from autotune.judging import FitRun
-from autotune.mistakes import LARGEST
+from autotune.runs import requests as plan
+from autotune.runs.judging import FitRun
 from autotune.spec import StudySpec
+from autotune.spec.mistakes import LARGEST
+from autotune.study.bench import BASELINE, Bench, Job
 from autotune.trial.protocol import Outcome
 from launchers import Launcher
 from search_spaces import CATALOGUE, infeasible

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.trial import trace
-from autotune.trial.layout import BatchMoves
-from autotune.trial.loop import RankContext, TrainingLoop, gather
+from autotune.trial.files import TrialFiles
 from autotune.trial.observers import memory
+from autotune.trial.observers.layout import BatchMoves
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
+from autotune.trial.rank import trace
+from autotune.trial.rank.loop import RankContext, TrainingLoop, gather
 
 _FEWEST = 2
 _WARM_UP = 5
@@ -50,7 +51,8 @@ def run_profile(
         seconds = loop.clock.stop()
     waited, loss, peak = loop.clock.wait_seconds, float(loop.loss), loop.peak_bytes()
     loop.progressed()
-    events = _events(profiler, Path(request.log_dir), context.rank)
+    file = TrialFiles(Path(request.log_dir)).trace(context.rank)
+    events = _events(profiler, file)
     loop.progressed()
     shares = trace.shares(events)
     ranks = gather((seconds, waited, loss, peak, *shares), context.world_size)
@@ -73,8 +75,7 @@ def span(name: str) -> torch.profiler.record_function:
     return torch.profiler.record_function(trace.SPAN + name)
 
 
-def _events(profiler: profile, folder: Path, rank: int) -> list[dict[str, object]]:
-    file = folder / f"trace-{rank}.json.gz"
+def _events(profiler: profile, file: Path) -> list[dict[str, object]]:
     profiler.export_chrome_trace(str(file))
     with gzip.open(file, "rt", encoding="utf-8") as opened:
         events: list[dict[str, object]] = json.load(opened)["traceEvents"]

@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from autotune import plan
 from autotune.errors import BadInput
-from autotune.judging import LOST, TimedRun
+from autotune.runs import requests as plan
+from autotune.runs.judging import LOST, TimedRun
 from autotune.search.space import Space, key
 from autotune.spec import StudySpec
 from launchers import Launcher, Slot

@@ -15,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from autotune import document, mistakes
 from autotune.errors import SpecError
-from autotune.units import Bytes, Seconds
+from autotune.spec import document, mistakes
+from autotune.spec.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
 

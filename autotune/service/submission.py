@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.daemon import Daemon, cluster_of, this_cluster, this_host
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
+from autotune.paths import daemon_log
+from autotune.service.daemon import Daemon, cluster_of, this_cluster, this_host
 from autotune.spec import StudySpec
 from storage import LeaseState, Repository, StoredStudy, StudyState
 
@@ -135,11 +136,6 @@ class Keeper:
         self._started += ensure_daemon(self._repository, self._study.cluster, self._url, folder)
         if self._started > _MOST_STARTS:
             raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
-
-
-def daemon_log(folder: Path) -> Path:
-    """Where a daemon that `start` spawned writes its messages."""
-    return folder / ".autotune" / "daemon.log"
 
 
 def _spawn(cluster: str, url: str, folder: Path) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from autotune import plan
-from autotune.attempts import BASELINE, Bench, Job
-from autotune.findings import Finding, findings
-from autotune.judging import ProfileRun
+from autotune.analysis.findings import Finding, findings
+from autotune.runs import requests as plan
+from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
-from autotune.suggestions import Place, Suggestion, devices, experts, remembered
+from autotune.study.bench import BASELINE, Bench, Job
+from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered
 from launchers import Launcher
 from storage import Purpose, StoredAttempt, TrialLedger
 

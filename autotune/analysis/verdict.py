@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.confirmation import ALIKE, Confirmation
-from autotune.gate import GateRecord, touched
+from autotune.analysis.confirmation import ALIKE, Confirmation
+from autotune.analysis.gate import GateRecord, touched
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
 from search_spaces import CATALOGUE

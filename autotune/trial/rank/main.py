@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.trial import failure, imports, processes, profiling, workload
+from autotune.trial import failure, imports, processes, workload
 from autotune.trial.effects import process
-from autotune.trial.loop import RankContext, TrainingLoop, no_span, run_blocks
+from autotune.trial.files import TrialFiles
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import (
@@ -31,7 +31,9 @@ from autotune.trial.protocol import (
     RankEnd,
     TrialRequest,
 )
-from autotune.trial.trajectory import run_trajectory
+from autotune.trial.rank import profiling
+from autotune.trial.rank.loop import RankContext, TrainingLoop, no_span, run_blocks
+from autotune.trial.rank.trajectory import run_trajectory
 
 _AGENT_IS_GONE = 86
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
@@ -44,8 +46,8 @@ def main(
 ) -> NoReturn:
     """Train, report to the agent, and leave without tearing anything down."""
     os.setpgid(0, 0)
-    paths = TrialFiles(Path(request.log_dir), placement.first_rank)
-    _redirect_output(paths.log(placement.first_rank + local_rank))
+    files = TrialFiles(Path(request.log_dir))
+    _redirect_output(files.log(placement.first_rank + local_rank))
     threading.Thread(target=_die_with_agent, args=(connection,), daemon=True).start()
     rank = placement.first_rank + local_rank
     try:
@@ -62,18 +64,6 @@ def main(
     os._exit(0)
 
 
-class TrialFiles:
-    """Every path that a trial uses on a node."""
-
-    def __init__(self, folder: Path, first_rank: int) -> None:
-        self.folder = folder
-        self.progress = folder / f"progress-{first_rank}"
-
-    def log(self, rank: int) -> Path:
-        """What the rank prints."""
-        return self.folder / f"rank-{rank}.log"
-
-
 def _train(
     request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
 ) -> None:
@@ -85,7 +75,7 @@ def _train(
     )
     _prepare_process(request, placement, context)
     _join_group(request, placement, context)
-    progress = Progress(TrialFiles(Path(request.log_dir), placement.first_rank).progress)
+    progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     built = _build(request, placement, context, connection)
     span = profiling.span if request.profile else no_span
     loop = TrainingLoop(built, request, context, lambda: progress.advance(local_rank), span)

@@ -17,9 +17,10 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-from autotune.trial import environment, processes
+from autotune.trial import processes
 from autotune.trial.imports import PRELOAD_FILE
-from autotune.trial.network import interface_of
+from autotune.trial.node import environment
+from autotune.trial.node.network import interface_of
 from autotune.trial.protocol import (
     EndTrial,
     Hello,
@@ -37,8 +38,8 @@ _PRELOADED = [
     "torch.distributed",
     "torch._dynamo",
     "torch.onnx",
-    "autotune.trial.rank",
-    "autotune.trial.preloaded",
+    "autotune.trial.rank.main",
+    "autotune.trial.node.preloaded",
 ]
 _PROGRESS_CHECK_SECONDS = 0.1
 _READ_BYTES = 1 << 20
@@ -113,7 +114,7 @@ class Agent:
         return bool(data)
 
     def _handle(self, command: Message) -> None:
-        from autotune.trial.node_trial import NodeTrial
+        from autotune.trial.node.trial import NodeTrial
 
         if isinstance(command, StartTrial):
             try:
@@ -188,7 +189,7 @@ def open_store(host: str) -> Any:
 
 
 def _introduce(connection: Connection, agent: int, store_port: int, interface: str) -> None:
-    from autotune.trial import preloaded
+    from autotune.trial.node import preloaded
 
     if unfit := preloaded.unfit():
         print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)

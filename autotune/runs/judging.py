@@ -1,14 +1,13 @@
 """What a run is watched for while its blocks stream in, and what its report then means."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from autotune.measurement.noise import total_half_width
-from autotune.measurement.numerics import STEPS, Trajectory, agreement
+from autotune.measurement.numerics import STEPS, Trajectory, agreement, trajectory
 from autotune.measurement.watch import Limits, Seen, Watch
 from autotune.trial.protocol import BlockReport, Outcome, TrialReport
-from storage import AttemptResult, StoredBlock
+from storage import AttemptResult
 
 LOST = "LOST"
 REFUSED = "REFUSED"
@@ -115,19 +114,6 @@ class FitRun(_WholeRun):
     def result(self, report: TrialReport) -> AttemptResult:
         """COMPLETE, or how it failed."""
         return _failure(report) or AttemptResult(Outcome.COMPLETE.value, **_common(report))
-
-
-Step = BlockReport | StoredBlock
-"""A block of one step, as reported or as stored."""
-
-
-def trajectory(steps: Sequence[Step]) -> Trajectory:
-    """The trajectory that these blocks of one step each describe."""
-    return Trajectory(
-        losses=tuple(step.loss for step in steps),
-        norms=tuple(step.observed.get("gradient_norm", math.nan) for step in steps),
-        spread=max(step.observed.get("replica_spread", 0.0) for step in steps),
-    )
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:

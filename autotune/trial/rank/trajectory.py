@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from autotune.trial.effects.compression import averaged_gradients
-from autotune.trial.loop import RankContext, TrainingLoop, gather
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
+from autotune.trial.rank.loop import RankContext, TrainingLoop, gather
 
 
 def run_trajectory(

@@ -1,0 +1,1 @@
+"""What the records say. Pure functions."""

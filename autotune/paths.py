@@ -1,0 +1,41 @@
+"""Every path below `.autotune`, the folder that autotune makes beside a study. The one owner: nobody
+else joins such paths."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.trial.files import TrialFiles
+
+_FOLDER = ".autotune"
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """Where a study and its trials print to, the same on every node.
+
+    Attributes:
+        workdir: the folder that the study was started in.
+        study: its name.
+    """
+
+    workdir: Path
+    study: str
+
+    @property
+    def folder(self) -> Path:
+        """Of the study: its agents print there."""
+        return self.workdir / _FOLDER / self.study
+
+    @property
+    def diagnosis(self) -> Path:
+        """Of `autotune diagnose`."""
+        return self.folder / "diagnose"
+
+    def attempt(self, name: str) -> TrialFiles:
+        """Of an attempt: what its ranks print, and their traces."""
+        return TrialFiles(self.folder / name)
+
+
+def daemon_log(workdir: Path) -> Path:
+    """Where a daemon that `autotune start` spawned in a folder writes its messages."""
+    return workdir / _FOLDER / "daemon.log"

@@ -1,0 +1,1 @@
+"""Runs outside a study: doctor, diagnosis, recording of tables."""

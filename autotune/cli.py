@@ -1,5 +1,6 @@
 """The commands. Each one reads its arguments, calls one thing, prints what came of it."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -10,13 +11,16 @@ import webbrowser
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune import __version__
 from autotune.errors import AutotuneError, BadInput
-from autotune.spec.document import read
+
+if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from autotune.service.daemon import Daemon
+    from storage import Repository, StoredStudy
 
 DEFAULT_STORAGE = "sqlite:///autotune.db"
 
@@ -86,6 +90,7 @@ def start(
 ) -> None:
     """Run a study, or go on with it. Ctrl-C only stops following; the study runs on."""
     from autotune.spec import load
+    from autotune.spec.document import read
 
     spec = load(study)
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
@@ -145,7 +150,7 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    ended = _interruptible(repository, name, lambda: follow(repository, repository.study(name)))
+    ended = _interruptible(name, lambda: follow(repository, repository.study(name)))
     print(conclusion(ended, _export_path(ended)))
     raise typer.Exit(exit_code(ended))
 
@@ -201,7 +206,8 @@ def export(
     storage: StorageOption = None,
 ) -> None:
     """Write the recommended configuration as best.yaml, or all attempts as CSV."""
-    from autotune.export.best import of_today, write
+    from autotune.analysis.verdict import Verdict
+    from autotune.export.writing import of_today, write
     from autotune.report.frame import attempts_frame
 
     url, name = _locate(study, storage)
@@ -220,8 +226,9 @@ def export(
         return
     content = repository.recommendation(found.id)
     if content is None:
-        verdict = found.verdict
-        why = verdict["sentence"] if verdict else f"it is {found.state}; let it run to its verdict"
+        why = f"it is {found.state}; let it run to its verdict"
+        if found.verdict:
+            why = Verdict.from_dict(found.verdict).sentence
         raise BadInput(f"{name} recommends nothing: {why}")
     target = output or _export_path(found)
     try:
@@ -241,18 +248,25 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """The verdict in full: finalists, how the recommended configuration ran, the best trials."""
+    from autotune.analysis.verdict import Verdict
     from autotune.report import paper
     from autotune.report.recompute import recomputed_verdict
+    from storage import Attempts
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     found = repository.study(name)
-    verdict = recomputed_verdict(repository, name).as_dict() if recompute else found.verdict
-    if verdict is None:
+    if recompute:
+        verdict = recomputed_verdict(repository, name)
+    elif found.verdict is None:
         raise BadInput(f"{name} has no verdict yet ({found.state}); autotune status {name}")
+    else:
+        verdict = Verdict.from_dict(found.verdict)
     if as_json:
-        ran = paper.how_it_ran(repository, repository.attempts(found.id), verdict["trial"])
-        print(json.dumps({**verdict, "running": ran and dataclasses.asdict(ran)}, indent=2))
+        attempts = Attempts(repository.attempts(found.id), {})
+        ran = paper.how_it_ran(repository, attempts, verdict.trial)
+        shown = {**verdict.as_dict(), "running": ran and dataclasses.asdict(ran)}
+        print(json.dumps(shown, indent=2))
     else:
         print(paper.report(repository, name, verdict))
 
@@ -390,7 +404,9 @@ def daemon(
     running.serve(idle_seconds=idle_exit)
 
 
-def _attend(repository: Any, name: str, detach: bool, foreground: bool, as_json: bool) -> None:
+def _attend(
+    repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
+) -> None:
     """See that a submitted study runs, and follow it."""
     from autotune.report.overview import status_of
     from autotune.service.follow import conclusion, exit_code, follow
@@ -405,17 +421,16 @@ def _attend(repository: Any, name: str, detach: bool, foreground: bool, as_json:
     if detach:
         print(f"{name} is {repository.study(name).state}; autotune watch {name} follows it.")
         return
+    # What a script reads is the JSON alone; people still see the rest.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        ended = _interruptible(name, lambda: follow(repository, study, keep_alive))
+        print(conclusion(ended, _export_path(ended)))
     if as_json:
-        sys.stdout, kept = sys.stderr, sys.stdout
-    ended = _interruptible(repository, name, lambda: follow(repository, study, keep_alive))
-    print(conclusion(ended, _export_path(ended)))
-    if as_json:
-        sys.stdout = kept
         print(json.dumps(status_of(repository, name), indent=2))
     raise typer.Exit(exit_code(ended))
 
 
-def _run_here(repository: Any, study: Any) -> Callable[[], None]:
+def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], None]:
     """Run the study in a thread of this process; returns a check that it is run."""
     from autotune.service.daemon import Daemon
     from autotune.service.submission import Here
@@ -425,7 +440,7 @@ def _run_here(repository: Any, study: Any) -> Callable[[], None]:
     return Here(repository, study, running)
 
 
-def _interruptible(repository: Any, name: str, action: Any) -> Any:
+def _interruptible(name: str, action: Callable[[], "StoredStudy"]) -> "StoredStudy":
     try:
         return action()
     except KeyboardInterrupt:
@@ -433,12 +448,12 @@ def _interruptible(repository: Any, name: str, action: Any) -> Any:
         raise typer.Exit(0) from None
 
 
-def _shut_down_on_signals(running: Any) -> None:
+def _shut_down_on_signals(running: "Daemon") -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: running.shut_down())
 
 
-def _open(url: str, *, existing: bool = False) -> Any:
+def _open(url: str, *, existing: bool = False) -> "Repository":
     """The repository behind a URL; with `existing`, a SQLite file that is not there is an error."""
     from storage import Database, Repository
     from storage.database import parse
@@ -471,5 +486,5 @@ def _locate(study: str, storage: str | None) -> tuple[str, str]:
     return _url(storage), study
 
 
-def _export_path(study: Any) -> Path:
+def _export_path(study: "StoredStudy") -> Path:
     return Path(study.workdir, study.spec["export"])

@@ -1,10 +1,12 @@
 """What is kept: Optuna's tables for the trials, `autotune_*` tables for everything else."""
 
 from storage.database import Database
+from storage.history import Attempts
 from storage.records import (
     TRAJECTORIES,
     UNTIMED,
     AttemptResult,
+    AttemptState,
     Lease,
     LeaseState,
     Purpose,
@@ -22,6 +24,8 @@ __all__ = [
     "TRAJECTORIES",
     "UNTIMED",
     "AttemptResult",
+    "AttemptState",
+    "Attempts",
     "Database",
     "Lease",
     "LeaseState",

@@ -75,7 +75,31 @@ class Purpose(StrEnum):
     PROFILE = "profile"
     """A few steps under the profiler, to see what a step is made of."""
     FIT = "fit"
-    """A few steps of the baseline with a larger micro-batch, its round: does it fit in memory?"""
+    """A few steps of the baseline with a larger micro-batch: does it fit in memory?"""
+
+
+class AttemptState(StrEnum):
+    """How an attempt stands, or ended."""
+
+    RUNNING = "RUNNING"
+    ABANDONED = "ABANDONED"
+    """Its daemon died, or the study was stopped; to be repeated."""
+    LOST = "LOST"
+    """Its agent died; to be repeated."""
+    COMPLETE = "COMPLETE"
+    PRUNED = "PRUNED"
+    """Ended early: it could not catch up with the best."""
+    OOM = "OOM"
+    HANG = "HANG"
+    CRASH = "CRASH"
+    ERROR = "ERROR"
+    REFUSED = "REFUSED"
+    """A loss trajectory that leaves its reference."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it is a result: the attempt is neither under way, nor given up, nor lost."""
+        return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
 
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
@@ -106,8 +130,6 @@ class AttemptResult:
     """What came of one attempt.
 
     Attributes:
-        state: COMPLETE, PRUNED, OOM, HANG, CRASH, ERROR, REFUSED (a loss trajectory that leaves its
-            reference) or LOST (the agent died; may be repeated).
         throughput: of the study's objective, per second; None if nothing usable was measured.
         half_width: relative half-width of its 95 % interval, scatter of blocks and of runs together;
             None as above.
@@ -116,7 +138,7 @@ class AttemptResult:
         contended: blocks count that others disturbed, because all repetitions were disturbed too.
     """
 
-    state: str
+    state: AttemptState
     cause: str = ""
     log_tail: str = ""
     throughput: float | None = None
@@ -181,11 +203,18 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StoredAttempt:
-    """One execution of a trial; `purpose` says what for, `round` counts those of the confirmation."""
+    """One execution of a trial.
+
+    Attributes:
+        trial: Optuna's number.
+        round: of a comparison in turn (purposes CONFIRM and ATTRIBUTE); 0 elsewhere.
+        attempt: from 1, among those of the same trial, purpose and round.
+        started: seconds since the epoch, by the database's clock; so is `ended`.
+    """
 
     id: int
     trial: int
-    purpose: str
+    purpose: Purpose
     round: int
     attempt: int
     knobs: dict[str, Any]
@@ -201,9 +230,9 @@ class StoredAttempt:
     @property
     def running(self) -> bool:
         """Whether it has not been recorded yet."""
-        return self.result.state == "RUNNING"
+        return self.result.state == AttemptState.RUNNING
 
     @property
     def recorded(self) -> bool:
         """Whether it has a result of its own: it was neither given up nor lost with its agent."""
-        return self.result.state not in ("RUNNING", "ABANDONED", "LOST")
+        return self.result.state.recorded

@@ -35,6 +35,7 @@ from storage.models import (
 )
 from storage.records import (
     AttemptResult,
+    AttemptState,
     Lease,
     LeaseState,
     Purpose,
@@ -46,9 +47,6 @@ from storage.records import (
     StoredStudy,
     StudyState,
 )
-
-_RUNNING = "RUNNING"
-_ABANDONED = "ABANDONED"
 
 
 class Repository:
@@ -212,8 +210,8 @@ class Repository:
     def _abandon(self, session: Session, study_id: int) -> None:
         session.execute(
             update(AttemptRow)
-            .where(AttemptRow.study_id == study_id, AttemptRow.state == _RUNNING)
-            .values(state=_ABANDONED, ended=self._now(session))
+            .where(AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
+            .values(state=AttemptState.ABANDONED, ended=self._now(session))
         )
 
     def begin_attempt(
@@ -250,7 +248,7 @@ class Repository:
                 attempt=(earlier or 0) + 1,
                 epoch=lease.epoch,
                 knobs=knobs,
-                state=_RUNNING,
+                state=AttemptState.RUNNING,
                 started=self._now(session),
             )
             session.add(row)
@@ -273,7 +271,7 @@ class Repository:
         with self._fenced(lease) as session:
             recorded = session.connection().execute(
                 update(AttemptRow)
-                .where(AttemptRow.id == attempt_id, AttemptRow.state == _RUNNING)
+                .where(AttemptRow.id == attempt_id, AttemptRow.state == AttemptState.RUNNING)
                 .values(**vars(result), environment_id=environment_id, ended=self._now(session))
             )
             if recorded.rowcount != 1:
@@ -514,7 +512,7 @@ def _attempt(row: AttemptRow) -> StoredAttempt:
     return StoredAttempt(
         id=row.id,
         trial=row.trial,
-        purpose=row.purpose,
+        purpose=Purpose(row.purpose),
         round=row.round,
         attempt=row.attempt,
         # A knob that is newer than the row was at its default then: what a plain script does.
@@ -522,7 +520,7 @@ def _attempt(row: AttemptRow) -> StoredAttempt:
         started=row.started,
         ended=row.ended,
         result=AttemptResult(
-            state=row.state,
+            state=AttemptState(row.state),
             cause=row.cause or "",
             log_tail=row.log_tail or "",
             throughput=row.throughput,

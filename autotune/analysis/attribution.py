@@ -2,14 +2,14 @@
 Pure functions over what is recorded."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import clashing
-from storage import Purpose, StoredAttempt
+from storage import Attempts, Purpose
 
 Knobs = Mapping[str, Any]
 
@@ -56,27 +56,23 @@ def _less(winner: Knobs, baseline: Knobs, name: str) -> dict[str, Any]:
     return knobs
 
 
-def contributions(
-    attempts: Sequence[StoredAttempt], winner: Knobs, baseline: Knobs
-) -> list[Contribution]:
+def contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> list[Contribution]:
     """The largest gain first."""
     found = list(_contributions(attempts, winner, baseline))
     return sorted(found, key=lambda contribution: -contribution.gain.value)
 
 
-def _contributions(
-    attempts: Sequence[StoredAttempt], winner: Knobs, baseline: Knobs
-) -> Iterator[Contribution]:
-    runs = [a for a in attempts if a.purpose == Purpose.ATTRIBUTE and a.result.throughput]
-    with_all = {a.round: a.result.throughput for a in runs if a.knobs == winner}
+def _contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> Iterator[Contribution]:
+    runs = attempts.of(Purpose.ATTRIBUTE).measured()
+    with_all = {a.round: a.result.throughput for a in runs.with_knobs(winner)}
     for name in winner:
         if winner[name] == baseline[name]:
             continue
         without = _less(winner, baseline, name)
         pairs = [
             (with_all[a.round], a.result.throughput)
-            for a in runs
-            if a.knobs == without and a.round in with_all
+            for a in runs.with_knobs(without)
+            if a.round in with_all
         ]
         if pairs:
             gain = paired_ratio([w or 0.0 for w, _ in pairs], [o or 0.0 for _, o in pairs])

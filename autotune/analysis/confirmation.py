@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.measurement.estimate import Ratio, paired_ratio
-from storage import Purpose, StoredAttempt
+from storage import Attempts, AttemptState, Purpose
 
 FEWEST_ROUNDS = 3
 ALIKE = 0.02
@@ -51,17 +51,11 @@ class Confirmation:
         """Number of the round to measure next."""
         return self._first_round + len(self.rounds)
 
-    def recorded(self, attempts: Sequence[StoredAttempt]) -> dict[int, float | None]:
+    def recorded(self, attempts: Attempts) -> dict[int, float | None]:
         """What is recorded of the next round: throughput per trial, None where it failed."""
         members = self.members()
-        return {
-            a.trial: a.result.throughput
-            for a in attempts
-            if a.purpose == Purpose.CONFIRM
-            and a.round == self.next_round
-            and a.trial in members
-            and a.recorded
-        }
+        runs = attempts.of(Purpose.CONFIRM).in_round(self.next_round).recorded()
+        return {a.trial: a.result.throughput for a in runs if a.trial in members}
 
     def close_round(self, results: Mapping[int, float | None]) -> None:
         """Take in a complete round; None: that trial failed, which drops it."""
@@ -144,13 +138,7 @@ def _close_to_one(ratio: Ratio) -> bool:
     return ratio.low >= 1 - ALIKE and ratio.high <= 1 + ALIKE
 
 
-def replay(
-    attempts: Sequence[StoredAttempt],
-    baseline: Mapping[str, Any],
-    *,
-    finalists: int,
-    most_rounds: int,
-) -> Confirmation | None:
+def replay(attempts: Attempts, *, finalists: int, most_rounds: int) -> Confirmation | None:
     """The confirmation as the records show it, less a round that is not complete.
 
     Trials that the numerics gate has refused are no candidates. Rounds that were measured before the
@@ -158,15 +146,14 @@ def replay(
     turn.
 
     Args:
-        attempts: of a study whose search has ended, in the order in which they were started.
-        baseline: a value for every knob.
+        attempts: of a study whose search has ended.
         finalists: the most candidates besides the baseline.
         most_rounds: see measurement.rounds.
 
     Returns:
         None if no trial of the search is complete.
     """
-    candidates, baseline_trial = _candidates(attempts, baseline, finalists)
+    candidates, baseline_trial = _candidates(attempts, finalists)
     if not candidates:
         return None
     confirmation = Confirmation(candidates, baseline_trial, most_rounds, first_round(attempts))
@@ -175,28 +162,22 @@ def replay(
     return confirmation
 
 
-def first_round(attempts: Sequence[StoredAttempt]) -> int:
+def first_round(attempts: Attempts) -> int:
     """Number of the first round after the search has last gone on."""
-    last_search = max((a.id for a in attempts if a.purpose == Purpose.SEARCH), default=0)
-    confirmed = [a for a in attempts if a.purpose == Purpose.CONFIRM]
-    return 1 + max((a.round for a in confirmed if a.id < last_search), default=0)
+    last_search = attempts.of(Purpose.SEARCH).last
+    before = [
+        a.round for a in attempts.of(Purpose.CONFIRM) if last_search and a.id < last_search.id
+    ]
+    return 1 + max(before, default=0)
 
 
-def _candidates(
-    attempts: Sequence[StoredAttempt], baseline: Mapping[str, Any], finalists: int
-) -> tuple[list[Candidate], int | None]:
-    refused = {
-        a.trial
-        for a in attempts
-        if a.purpose == Purpose.NUMERICS and a.recorded and a.result.state != "COMPLETE"
-    }
-    complete = {
-        a.trial: a
-        for a in attempts
-        if a.purpose == Purpose.SEARCH and a.result.state == "COMPLETE" and a.trial not in refused
-    }
-    ranked = sorted(complete.values(), key=lambda a: -(a.result.throughput or 0.0))
-    today = next((a for a in ranked if a.knobs == baseline), None)
+def _candidates(attempts: Attempts, finalists: int) -> tuple[list[Candidate], int | None]:
+    checked = attempts.of(Purpose.NUMERICS).recorded()
+    refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
+    complete = [a for a in attempts.searched().complete() if a.trial not in refused]
+    ranked = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
+    today = attempts.baseline()
+    today = today if today in ranked else None
     others = [a for a in ranked if a is not today][:finalists]
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]

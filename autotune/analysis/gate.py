@@ -10,7 +10,7 @@ from typing import Any
 from autotune.analysis.confirmation import Candidate
 from autotune.measurement.numerics import Agreement, Trajectory, agreement, trajectory
 from search_spaces import CATALOGUE, defaults
-from storage import Purpose, StoredAttempt, StoredBlock
+from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
@@ -56,10 +56,7 @@ class GateRecord:
 
 
 def next_check(
-    candidates: Sequence[Candidate],
-    baseline: Knobs,
-    attempts: Sequence[StoredAttempt],
-    blocks: Blocks,
+    candidates: Sequence[Candidate], baseline: Knobs, attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """The run that is missing before these candidates may be confirmed; None if none is."""
     for candidate in candidates:
@@ -70,41 +67,34 @@ def next_check(
         reference = _reference(safe, attempts)
         if reference is None:
             return Check(Purpose.REFERENCE, candidate.trial, safe)
-        done = any(
-            a.purpose == Purpose.NUMERICS and a.trial == candidate.trial and a.recorded
-            for a in attempts
-        )
-        if not done and reference.result.state == "COMPLETE":
+        done = attempts.of(Purpose.NUMERICS).of_trial(candidate.trial).recorded()
+        if not done and reference.result.state == AttemptState.COMPLETE:
             found = trajectory(blocks(reference.id))
             return Check(Purpose.NUMERICS, candidate.trial, checked, found)
     return None
 
 
-def record(attempts: Sequence[StoredAttempt], baseline: Knobs, blocks: Blocks) -> GateRecord:
+def record(attempts: Attempts, blocks: Blocks) -> GateRecord:
     """What the recorded runs have shown."""
     passed: dict[int, Agreement] = {}
     refused: list[Refusal] = []
-    for attempt in attempts:
-        if attempt.purpose != Purpose.NUMERICS or not attempt.recorded:
-            continue
-        if attempt.result.state == "COMPLETE":
+    for attempt in attempts.of(Purpose.NUMERICS).recorded():
+        if attempt.result.state == AttemptState.COMPLETE:
             passed[attempt.trial] = compared(attempt, attempts, blocks)
         else:
             cause = attempt.result.cause or attempt.result.state
-            searched = (a for a in attempts if a.trial == attempt.trial and _searched(a))
-            own = next(searched, attempt)  # it is checked with a smaller micro-batch
+            # It is checked with a smaller micro-batch.
+            own = attempts.of(Purpose.SEARCH).of_trial(attempt.trial).first or attempt
             refused.append(Refusal(attempt.trial, own.knobs, cause))
     unchecked = {
         a.trial: f"the reference ended in {a.result.state}: {a.result.cause}"
-        for a in attempts
-        if a.purpose == Purpose.REFERENCE and a.recorded and a.result.state != "COMPLETE"
+        for a in attempts.of(Purpose.REFERENCE).recorded()
+        if a.result.state != AttemptState.COMPLETE
     }
     return GateRecord(passed, tuple(refused), unchecked)
 
 
-def compared(
-    attempt: StoredAttempt, attempts: Sequence[StoredAttempt], blocks: Blocks
-) -> Agreement:
+def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agreement:
     """How a recorded trajectory compares with its reference, which is always recorded before it."""
     reference = _reference(reference_knobs(attempt.knobs), attempts)
     assert reference is not None
@@ -133,12 +123,5 @@ def reference_knobs(checked: Knobs) -> dict[str, Any]:
     return {**defaults(), **trained}
 
 
-def _searched(attempt: StoredAttempt) -> bool:
-    return attempt.purpose == Purpose.SEARCH
-
-
-def _reference(safe: Knobs, attempts: Sequence[StoredAttempt]) -> StoredAttempt | None:
-    return next(
-        (a for a in attempts if a.purpose == Purpose.REFERENCE and a.recorded and a.knobs == safe),
-        None,
-    )
+def _reference(safe: Knobs, attempts: Attempts) -> StoredAttempt | None:
+    return attempts.of(Purpose.REFERENCE).recorded().with_knobs(safe).first

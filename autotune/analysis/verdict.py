@@ -3,17 +3,64 @@
 import collections
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, Self
 
 from autotune.analysis.confirmation import ALIKE, Confirmation
-from autotune.analysis.gate import GateRecord, touched
+from autotune.analysis.gate import GateRecord, Refusal, touched
+from autotune.analysis.wording import counted, difference, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
 from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
-from search_spaces.knob import written
-from storage import Purpose, StoredAttempt
+from storage import Attempts, AttemptState, Purpose
+
+
+class Kind(StrEnum):
+    """What a verdict says."""
+
+    BETTER = "better"
+    NOTHING_BETTER = "nothing_better"
+    UNDECIDED = "undecided"
+    """The noise is larger than the difference."""
+    NO_BASELINE = "no_baseline"
+    """The baseline cannot run."""
+    NO_RESULT = "no_result"
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A candidate of the confirmation.
+
+    Attributes:
+        baseline: it is the user's configuration.
+        rates: throughput, round by round.
+        ratio_to_recommended: its throughput over that of the recommended one; None if it never ran.
+        dropped_after_round: counted from one; None if it stayed to the end.
+    """
+
+    trial: int
+    knobs: dict[str, Any]
+    baseline: bool
+    rates: tuple[float, ...]
+    ratio_to_recommended: Ratio | None
+    dropped_after_round: int | None
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How closely a configuration follows the fp32 reference.
+
+    Attributes:
+        loss_distance: largest relative one; None if it could not be checked.
+        norm_ratio: median gradient norm over the reference's; None as above.
+        unchecked: why it could not be checked; empty if it was.
+    """
+
+    loss_distance: float | None = None
+    norm_ratio: float | None = None
+    unchecked: str = ""
 
 
 @dataclass(frozen=True)
@@ -21,37 +68,59 @@ class Verdict:
     """The outcome of a study.
 
     Attributes:
-        kind: better, nothing_better, undecided (the noise is larger than the difference), no_baseline
-            (the baseline cannot run) or no_result.
         sentence: what the user reads.
         trial: of the recommended configuration; None for no_result.
         knobs: the recommended configuration.
         throughput: its rate with interval, per second.
         speedup: over the baseline, with interval; None where that did not run.
-        finalists: each candidate with its ratio to the recommended one, and the round after which
-            it was dropped, if it was.
+        baseline: the baseline's rate with interval; None where it did not run.
+        finalists: all candidates of the confirmation.
         rounds: complete rounds measured.
-        numerics: how closely the recommended configuration follows the fp32 reference; None where
-            nothing in it can change numerics.
-        refused: configurations that do not, with the reason.
+        numerics: of the recommended configuration; None where nothing in it can change numerics.
+        refused: configurations that do not follow the reference.
     """
 
-    kind: str
+    kind: Kind
     sentence: str
     trial: int | None = None
     knobs: dict[str, Any] | None = None
     throughput: Ratio | None = None
     speedup: Ratio | None = None
     baseline: Ratio | None = None
-    finalists: tuple[dict[str, Any], ...] = ()
+    finalists: tuple[Finalist, ...] = ()
     rounds: int = 0
-    numerics: dict[str, Any] | None = None
-    refused: tuple[dict[str, Any], ...] = ()
+    numerics: Numerics | None = None
+    refused: tuple[Refusal, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
         found: dict[str, Any] = _finite(asdict(self))
         return found
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Self:
+        """The verdict that `as_dict` wrote, also that of an earlier version, which said less."""
+        parts: dict[str, Any] = {f.name: body[f.name] for f in fields(cls) if f.name in body}
+        parts["kind"] = Kind(body["kind"])
+        for name in ("throughput", "speedup", "baseline"):
+            parts[name] = _ratio(body.get(name))
+        parts["finalists"] = tuple(map(_known_finalist, body.get("finalists", ())))
+        parts["refused"] = tuple(Refusal(**refused) for refused in body.get("refused", ()))
+        numerics = body.get("numerics")
+        parts["numerics"] = Numerics(**numerics) if numerics else None
+        return cls(**parts)
+
+
+def _ratio(body: Mapping[str, float | None] | None) -> Ratio | None:
+    if body is None:
+        return None
+    known = {name: math.inf if value is None else value for name, value in body.items()}
+    return Ratio(**known)
+
+
+def _known_finalist(body: Mapping[str, Any]) -> Finalist:
+    ratio = _ratio(body["ratio_to_recommended"])
+    return Finalist(**{**body, "rates": tuple(body["rates"]), "ratio_to_recommended": ratio})
 
 
 def _finite(value: Any) -> Any:
@@ -90,7 +159,7 @@ def conclude(
         "finalists": finalists,
         "rounds": len(confirmation.rounds),
         "numerics": _numerics(chosen, checks),
-        "refused": tuple(asdict(refusal) for refusal in checks.refused),
+        "refused": checks.refused,
     }
     if baseline is None or not confirmation.rates(baseline):
         sentence = (
@@ -98,7 +167,7 @@ def conclude(
             f"that does reaches {rate_text(throughput, unit)} with {difference(knobs, {})}. If you "
             "have mended what stopped yours since, start a study of another name."
         )
-        return Verdict("no_baseline", sentence, **common)
+        return Verdict(Kind.NO_BASELINE, sentence, **common)
     before = mean_rate(confirmation.rates(baseline))
     if chosen == baseline:
         kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit))
@@ -115,23 +184,23 @@ def conclude(
         + _numerics_sentence(chosen, touched(knobs, today), checks)
         + _refusals(checks, today)
     )
-    return Verdict("better", sentence, baseline=before, speedup=speedup, **common)
+    return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, **common)
 
 
-def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[str, str]:
+def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[Kind, str]:
     """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
     rounds = len(confirmation.rounds)
     leader = confirmation.leader()
     ratio = confirmation.ratio(leader, baseline)
     if leader == baseline or ratio.high <= 1 + ALIKE:
         others = len(confirmation.candidates) - 1
-        how = f"times in turn with {_count(others, 'finalist')}" if others else "times more"
-        return "nothing_better", (
+        how = f"times in turn with {counted(others, 'finalist')}" if others else "times more"
+        return Kind.NOTHING_BETTER, (
             f"Nothing that was tried beats your configuration: it reaches {rate}, measured "
             f"{rounds} {how}."
         )
     knobs, today = (confirmation.candidates[trial].knobs for trial in (leader, baseline))
-    return "undecided", (
+    return Kind.UNDECIDED, (
         f"Cannot tell whether anything beats your configuration, so keep it: "
         f"{difference(knobs, today)} measured {ratio.value:.2f}x in {rounds} rounds, but the 95 % "
         f"interval is {ratio.low:.2f} to {ratio.high:.2f}. A quieter machine, longer trials or more "
@@ -139,54 +208,36 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[str, st
     )
 
 
-def end_of_baseline(attempts: Sequence[StoredAttempt], baseline: Mapping[str, Any]) -> str:
+def end_of_baseline(attempts: Attempts) -> str:
     """How the baseline ended in the search, in words; empty if it completed or never ran."""
-    ends = [a.result for a in attempts if a.purpose == Purpose.SEARCH and a.knobs == baseline]
-    if not ends or ends[-1].state == "COMPLETE":
+    own = attempts.of(Purpose.SEARCH).of_baseline().last
+    if own is None or own.result.state == AttemptState.COMPLETE:
         return ""
-    return f"{ends[-1].state}: {ends[-1].cause}" if ends[-1].cause else ends[-1].state
+    return f"{own.result.state}: {own.result.cause}" if own.result.cause else own.result.state
 
 
-def no_result(attempts: Sequence[StoredAttempt]) -> Verdict:
+def no_result(attempts: Attempts) -> Verdict:
     """The verdict when no trial completed, or none that did could be measured again."""
-    searched = [a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
-    complete = any(a.result.state == "COMPLETE" for a in searched)
-    judged = [a for a in attempts if a.purpose == Purpose.CONFIRM] if complete else searched
-    counted = collections.Counter(str(a.result.state) for a in judged)
-    text = ", ".join(f"{count} {state}" for state, count in sorted(counted.items())) or "none ran"
-    sentence = f"No configuration could be measured{' again' if complete else ''} ({text})."
-    failed = [a for a in judged if a.result.cause and a.result.state not in ("COMPLETE", "PRUNED")]
+    searched = attempts.searched()
+    again = bool(searched.complete())
+    judged = attempts.of(Purpose.CONFIRM) if again else searched
+    ends = collections.Counter(str(a.result.state) for a in judged)
+    text = ", ".join(f"{count} {state}" for state, count in sorted(ends.items())) or "none ran"
+    sentence = f"No configuration could be measured{' again' if again else ''} ({text})."
+    well = (AttemptState.COMPLETE, AttemptState.PRUNED)
+    failed = [a for a in judged if a.result.cause and a.result.state not in well]
     if failed:
         sentence += f" The first cause: {failed[0].result.cause}."
-    if set(counted) == {"OOM"}:
+    if set(ends) == {AttemptState.OOM}:
         sentence += " Every trial ran out of memory: try smaller micro_batch values."
     elif failed:
         sentence += f" `autotune logs STUDY --trial {failed[0].trial}` shows what it printed."
-    return Verdict("no_result", sentence)
+    return Verdict(Kind.NO_RESULT, sentence)
 
 
 def mean_rate(rates: Sequence[float]) -> Ratio:
     """Geometric mean over rounds with its 95 % interval."""
     return paired_ratio(rates, [1.0] * len(rates))
-
-
-def rate_text(rate: Ratio, unit: str) -> str:
-    """'1,234 samples/s (95 % interval 1,200 to 1,268)'."""
-    return (
-        f"{quantity(rate.value)} {unit} (95 % interval {quantity(rate.low)} to "
-        f"{quantity(rate.high)})"
-    )
-
-
-def quantity(value: float) -> str:
-    """A rate with as many digits as mean something."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """'micro_batch=32, precision=bf16': what is not the same as in the other configuration."""
-    changed = {name: value for name, value in knobs.items() if other.get(name) != value}
-    return ", ".join(f"{name}={written(value)}" for name, value in changed.items()) or "no change"
 
 
 def _global_batch_changes(
@@ -212,12 +263,12 @@ def _schedule_changes(knobs: Mapping[str, Any], today: Mapping[str, Any]) -> str
     )
 
 
-def _numerics(trial: int, checks: GateRecord) -> dict[str, Any] | None:
+def _numerics(trial: int, checks: GateRecord) -> Numerics | None:
     if trial in checks.passed:
         found = checks.passed[trial]
-        return {"loss_distance": found.loss_distance, "norm_ratio": found.norm_ratio}
+        return Numerics(found.loss_distance, found.norm_ratio)
     if trial in checks.unchecked:
-        return {"unchecked": checks.unchecked[trial]}
+        return Numerics(unchecked=checks.unchecked[trial])
     return None
 
 
@@ -236,22 +287,18 @@ def _refusals(checks: GateRecord, today: Mapping[str, Any]) -> str:
         return ""
     first = checks.refused[0]
     return (
-        f" {_count(len(checks.refused), 'faster trial')} refused: {difference(first.knobs, today)}, as "
+        f" {counted(len(checks.refused), 'faster trial')} refused: {difference(first.knobs, today)}, as "
         f"{first.reason}."
     )
 
 
-def _finalist(confirmation: Confirmation, trial: int, chosen: int) -> dict[str, Any]:
+def _finalist(confirmation: Confirmation, trial: int, chosen: int) -> Finalist:
     rates = confirmation.rates(trial)
-    return {
-        "trial": trial,
-        "knobs": confirmation.candidates[trial].knobs,
-        "baseline": trial == confirmation.baseline,
-        "rates": rates,
-        "ratio_to_recommended": asdict(confirmation.ratio(trial, chosen)) if rates else None,
-        "dropped_after_round": confirmation.dropped.get(trial),
-    }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return Finalist(
+        trial=trial,
+        knobs=confirmation.candidates[trial].knobs,
+        baseline=trial == confirmation.baseline,
+        rates=tuple(rates),
+        ratio_to_recommended=confirmation.ratio(trial, chosen) if rates else None,
+        dropped_after_round=confirmation.dropped.get(trial),
+    )

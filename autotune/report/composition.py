@@ -1,15 +1,15 @@
 """What a step of a configuration is made of, from its run under the profiler."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from autotune.analysis.findings import findings, listed
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.paths import StudyPaths
-from autotune.runs import requests as plan
+from autotune.runs import plan
 from search_spaces import Facts
-from storage import Purpose, Repository, StoredAttempt, StoredStudy
+from storage import Attempts, Purpose, Repository, StoredAttempt, StoredStudy
 
 _LABELS = {
     "compute": "forward and backward pass",
@@ -25,7 +25,7 @@ _MICRO = 1e6
 
 
 def composition(
-    repository: Repository, attempts: Sequence[StoredAttempt], trial: int | None
+    repository: Repository, attempts: Attempts, trial: int | None
 ) -> dict[str, float] | None:
     """Shares of a step by part, see autotune.measurement.bottleneck; None if it was not profiled."""
     found = _profile(attempts, trial)
@@ -36,7 +36,7 @@ def composition(
 def composition_table(
     repository: Repository,
     study: StoredStudy,
-    attempts: Sequence[StoredAttempt],
+    attempts: Attempts,
     rates: dict[int, float],
 ) -> Iterator[str]:
     """One column per profiled trial.
@@ -69,11 +69,11 @@ def composition_table(
 
 
 def held_back(
-    repository: Repository, attempts: Sequence[StoredAttempt], baseline: dict[str, Any]
+    repository: Repository, attempts: Attempts, baseline: dict[str, Any]
 ) -> Iterator[str]:
     """What holds the baseline back, from its profile."""
-    trial = next((a.trial for a in attempts if a.knobs == baseline), None)
-    found = _profile(attempts, trial)
+    own = attempts.of_baseline().first
+    found = _profile(attempts, own.trial if own else None)
     blocks = repository.blocks(found.id) if found else []
     if not found or not blocks:
         return
@@ -94,18 +94,11 @@ def _facts(environment: dict[str, Any], workers: int) -> Facts:
     )
 
 
-def _profile(attempts: Sequence[StoredAttempt], trial: int | None) -> StoredAttempt | None:
-    return next(
-        (
-            a
-            for a in attempts
-            if a.purpose == Purpose.PROFILE and a.trial == trial and a.result.state == "COMPLETE"
-        ),
-        None,
-    )
+def _profile(attempts: Attempts, trial: int | None) -> StoredAttempt | None:
+    return attempts.of(Purpose.PROFILE).of_trial(trial).complete().first
 
 
-def _trace(study: StoredStudy, attempts: Sequence[StoredAttempt], trial: int) -> Path:
+def _trace(study: StoredStudy, attempts: Attempts, trial: int) -> Path:
     found = _profile(attempts, trial)
     assert found is not None
     return StudyPaths(Path(study.workdir), study.name).attempt(found.name).trace(0)

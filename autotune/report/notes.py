@@ -1,8 +1,10 @@
 """Notes for optuna-dashboard, in Markdown."""
 
+import math
 from typing import Any
 
-from autotune.analysis.verdict import difference, quantity, rate_text
+from autotune.analysis.verdict import Finalist, Verdict
+from autotune.analysis.wording import difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio
 from search_spaces.knob import written
 from storage import AttemptResult, StoredAttempt
@@ -37,21 +39,21 @@ def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
     return "\n".join([*lines, "", *_configuration(attempt.knobs)])
 
 
-def study_note(verdict: dict[str, Any]) -> str:
+def study_note(verdict: Verdict) -> str:
     """The verdict with the recommended configuration and all finalists."""
-    lines = ["## Verdict", "", verdict["sentence"], ""]
-    if verdict["knobs"]:
-        lines += ["### Recommended", "", *_configuration(verdict["knobs"])]
+    lines = ["## Verdict", "", verdict.sentence, ""]
+    if verdict.knobs:
+        lines += ["### Recommended", "", *_configuration(verdict.knobs)]
         lines += ["", "### Finalists, measured again in turn", ""]
         lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
-        lines += [_finalist_row(finalist) for finalist in verdict["finalists"]]
-    if verdict.get("refused"):  # a verdict of an older version has none
+        lines += [_finalist_row(finalist) for finalist in verdict.finalists]
+    if verdict.refused:
         lines += ["", "### Refused: they compute something else", ""]
         lines += ["| trial | differs from the recommended in | why |", "|---|---|---|"]
         lines += [
-            f"| {refused['trial']} | {difference(refused['knobs'], verdict['knobs'] or {})} | "
-            f"{refused['reason']} |"
-            for refused in verdict["refused"]
+            f"| {refused.trial} | {difference(refused.knobs, verdict.knobs or {})} | "
+            f"{refused.reason} |"
+            for refused in verdict.refused
         ]
     return "\n".join(lines)
 
@@ -60,14 +62,14 @@ def _configuration(knobs: dict[str, Any]) -> list[str]:
     return ["```", *(f"{name}: {written(value)}" for name, value in knobs.items()), "```"]
 
 
-def _finalist_row(finalist: dict[str, Any]) -> str:
-    ratio = finalist["ratio_to_recommended"]
+def _finalist_row(finalist: Finalist) -> str:
+    ratio = finalist.ratio_to_recommended
     shown = "-"
-    if ratio and ratio["high"] is not None:
-        shown = f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+    if ratio and math.isfinite(ratio.high):
+        shown = f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
     elif ratio:
-        shown = f"{ratio['value']:.3f} (once, no interval)"
-    remark = "baseline" if finalist["baseline"] else ""
-    if finalist["dropped_after_round"]:
-        remark += f" dropped after round {finalist['dropped_after_round']}"
-    return f"| {finalist['trial']} | {shown} | {remark.strip()} |"
+        shown = f"{ratio.value:.3f} (once, no interval)"
+    remark = "baseline" if finalist.baseline else ""
+    if finalist.dropped_after_round:
+        remark += f" dropped after round {finalist.dropped_after_round}"
+    return f"| {finalist.trial} | {shown} | {remark.strip()} |"

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from autotune.analysis.verdict import quantity
+from autotune.analysis.wording import quantity
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
-from storage import Repository, StudyState
+from storage import Attempts, Repository, StudyState
 
 WAITING = "Waiting: "
 """How the message begins in which a study tells whom it waits for."""
@@ -16,7 +16,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Where a study stands, JSON-ready."""
     study = repository.study(name)
     spec = StudySpec.model_validate(study.spec)
-    now = standing(spec, repository.attempts(study.id))
+    now = standing(Attempts(repository.attempts(study.id), spec.full_baseline()))
     lease = repository.holder(study.cluster)
     messages = repository.messages(study.id)
     waits = study.state == StudyState.RUNNING and messages and messages[-1].text.startswith(WAITING)

@@ -1,28 +1,28 @@
 """The report of a study, in Markdown."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
-from autotune.analysis.verdict import difference, quantity
+from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import difference, quantity
 from autotune.report.composition import composition_table, held_back
 from autotune.report.notes import study_note
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
 from search_spaces.knob import written
-from storage import Purpose, Repository, StoredAttempt, StoredNoise
+from storage import Attempts, Purpose, Repository, StoredNoise
 
 _MIB = 2**20
 _SHOWN = 10
 
 
-def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
+def report(repository: Repository, name: str, verdict: Verdict) -> str:
     """The verdict, how the recommended configuration ran, the noise, and the best trials."""
     study = repository.study(name)
     spec = StudySpec.model_validate(study.spec)
-    attempts = repository.attempts(study.id)
+    attempts = Attempts(repository.attempts(study.id), spec.full_baseline())
     parts = [[f"# {name}"], [study_note(verdict)]]
-    ran = how_it_ran(repository, attempts, verdict["trial"])
+    ran = how_it_ran(repository, attempts, verdict.trial)
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
     parts.append(list(held_back(repository, attempts, spec.full_baseline())))
@@ -34,11 +34,9 @@ def report(repository: Repository, name: str, verdict: dict[str, Any]) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _attribution(
-    spec: StudySpec, attempts: Sequence[StoredAttempt], verdict: dict[str, Any]
-) -> Iterator[str]:
+def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
     """What each knob of the winner brings."""
-    found = contributions(attempts, verdict["knobs"] or {}, spec.full_baseline())
+    found = contributions(attempts, verdict.knobs or {}, spec.full_baseline())
     if not found:
         return
     yield "### What each knob brings"
@@ -63,31 +61,24 @@ def _tied(one: Contribution) -> str:
     return f"{one.knob} (with {', '.join(one.tied)})" if one.tied else one.knob
 
 
-def _confirmed(verdict: dict[str, Any]) -> dict[int, float]:
+def _confirmed(verdict: Verdict) -> dict[int, float]:
     """The recommended trial and the baseline, with their confirmed rates."""
     found = {}
-    if verdict["throughput"]:
-        found[verdict["trial"]] = verdict["throughput"]["value"]
-    for finalist in verdict["finalists"]:
-        if finalist["baseline"] and verdict["baseline"]:
-            found[finalist["trial"]] = verdict["baseline"]["value"]
+    if verdict.trial is not None and verdict.throughput:
+        found[verdict.trial] = verdict.throughput.value
+    for finalist in verdict.finalists:
+        if finalist.baseline and verdict.baseline:
+            found[finalist.trial] = verdict.baseline.value
     return found
 
 
-def how_it_ran(
-    repository: Repository, attempts: Sequence[StoredAttempt], trial: int | None
-) -> Running | None:
+def how_it_ran(repository: Repository, attempts: Attempts, trial: int | None) -> Running | None:
     """Figures of a trial in the confirmation; None if it was not in it."""
-    if trial is None:
-        return None
-    wanted = [
-        a
-        for a in attempts
-        if a.purpose == Purpose.REFERENCE or (a.trial == trial and a.purpose == Purpose.CONFIRM)
-    ]
-    blocks = {a.id: repository.blocks(a.id) for a in wanted}
-    environment = repository.environment_of(wanted[-1].id) if wanted else None
-    return running(wanted, blocks, trial, (environment or {}).get("devices", []))
+    confirmed = attempts.of(Purpose.CONFIRM).of_trial(trial)
+    reference = attempts.of(Purpose.REFERENCE)
+    blocks = {a.id: repository.blocks(a.id) for a in [*confirmed, *reference]}
+    environment = repository.environment_of(confirmed.last.id) if confirmed.last else None
+    return running(confirmed, reference, blocks, (environment or {}).get("devices", []))
 
 
 def _running(ran: Running) -> Iterator[str]:
@@ -117,9 +108,7 @@ def _running(ran: Running) -> Iterator[str]:
         yield "More than the device can do: the FLOP count or the device's peak is wrong."
 
 
-def _measurement(
-    attempts: Sequence[StoredAttempt], noise: StoredNoise | None, raced: Racing
-) -> Iterator[str]:
+def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -> Iterator[str]:
     yield "### How it was measured"
     yield ""
     if noise:
@@ -135,7 +124,7 @@ def _measurement(
             f"- trials stopped early: {raced.stopped}, which saved {raced.seconds:.1f} s, "
             f"{raced.share:.0%} of the search"
         )
-    timed = [a for a in attempts if a.result.throughput is not None]
+    timed = attempts.measured()
     disturbed = sum(a.result.contended for a in timed)
     if disturbed:
         yield f"- others disturbed {disturbed} of {len(timed)} runs"
@@ -144,9 +133,8 @@ def _measurement(
         yield f"- {unsteady} of {len(timed)} runs were still unsteady when their warm-up ran out"
 
 
-def _best_trials(spec: StudySpec, attempts: Sequence[StoredAttempt]) -> Iterator[str]:
-    searched = [a for a in attempts if a.purpose == Purpose.SEARCH and a.result.state == "COMPLETE"]
-    searched.sort(key=lambda a: -(a.result.throughput or 0.0))
+def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
+    searched = sorted(attempts.searched().complete(), key=lambda a: -(a.result.throughput or 0.0))
     yield f"### Best trials of the search ({spec.objective.unit}, seen once)"
     yield ""
     yield "| trial | throughput | ± | peak MiB | difference to the baseline |"

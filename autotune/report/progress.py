@@ -1,14 +1,23 @@
 """A study's progress as lines of text, from what is recorded."""
 
+import collections
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.verdict import difference, quantity
+from autotune.analysis.wording import difference, quantity
 from autotune.spec import StudySpec
-from storage import UNTIMED, Purpose, Repository, StoredAttempt, StoredStudy
+from storage import (
+    UNTIMED,
+    Attempts,
+    AttemptState,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredStudy,
+)
 
-_CHECKED = {"COMPLETE": "ok", "REFUSED": "refused:"}
+_CHECKED = {AttemptState.COMPLETE: "ok", AttemptState.REFUSED: "refused:"}
 
 
 @dataclass(frozen=True)
@@ -37,24 +46,20 @@ class Standing:
         return self.best / self.baseline if self.best and self.baseline else None
 
 
-def standing(spec: StudySpec, attempts: list[StoredAttempt]) -> Standing:
+def standing(attempts: Attempts) -> Standing:
     """Where a study with these attempts stands."""
-    searched = {a.trial: a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded}
-    by_state: dict[str, int] = {}
-    for attempt in searched.values():
-        by_state[attempt.result.state] = by_state.get(attempt.result.state, 0) + 1
-    complete = [a for a in searched.values() if a.result.state == "COMPLETE"]
-    best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)
-    today = spec.full_baseline()
-    baseline = next((a.result.throughput for a in complete if a.knobs == today), None)
+    searched = attempts.searched()
+    by_state = collections.Counter(a.result.state.value for a in searched)
+    best = max(searched.complete(), key=lambda a: a.result.throughput or 0.0, default=None)
+    baseline = attempts.baseline()
     return Standing(
         trials=len(searched),
-        by_state=by_state,
-        running=sum(attempt.running for attempt in attempts),
+        by_state=dict(by_state),
+        running=len(attempts.ended_in(AttemptState.RUNNING)),
         best=best.result.throughput if best else None,
         best_trial=best.trial if best else None,
-        baseline=baseline,
-        confirming=max((a.round for a in attempts if a.purpose == Purpose.CONFIRM), default=0),
+        baseline=baseline.result.throughput if baseline else None,
+        confirming=max((a.round for a in attempts.of(Purpose.CONFIRM)), default=0),
     )
 
 
@@ -73,11 +78,11 @@ class ProgressLines:
     def new(self) -> Iterator[str]:
         """Lines for messages and recorded attempts that were not shown yet."""
         messages = self._repository.messages(self._study.id, self._last_message)
-        attempts = self._repository.attempts(self._study.id)
+        attempts = self._attempts()
         ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
-        baseline = standing(self._spec, attempts).baseline
+        baseline = standing(attempts).baseline
         lines = [(message.at, message.text) for message in messages]
-        found = {a.trial: a.knobs for a in attempts if a.purpose == Purpose.SEARCH}
+        found = {a.trial: a.knobs for a in attempts.of(Purpose.SEARCH)}
         lines += [(a.ended or 0.0, self._line(a, baseline, found.get(a.trial, {}))) for a in ended]
         self._shown.update(attempt.id for attempt in ended)
         self._last_message = max([self._last_message, *(m.number for m in messages)])
@@ -86,7 +91,7 @@ class ProgressLines:
 
     def headline(self) -> str:
         """Where the study stands, in one line."""
-        now = standing(self._spec, self._repository.attempts(self._study.id))
+        now = standing(self._attempts())
         budget = f"/{self._spec.budget.trials}" if self._spec.budget.trials else ""
         phase = f"confirming, round {now.confirming}" if now.confirming else "searching"
         text = f"{self._study.name}: {phase}, {now.trials}{budget} trials"
@@ -95,6 +100,9 @@ class ProgressLines:
         if now.speedup:
             text += f", {now.speedup:.2f}x baseline"
         return text
+
+    def _attempts(self) -> Attempts:
+        return Attempts(self._repository.attempts(self._study.id), self._spec.full_baseline())
 
     def _line(
         self, attempt: StoredAttempt, baseline: float | None, searched: dict[str, Any]
@@ -128,7 +136,7 @@ class ProgressLines:
         if attempt.purpose == Purpose.PROFILE:
             return f"{trial}, profile"
         if attempt.purpose == Purpose.FIT:
-            return f"{trial}, micro-batch {attempt.round}"
+            return f"{trial}, micro-batch {attempt.knobs['micro_batch']}"
         return trial
 
     def _mark(self, attempt: StoredAttempt) -> str:
@@ -138,12 +146,12 @@ class ProgressLines:
             mark = "again"
         elif attempt.knobs == self._spec.full_baseline():
             mark = "baseline"
-        elif result.state == "PRUNED":
+        elif result.state == AttemptState.PRUNED:
             mark = "stopped"
         elif searching and (result.throughput or 0) > self._best:
             mark = "best"
         else:
             mark = ""
-        if result.state == "COMPLETE" and searching:
+        if result.state == AttemptState.COMPLETE and searching:
             self._best = max(self._best, result.throughput or 0)
         return mark

@@ -8,9 +8,8 @@ from autotune.analysis.confirmation import replay
 from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
-from autotune.runs.judging import REFUSED
 from autotune.spec import StudySpec
-from storage import Purpose, Repository, StoredAttempt, StoredBlock
+from storage import Attempts, AttemptState, Purpose, Repository, StoredAttempt, StoredBlock
 
 
 def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
@@ -22,7 +21,7 @@ def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
     return estimate(units, [block.seconds for block in kept])
 
 
-def recomputed_attempts(repository: Repository, name: str) -> list[StoredAttempt]:
+def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """All attempts, each with the throughput that its blocks give."""
     study = repository.study(name)
     spec = StudySpec.model_validate(study.spec)
@@ -41,41 +40,38 @@ def recomputed_attempts(repository: Repository, name: str) -> list[StoredAttempt
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         found.append(dataclasses.replace(attempt, result=result))
-    return found
+    return Attempts(found, spec.full_baseline())
 
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     """The verdict that the recorded blocks give."""
     study = repository.study(name)
     spec = StudySpec.model_validate(study.spec)
-    baseline = spec.full_baseline()
     attempts = judged_again(recomputed_attempts(repository, name), repository)
-    confirmation = replay(
-        attempts,
-        baseline,
-        finalists=spec.measurement.finalists,
-        most_rounds=spec.measurement.rounds,
-    )
+    wanted = spec.measurement
+    confirmation = replay(attempts, finalists=wanted.finalists, most_rounds=wanted.rounds)
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return no_result(attempts)
-    measured = next(a for a in attempts if a.result.throughput is not None)
+    measured = attempts.measured().first
+    assert measured is not None  # there are rounds
     world_size = repository.blocks(measured.id)[0].workers
-    checks = gate.record(attempts, baseline, repository.blocks)
-    end = end_of_baseline(attempts, baseline)
+    checks = gate.record(attempts, repository.blocks)
+    end = end_of_baseline(attempts)
     return conclude(confirmation, spec.objective.unit, world_size, checks, end)
 
 
-def judged_again(attempts: list[StoredAttempt], repository: Repository) -> list[StoredAttempt]:
+def judged_again(attempts: Attempts, repository: Repository) -> Attempts:
     """The same attempts; whether a loss trajectory is refused is decided anew."""
-    return [_judged_again(attempt, attempts, repository) for attempt in attempts]
+    return attempts.each(lambda attempt: _judged_again(attempt, attempts, repository))
 
 
 def _judged_again(
-    attempt: StoredAttempt, attempts: list[StoredAttempt], repository: Repository
+    attempt: StoredAttempt, attempts: Attempts, repository: Repository
 ) -> StoredAttempt:
-    if attempt.purpose != Purpose.NUMERICS or attempt.result.state not in ("COMPLETE", REFUSED):
+    judged = (AttemptState.COMPLETE, AttemptState.REFUSED)
+    if attempt.purpose != Purpose.NUMERICS or attempt.result.state not in judged:
         return attempt
     problem = gate.compared(attempt, attempts, repository.blocks).problem
-    state = REFUSED if problem else "COMPLETE"
+    state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
     result = dataclasses.replace(attempt.result, state=state, cause=problem)
     return dataclasses.replace(attempt, result=result)

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.measurement.contention import straggler_ratio
 from autotune.measurement.peaks import peak_flops
-from storage import Purpose, StoredAttempt, StoredBlock
+from storage import Attempts, AttemptState, StoredBlock
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,31 @@ class Running:
 
 
 def running(
-    attempts: Sequence[StoredAttempt],
+    confirmed: Attempts,
+    reference: Attempts,
     blocks: dict[int, list[StoredBlock]],
-    trial: int,
     devices: Sequence[dict[str, Any]],
 ) -> Running | None:
     """Figures of a trial; None if the confirmation did not run it.
 
     Args:
+        confirmed: its runs in the confirmation.
+        reference: runs of the numerics gate's reference, which count the arithmetic of a sample.
         blocks: of each attempt, by its id.
         devices: of the environment that it ran in; empty on CPU.
     """
-    again = [a for a in attempts if a.trial == trial and a.purpose == Purpose.CONFIRM]
-    every = [block for a in again for block in blocks[a.id]]
+    every = [block for a in confirmed for block in blocks[a.id]]
     kept = [block for block in every if block.kept]
-    if not kept:
+    if not kept or confirmed.first is None:
         return None
+    knobs = confirmed.first.knobs
     seconds = sum(block.seconds for block in kept)
-    peak = max(attempt.result.peak_bytes for attempt in again)
-    flops = _flops(attempts, blocks, kept) if _has_one_cost(again[0].knobs) else None
-    limit = _peak_flops(devices, again[0].knobs["precision"])
+    peak = max(attempt.result.peak_bytes for attempt in confirmed)
+    flops = _flops(reference, blocks, kept) if _has_one_cost(knobs) else None
+    limit = _peak_flops(devices, knobs["precision"])
     utilisation = flops / limit if flops and limit else None
     return Running(
-        runs=len(again),
+        runs=len(confirmed),
         blocks=len(kept),
         step_p50=_median(kept, "step_p50"),
         step_p95=_median(kept, "step_p95"),
@@ -113,13 +115,12 @@ def _has_one_cost(knobs: Mapping[str, Any]) -> bool:
 
 
 def _flops(
-    attempts: Sequence[StoredAttempt], blocks: dict[int, list[StoredBlock]], kept: list[StoredBlock]
+    reference: Attempts, blocks: dict[int, list[StoredBlock]], kept: list[StoredBlock]
 ) -> float | None:
     """Per second and rank, from what the numerics gate has counted of one sample."""
     counted = [
         block.observed["flops_per_sample"]
-        for a in attempts
-        if a.purpose == Purpose.REFERENCE
+        for a in reference
         for block in blocks[a.id]
         if "flops_per_sample" in block.observed
     ]
@@ -156,11 +157,11 @@ class Racing:
     share: float
 
 
-def racing(attempts: Sequence[StoredAttempt]) -> Racing:
+def racing(attempts: Attempts) -> Racing:
     """Of the search of a study."""
-    searched = [a for a in attempts if a.purpose == Purpose.SEARCH]
-    complete = [a.result.wall_seconds for a in searched if a.result.state == "COMPLETE"]
-    stopped = [a.result.wall_seconds for a in searched if a.result.state == "PRUNED"]
+    searched = attempts.searched()
+    complete = [a.result.wall_seconds for a in searched.complete()]
+    stopped = [a.result.wall_seconds for a in searched.ended_in(AttemptState.PRUNED)]
     if not complete or not stopped:
         return Racing(len(stopped), 0.0, 0.0)
     usual = statistics.median(complete)

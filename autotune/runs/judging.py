@@ -6,11 +6,8 @@ from typing import Any, Protocol
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.numerics import STEPS, Trajectory, agreement, trajectory
 from autotune.measurement.watch import Limits, Seen, Watch
-from autotune.trial.protocol import BlockReport, Outcome, TrialReport
-from storage import AttemptResult
-
-LOST = "LOST"
-REFUSED = "REFUSED"
+from autotune.trial.protocol import BlockReport, TrialReport
+from storage import AttemptResult, AttemptState
 
 
 class Judge(Protocol):
@@ -42,13 +39,15 @@ class TimedRun:
         if failed := _failure(report):
             return failed
         if watch.problem:
-            return AttemptResult("ERROR", watch.problem, **common)
+            return AttemptResult(AttemptState.ERROR, watch.problem, **common)
         if not watch.kept:
-            return AttemptResult("ERROR", "ended before a block could be timed", **common)
+            return AttemptResult(
+                AttemptState.ERROR, "ended before a block could be timed", **common
+            )
         found = watch.estimate()
         half_width = found.half_width if math.isfinite(found.half_width) else 1.0
         return AttemptResult(
-            state=(Outcome.PRUNED if watch.lost else Outcome.COMPLETE).value,
+            state=AttemptState.PRUNED if watch.lost else AttemptState.COMPLETE,
             cause="cannot catch up with the best" if watch.lost else "",
             throughput=found.rate,
             half_width=total_half_width(half_width, self._sigma_run),
@@ -85,14 +84,16 @@ class TrajectoryRun(_WholeRun):
             return failed
         if len(self.seen) < STEPS:
             cause = f"ended after {len(self.seen)} of {STEPS} steps"
-            return AttemptResult("ERROR", cause, **_common(report))
+            return AttemptResult(AttemptState.ERROR, cause, **_common(report))
         found = trajectory([seen.block for seen in self.seen])
         if self._reference is None:
             if not all(map(math.isfinite, found.losses)):
-                return AttemptResult("ERROR", "its loss is not finite", **_common(report))
-            return AttemptResult(Outcome.COMPLETE.value, **_common(report))
+                return AttemptResult(
+                    AttemptState.ERROR, "its loss is not finite", **_common(report)
+                )
+            return AttemptResult(AttemptState.COMPLETE, **_common(report))
         problem = agreement(found, self._reference).problem
-        state = REFUSED if problem else Outcome.COMPLETE.value
+        state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
         return AttemptResult(state, problem, **_common(report))
 
 
@@ -104,8 +105,10 @@ class ProfileRun(_WholeRun):
         if failed := _failure(report):
             return failed
         if not self.seen:
-            return AttemptResult("ERROR", "ended before it was profiled", **_common(report))
-        return AttemptResult(Outcome.COMPLETE.value, **_common(report))
+            return AttemptResult(
+                AttemptState.ERROR, "ended before it was profiled", **_common(report)
+            )
+        return AttemptResult(AttemptState.COMPLETE, **_common(report))
 
 
 class FitRun(_WholeRun):
@@ -113,14 +116,14 @@ class FitRun(_WholeRun):
 
     def result(self, report: TrialReport) -> AttemptResult:
         """COMPLETE, or how it failed."""
-        return _failure(report) or AttemptResult(Outcome.COMPLETE.value, **_common(report))
+        return _failure(report) or AttemptResult(AttemptState.COMPLETE, **_common(report))
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:
     if report.lost_agent:
-        return AttemptResult(LOST, report.cause, **_common(report))
+        return AttemptResult(AttemptState.LOST, report.cause, **_common(report))
     if report.outcome is not None:
-        return AttemptResult(report.outcome.value, report.cause, **_common(report))
+        return AttemptResult(AttemptState(report.outcome), report.cause, **_common(report))
     return None
 
 

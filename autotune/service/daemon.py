@@ -19,11 +19,11 @@ from optuna.exceptions import StorageInternalError
 
 from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
-from autotune.export import best
+from autotune.export import writing
 from autotune.paths import StudyPaths
 from autotune.report.notes import study_note
 from autotune.report.overview import WAITING
-from autotune.runs import requests as plan
+from autotune.runs.plan import Plan, launcher_of
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
@@ -212,9 +212,9 @@ class _Session:
         """The study's verdict, exported and noted."""
         folder = StudyPaths(Path(self._study.workdir), self._study.name).folder
         folder.mkdir(parents=True, exist_ok=True)
-        with plan.launcher(self._spec, folder, self._is_to_be_ignored) as launcher:
+        with launcher_of(self._spec, folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()
-            return self._tune(launcher, folder)
+            return self._tune(Plan(self._spec, launcher))
 
     def _is_to_be_ignored(self, rival: Rival) -> bool:
         """Never, but for the daemon that this one has taken over from, which may lie there stopped."""
@@ -227,26 +227,24 @@ class _Session:
         self._signals.waiting.set()
         return False
 
-    def _tune(self, launcher: Launcher, folder: Path) -> Verdict:
+    def _tune(self, plan: Plan) -> Verdict:
         self._signals.check()
-        environment = launcher.slots[0].environment
-        self._say_where(launcher)
+        environment = plan.launcher.slots[0].environment
+        self._say_where(plan.launcher)
         job = Job(
             self._study,
-            self._spec,
+            plan,
             self._lease,
             self._repository,
-            folder,
             self._repository.record_environment(self._lease, environment),
-            launcher.workers,
         )
-        resolved = LargestBatch(job, launcher, self._signals.check).resolved()
+        resolved = LargestBatch(job, self._signals.check).resolved()
         study = self._repository.study(self._study.name)  # its time has gone on
-        tuner = Tuner(dataclasses.replace(job, spec=resolved, study=study), launcher, self._signals)
+        tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
         verdict = tuner.run()
-        tuner.ledger.note(study_note(verdict.as_dict()))
+        tuner.ledger.note(study_note(verdict))
         if verdict.trial is not None:
-            self._export(verdict, tuner.unit, launcher)
+            self._export(verdict, tuner.unit, plan.launcher)
         return verdict
 
     def _say_where(self, launcher: Launcher) -> None:
@@ -262,8 +260,8 @@ class _Session:
         )
 
     def _export(self, verdict: Verdict, unit: str, launcher: Launcher) -> None:
-        content = best.document(
-            verdict=verdict.as_dict(),
+        content = writing.document(
+            verdict=verdict,
             unit=unit,
             world_size=launcher.workers,
             study=self._study.name,
@@ -277,12 +275,12 @@ class _Session:
             self._not_written(target, "it is of another study, and this one recommends no change")
             return
         try:
-            best.write(target, content)
+            writing.write(target, content)
         except OSError as error:
             self._not_written(target, str(error.strerror))
 
     def _is_of_another_study(self, target: Path) -> bool:
-        return target.exists() and not best.is_of(target, self._study.name)
+        return target.exists() and not writing.is_of(target, self._study.name)
 
     def _not_written(self, target: Path, why: str) -> None:
         elsewhere = f"`autotune export {self._study.name} --output FILE` writes it elsewhere"

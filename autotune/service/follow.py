@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
-from autotune.export import best
+from autotune.export import writing
 from autotune.report.progress import ProgressLines
 from storage import Repository, StoredStudy, StudyState
 
@@ -92,8 +93,9 @@ class _Absence:
 def conclusion(study: StoredStudy, exported: Path) -> str:
     """What is printed when a study has ended."""
     if study.state == StudyState.DONE and study.verdict:
-        text = f"\n{study.verdict['sentence']}"
-        if study.verdict["trial"] is not None and best.is_of(exported, study.name):
+        verdict = Verdict.from_dict(study.verdict)
+        text = f"\n{verdict.sentence}"
+        if verdict.trial is not None and writing.is_of(exported, study.name):
             text += f"\n{exported}: load it with autotune.load()."
         return text
     if study.state == StudyState.STOPPED:
@@ -103,5 +105,6 @@ def conclusion(study: StoredStudy, exported: Path) -> str:
 
 def exit_code(study: StoredStudy) -> int:
     """0 when the study ended with something to recommend."""
-    done = study.state == StudyState.DONE and study.verdict is not None
-    return 0 if done and study.verdict and study.verdict["trial"] is not None else 1
+    if study.state != StudyState.DONE or study.verdict is None:
+        return 1
+    return 1 if Verdict.from_dict(study.verdict).trial is None else 0

@@ -9,15 +9,11 @@ from typing import Any
 from autotune.analysis.findings import Finding, findings, listed
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
-from autotune.runs import requests as plan
-from autotune.runs.judging import Judge, ProfileRun, TimedRun
+from autotune.runs.judging import ProfileRun, TimedRun
+from autotune.runs.plan import Plan, launcher_of, profiled
+from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
-from autotune.study.bench import PROFILED_STEPS
-from autotune.trial.files import TrialFiles
-from autotune.trial.protocol import TrialRequest
-from launchers import Launcher
 from search_spaces import infeasible
-from storage import AttemptResult
 
 _PAIRS = 2
 
@@ -51,66 +47,41 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
         BadInput: the baseline cannot run here, with the reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with plan.launcher(spec, folder) as launcher:
-        return _Examination(spec, launcher, folder, workdir).run()
+    with launcher_of(spec, folder) as launcher:
+        return _looked_at(Probe(Plan(spec, launcher), folder, workdir))
 
 
-class _Examination:
-    def __init__(self, spec: StudySpec, launcher: Launcher, folder: Path, workdir: Path) -> None:
-        self._spec = spec
-        self._launcher = launcher
-        self._folder = folder
-        self._workdir = workdir
-        self._facts = plan.facts(spec, launcher)
+def _looked_at(probe: Probe) -> Diagnosis:
+    plan = probe.plan
+    plan.check_baseline()
+    judge = ProfileRun()
+    result = probe.run("profile", plan.baseline, judge, profiled)
+    if problem := why_not(result):
+        raise BadInput(f"the baseline ended in {problem}")
+    observed: Any = judge.seen[0].block.observed
+    rising = _rising(probe)
+    return Diagnosis(
+        findings(observed, plan.baseline, plan.facts, rising),
+        breakdown(observed["parts"]),
+        rising,
+        probe.files("profile").traces(),
+    )
 
-    def run(self) -> Diagnosis:
-        baseline = self._spec.full_baseline()
-        if problems := infeasible(baseline, self._facts):
-            raise BadInput("the baseline cannot run here: " + "; ".join(problems))
-        judge = ProfileRun()
-        request = self._request("profile", baseline)
-        result = self._result(dataclasses.replace(request, profile=PROFILED_STEPS), judge)
-        if result.state != "COMPLETE":
-            raise BadInput(
-                f"the baseline ended in {result.state}: {result.cause}\n{result.log_tail}".rstrip()
-            )
-        observed: Any = judge.seen[0].block.observed
-        rising = self._rising(baseline)
-        return Diagnosis(
-            findings(observed, baseline, self._facts, rising),
-            breakdown(observed["parts"]),
-            rising,
-            TrialFiles(Path(request.log_dir)).traces(),
-        )
 
-    def _rising(self, baseline: dict[str, Any]) -> float | None:
-        doubled = {**baseline, "micro_batch": 2 * baseline["micro_batch"]}
-        free = dataclasses.replace(self._facts, global_batch=None)
-        if infeasible(doubled, free):
-            return None
-        rates: dict[str, list[float]] = {"once": [], "twice": []}
-        for number in range(_PAIRS):
-            for name, knobs in (("once", baseline), ("twice", doubled)):
-                limits = plan.limits(self._spec, self._spec.measurement.search_precision)
-                result = self._result(self._request(f"{name}-{number}", knobs), TimedRun(limits))
-                if result.throughput is None:
-                    return None
-                rates[name].append(result.throughput)
-        return sum(rates["twice"]) / sum(rates["once"])
-
-    def _request(self, name: str, knobs: dict[str, Any]) -> TrialRequest:
-        return plan.request(
-            self._spec,
-            self._launcher.slots[0],
-            self._launcher.workers,
-            name=name,
-            knobs=knobs,
-            workdir=str(self._workdir),
-            log_dir=self._folder / name,
-        )
-
-    def _result(self, request: TrialRequest, judge: Judge) -> AttemptResult:
-        return judge.result(self._launcher.slots[0].run(request, judge))
+def _rising(probe: Probe) -> float | None:
+    """Throughput with twice the micro-batch over the baseline's; None if that cannot run."""
+    plan = probe.plan
+    doubled = {**plan.baseline, "micro_batch": 2 * plan.baseline["micro_batch"]}
+    if infeasible(doubled, dataclasses.replace(plan.facts, global_batch=None)):
+        return None
+    rates: dict[str, list[float]] = {"once": [], "twice": []}
+    for number in range(_PAIRS):
+        for name, knobs in (("once", plan.baseline), ("twice", doubled)):
+            result = probe.run(f"{name}-{number}", knobs, TimedRun(plan.search_limits()))
+            if result.throughput is None:
+                return None
+            rates[name].append(result.throughput)
+    return sum(rates["twice"]) / sum(rates["once"])
 
 
 def described(diagnosis: Diagnosis) -> Iterator[str]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, DevicesTaken
-from autotune.runs import requests as plan
 from autotune.runs.judging import FitRun
+from autotune.runs.plan import Plan, few_steps, resources
+from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
-from autotune.trial.protocol import Outcome
-from launchers import Launcher, Resources, open_launcher
-from search_spaces import infeasible
+from launchers import Resources, open_launcher
 from storage import Database
 
 _PACKAGES = ("torch", "optuna", "optuna-dashboard", "ray", "sqlalchemy", "pandas")
@@ -96,12 +95,12 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
 
 def _launched(spec: StudySpec | None) -> Iterator[Check]:
     default = Resources(workers=1, gpus_per_worker=None, cpus_per_worker=1, slots=None)
-    resources = plan.resources(spec) if spec else default
+    wanted = resources(spec) if spec else default
     kind = spec.launcher if spec else "local"
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            open_launcher(kind, resources, folder, spec.ray_address if spec else None) as launcher,
+            open_launcher(kind, wanted, folder, spec.ray_address if spec else None) as launcher,
         ):
             slot = launcher.slots[0]
             devices = slot.environment["devices"]
@@ -109,7 +108,8 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
             yield Check(f"{kind} launcher", "ok", text)
             if spec:
-                trained = functools.partial(_baseline, spec, launcher, Path(folder))
+                probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
+                trained = functools.partial(_baseline, probe)
                 yield _tried("baseline", trained)
     except DevicesTaken as error:
         yield Check(f"{kind} launcher", "warn", str(error))
@@ -117,28 +117,16 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
         yield Check(f"{kind} launcher", "fail", str(error))
 
 
-def _baseline(spec: StudySpec, launcher: Launcher, folder: Path) -> str:
+def _baseline(probe: Probe) -> str:
     """Build the workload and train it for a few steps.
 
     Raises:
         AutotuneError: it cannot be.
     """
-    knobs = spec.full_baseline()
-    if problems := infeasible(knobs, plan.facts(spec, launcher)):
-        raise AutotuneError("cannot run here: " + "; ".join(problems))
-    request = plan.request(
-        spec,
-        launcher.slots[0],
-        launcher.workers,
-        name="doctor",
-        knobs=knobs,
-        workdir=str(Path.cwd()),
-        log_dir=folder / "doctor",
-    )
-    judge = FitRun()
-    result = judge.result(launcher.slots[0].run(plan.few_steps(request), judge))
-    if result.state != Outcome.COMPLETE:
-        raise AutotuneError(f"{result.state}: {result.cause}\n{result.log_tail}".rstrip())
+    probe.plan.check_baseline()
+    result = probe.run("doctor", probe.plan.baseline, FitRun(), few_steps)
+    if problem := why_not(result):
+        raise AutotuneError(problem)
     size = f"{result.peak_bytes / 2**20:,.0f} MiB"
     return f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
 

@@ -18,12 +18,14 @@ from typing import Any
 import yaml
 
 from autotune.errors import BadInput
-from autotune.runs import requests as plan
-from autotune.runs.judging import LOST, TimedRun
+from autotune.runs.judging import TimedRun
+from autotune.runs.plan import Plan, launcher_of
+from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
 from autotune.spec import StudySpec
-from launchers import Launcher, Slot
+from launchers import Slot
 from search_spaces.knob import written
+from storage import AttemptState
 
 THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
 _PASS = "pass"
@@ -143,16 +145,17 @@ def record(
     """
     with (
         tempfile.TemporaryDirectory() as logs,
-        plan.launcher(spec, Path(logs)) as launcher,
+        launcher_of(spec, Path(logs)) as launcher,
     ):
-        space = plan.space(spec, launcher)
+        probe = Probe(Plan(spec, launcher), Path(logs), workdir)
+        space = probe.plan.space()
         names = sorted(space.distributions())
         if not names:
             raise BadInput("search_space: nothing varies; give at least one knob two values")
         chosen = configurations(space, spec, names, most)
         journal = Journal(output.with_suffix(".runs.csv"), names)
         _check_origin(output, spec, launcher.slots[0], journal.runs)
-        recorder = _Recorder(spec, launcher, space, journal, workdir, Path(logs))
+        recorder = _Recorder(probe, space, journal)
         for number in range(passes + refine):
             several = chosen
             if number >= passes:
@@ -178,22 +181,11 @@ def configurations(
 
 
 class _Recorder:
-    def __init__(
-        self,
-        spec: StudySpec,
-        launcher: Launcher,
-        space: Space,
-        journal: Journal,
-        workdir: Path,
-        logs: Path,
-    ) -> None:
-        self._spec = spec
-        self._slot = launcher.slots[0]
-        self._world_size = launcher.workers
+    def __init__(self, probe: Probe, space: Space, journal: Journal) -> None:
+        self._probe = probe
+        self._spec = probe.plan.spec
         self._space = space
         self._journal = journal
-        self._workdir = workdir
-        self._logs = logs
 
     def make_pass(
         self, number: int, chosen: list[dict[str, Any]], say: Callable[[str], None]
@@ -214,18 +206,9 @@ class _Recorder:
     def _run(self, number: int, params: dict[str, Any]) -> Run:
         for again in range(_REPEATED):
             name = f"{len(self._journal.runs)}-{number}-{again}"
-            request = plan.request(
-                self._spec,
-                self._slot,
-                self._world_size,
-                name=name,
-                knobs=self._space.complete(params),
-                workdir=str(self._workdir),
-                log_dir=self._logs / name,
-            )
-            judge = TimedRun(plan.limits(self._spec, self._spec.measurement.search_precision))
-            result = judge.result(self._slot.run(request, judge))
-            if result.state != LOST:
+            judge = TimedRun(self._probe.plan.search_limits())
+            result = self._probe.run(name, self._space.complete(params), judge)
+            if result.state != AttemptState.LOST:
                 break
         state = _STATES.get(result.state, "ERROR")
         return Run(number, params, result.throughput, result.wall_seconds, state)

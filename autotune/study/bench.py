@@ -4,23 +4,24 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from autotune.measurement import numerics
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.watch import Limits, Seen
-from autotune.runs import requests as plan
-from autotune.runs.judging import LOST, Judge, TimedRun
-from autotune.spec import StudySpec
-from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
+from autotune.paths import StudyPaths
+from autotune.runs.judging import Judge, TimedRun
+from autotune.runs.plan import Plan, few_steps, profiled, stepwise
+from autotune.runs.probe import Shape, as_timed
+from autotune.trial.protocol import TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
-    TRAJECTORIES,
     AttemptResult,
+    Attempts,
+    AttemptState,
     Lease,
     Purpose,
     Repository,
@@ -31,51 +32,60 @@ from storage import (
 )
 
 MOST_LAUNCHES = 3
-"""How often a trial is launched again when its agent dies under it."""
+"""How often in a row a run may lose its agent; the last time it counts as a crash of its own."""
 
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
-PROFILED_STEPS = 8
 BASELINE = 0
 """Number of its trial."""
+
+_SHAPES: dict[Purpose, Shape] = {
+    Purpose.REFERENCE: stepwise,
+    Purpose.NUMERICS: stepwise,
+    Purpose.PROFILE: profiled,
+    Purpose.FIT: few_steps,
+}
+"""What is not timed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every attempt of a study has in common."""
+    """A study under way: its plan, and the records that it is read from and written to."""
 
     study: StoredStudy
-    spec: StudySpec
+    plan: Plan
     lease: Lease
     repository: Repository
-    log_dir: Path
     environment_id: int
-    world_size: int
+
+    @property
+    def paths(self) -> StudyPaths:
+        """Where it prints to."""
+        return StudyPaths(Path(self.study.workdir), self.study.name)
+
+    def attempts(self) -> Attempts:
+        """What is recorded by now."""
+        return Attempts(self.repository.attempts(self.study.id), self.plan.baseline)
+
+    def say(self, message: str) -> None:
+        """Leave a message for whoever watches the study."""
+        self.repository.say(self.lease, self.study.id, message)
 
     def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
         """The trial, ready to launch on this slot."""
-        name = attempt.name
-        timed = plan.request(
-            self.spec,
+        timed = self.plan.request(
             slot,
-            self.world_size,
-            name=f"{self.study.id}/{name}/{self.lease.epoch}",
-            knobs=attempt.knobs,
-            workdir=self.study.workdir,
-            log_dir=self.log_dir / name,
+            attempt.knobs,
+            name=f"{self.study.id}/{attempt.name}/{self.lease.epoch}",
+            workdir=Path(self.study.workdir),
+            log_dir=self.paths.attempt(attempt.name).folder,
         )
-        if attempt.purpose == Purpose.FIT:
-            return plan.few_steps(timed)
-        return dataclasses.replace(
-            timed,
-            trajectory=numerics.STEPS if attempt.purpose in TRAJECTORIES else 0,
-            profile=PROFILED_STEPS if attempt.purpose == Purpose.PROFILE else 0,
-        )
+        return _SHAPES.get(attempt.purpose, as_timed)(timed)
 
     @property
     def workload(self) -> str:
         """Name of the workload with a digest of its arguments: what noise is known by."""
-        spec = self.spec.workload
+        spec = self.plan.spec.workload
         arguments = json.dumps(spec.args, sort_keys=True).encode()
         return f"{spec.name[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
 
@@ -85,7 +95,7 @@ class Job:
             self.study.id,
             self.environment_id,
             workload=self.workload,
-            world_size=self.world_size,
+            world_size=self.plan.launcher.workers,
         )
         return found.sigma_run if found else None
 
@@ -97,15 +107,14 @@ class Job:
             self.environment_id,
             noise,
             workload=self.workload,
-            world_size=self.world_size,
+            world_size=self.plan.launcher.workers,
         )
 
     def limits(self, purpose: Purpose, incumbent_low: float, sigma_run: float) -> Limits:
         """How long to measure."""
-        measurement = self.spec.measurement
-        confirming = purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE)
-        precision = measurement.confirm_precision if confirming else measurement.search_precision
-        return plan.limits(self.spec, precision, incumbent_low=incumbent_low, sigma_run=sigma_run)
+        if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
+            return self.plan.confirm_limits(sigma_run=sigma_run)
+        return self.plan.search_limits(incumbent_low=incumbent_low, sigma_run=sigma_run)
 
 
 @dataclass(frozen=True)
@@ -116,17 +125,35 @@ class Finished:
     result: AttemptResult
 
 
+class _Running(NamedTuple):
+    slot: int
+    attempt: StoredAttempt
+    judge: Judge
+
+
 class Bench:
     """Slots that run attempts, one each at a time, and record what comes of them."""
 
-    def __init__(self, job: Job, slots: Sequence[Slot]) -> None:
+    def __init__(self, job: Job, check: Callable[[], None]) -> None:
+        """Take the slots of the job's launcher.
+
+        Args:
+            check: raises when the study is to stop; called while something is waited for.
+        """
         self._job = job
-        self._slots = list(slots)
-        self._free = set(range(len(slots)))
-        self._pool = ThreadPoolExecutor(len(slots), thread_name_prefix="slot")
+        self._check = check
+        self._slots = list(job.plan.launcher.slots)
+        self._free = set(range(len(self._slots)))
+        self._pool = ThreadPoolExecutor(len(self._slots), thread_name_prefix="slot")
         self.sigma_run = PRIOR_SIGMA
         """Relative standard deviation between runs, as far as it is known."""
-        self._running: dict[Future[TrialReport], tuple[int, StoredAttempt, Judge]] = {}
+        self._running: dict[Future[TrialReport], _Running] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
 
     @property
     def idle(self) -> bool:
@@ -161,7 +188,7 @@ class Bench:
         slot = self._slots[number]
         judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run))
         future = self._pool.submit(slot.run, self._job.request(attempt, slot), judge)
-        self._running[future] = (number, attempt, judge)
+        self._running[future] = _Running(number, attempt, judge)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
         """Attempts that end within so many seconds, each recorded before it is given out."""
@@ -171,9 +198,7 @@ class Bench:
         for future in done:
             number, attempt, judge = self._running.pop(future)
             self._free.add(number)
-            result = judge.result(future.result())
-            if result.state == LOST and attempt.attempt >= MOST_LAUNCHES:
-                result = dataclasses.replace(result, state=Outcome.CRASH.value)
+            result = self._suspected(attempt, judge.result(future.result()))
             self._job.repository.finish_attempt(
                 self._job.lease,
                 attempt.id,
@@ -183,10 +208,28 @@ class Bench:
             )
             yield Finished(attempt, result)
 
-    def wait(self, check: Callable[[], None]) -> None:
-        """Until nothing runs; `check` is called again and again, and may raise."""
+    def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
+        """A run that loses its agent again and again is the cause of that."""
+        if result.state != AttemptState.LOST:
+            return result
+        launches = self._job.attempts().in_vain(attempt) + 1
+        if launches < MOST_LAUNCHES:
+            return result
+        return dataclasses.replace(result, state=AttemptState.CRASH)
+
+    def run(
+        self,
+        trial: int,
+        knobs: dict[str, Any],
+        purpose: Purpose,
+        *,
+        round_: int = 0,
+        judge: Judge | None = None,
+    ) -> None:
+        """The same, alone on the bench, and wait for its end."""
+        self.start(trial, knobs, purpose, round_=round_, judge=judge)
         while not self.idle:
-            check()
+            self._check()
             for _ in self.finished(_POLL_SECONDS):
                 pass
 
@@ -196,7 +239,7 @@ class Bench:
         while running:
             # Again and again: a trial that is just being launched cannot be ended yet.
             for future in running:
-                self._slots[self._running[future][0]].end()
+                self._slots[self._running[future].slot].end()
             _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
         self._pool.shutdown()
 

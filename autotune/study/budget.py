@@ -7,7 +7,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.performance_model import Prediction
 from autotune.spec import BudgetSpec
-from storage import Purpose, StoredAttempt
+from storage import Attempts, AttemptState, Purpose
 
 _CONFIRMATION_SHARE = 0.25
 """Of the wall time: kept back from the search."""
@@ -16,7 +16,7 @@ _BROKEN_AFTER = 5
 _FEWEST_TRIALS = 6
 """Before the model's word that nothing is left to gain is taken for it."""
 _SHARE_OF_NOISE = 0.1
-_FAILURES = ("ERROR", "CRASH")
+_FAILURES = (AttemptState.ERROR, AttemptState.CRASH)
 
 
 class Budget:
@@ -53,7 +53,7 @@ class Budget:
             f"are worth it (budget.least_gain {least:.2%}, noise between runs {sigma:.1%})"
         )
 
-    def why_enough(self, trials: Sequence[FrozenTrial], attempts: Sequence[StoredAttempt]) -> str:
+    def why_enough(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> str:
         """The reason to end the search, in words; empty while there is none."""
         limits = self._limits
         begun = [trial for trial in trials if trial.state != TrialState.WAITING]
@@ -73,12 +73,12 @@ class Budget:
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def _device_hours(self, attempts: Sequence[StoredAttempt]) -> float:
-        searching = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.FIT)
-        spent = sum(a.result.wall_seconds for a in attempts if a.purpose in searching)
+    def _device_hours(self, attempts: Attempts) -> float:
+        searching = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.FIT)
+        spent = sum(a.result.wall_seconds for a in searching)
         return spent * self._world_size / 3600
 
 
-def _launched(trials: Sequence[FrozenTrial], attempts: Sequence[StoredAttempt]) -> int:
-    launched = {a.trial for a in attempts if a.purpose == Purpose.SEARCH}
+def _launched(trials: Sequence[FrozenTrial], attempts: Attempts) -> int:
+    launched = {a.trial for a in attempts.of(Purpose.SEARCH)}
     return sum(trial.number in launched for trial in trials)

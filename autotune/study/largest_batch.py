@@ -8,16 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import BadInput
-from autotune.runs import requests as plan
 from autotune.runs.judging import FitRun
 from autotune.spec import StudySpec
 from autotune.spec.mistakes import LARGEST
 from autotune.study.bench import BASELINE, Bench, Job
-from autotune.trial.protocol import Outcome
-from launchers import Launcher
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.knob import Range
-from storage import Purpose, StoredAttempt
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _BUDGET_SHARE = 0.25
 """Of wall time or device hours that may be spent on it."""
@@ -71,13 +68,11 @@ class Bracket:
 class LargestBatch:
     """Finds it for one study."""
 
-    def __init__(self, job: Job, launcher: Launcher, check: Callable[[], None]) -> None:
-        """Take in where it happens; `check` raises when the study is to stop."""
+    def __init__(self, job: Job, check: Callable[[], None]) -> None:
+        """Take in whom to ask; `check` raises when the study is to stop."""
         self._job = job
-        self._launcher = launcher
         self._check = check
-        self._baseline = job.spec.full_baseline()
-        self._first = int(self._baseline["micro_batch"])
+        self._first = int(job.plan.baseline["micro_batch"])
 
     def resolved(self) -> StudySpec:
         """The settings of the study with a number for `max`.
@@ -85,12 +80,12 @@ class LargestBatch:
         Raises:
             BadInput: memory has no limit, or does not hold a single sample.
         """
-        spec = self._job.spec
+        plan, spec = self._job.plan, self._job.plan.spec
         if not spec.asks_for_largest:
             return spec
         self._check_limit()
         # Why a baseline cannot run at all, the search says.
-        can_run = not infeasible(self._baseline, plan.facts(spec, self._launcher))
+        can_run = not infeasible(plan.baseline, plan.facts)
         found = self._found() if can_run else None
         values = spec.values()
         numbers = [value for value in values["micro_batch"] if value != LARGEST]
@@ -100,8 +95,9 @@ class LargestBatch:
         return spec.model_copy(update={"search_space": space})
 
     def _check_limit(self) -> None:
-        shared = self._launcher.slots[0].devices_per_rank < 1
-        if shared and self._job.spec.resources.memory_per_worker is None:
+        plan = self._job.plan
+        shared = plan.launcher.slots[0].devices_per_rank < 1
+        if shared and plan.spec.resources.memory_per_worker is None:
             raise BadInput(
                 "search_space.micro_batch: max needs a limit where a rank has no device of its own: it "
                 "could take the memory of all; set resources.memory_per_worker, e.g. 8GiB"
@@ -109,34 +105,30 @@ class LargestBatch:
 
     def _found(self) -> int | None:
         """The largest micro-batch less some headroom; None if the baseline does not run."""
-        bench = Bench(self._job, self._launcher.slots[:1])
-        attempts = known = self._attempts()
-        try:
+        attempts = known = self._job.attempts()
+        with Bench(self._job, self._check) as bench:
             while (size := self._next(attempts)) is not None:
-                knobs = {**self._baseline, "micro_batch": size}
-                bench.start(BASELINE, knobs, Purpose.FIT, round_=size, judge=FitRun())
-                bench.wait(self._check)
-                attempts = self._attempts()
-        finally:
-            bench.abandon()
+                knobs = {**self._job.plan.baseline, "micro_batch": size}
+                bench.run(BASELINE, knobs, Purpose.FIT, judge=FitRun())
+                attempts = self._job.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
         found = bracket.with_headroom(self._first) if bracket.fits else None
         if len(runs) > len(_runs(known)):
-            self._say(_told(bracket, runs, found))
+            self._job.say(_told(bracket, runs, found))
         return found
 
-    def _next(self, attempts: Sequence[StoredAttempt]) -> int | None:
+    def _next(self, attempts: Attempts) -> int | None:
         runs = _runs(attempts)
         bracket = _bracket(runs)
         # What is searched does not change any more, whatever the budget becomes.
-        searching = any(a.purpose not in (Purpose.FIT, Purpose.PROFILE) for a in attempts)
+        searching = len(attempts) > len(attempts.of(Purpose.FIT, Purpose.PROFILE))
         growing = bracket.fits and bracket.fails is None
         if searching or (growing and self._spent_enough(runs)):
             return None
         if runs and not bracket.fits:
             last = runs[-1]
-            if last.result.state != Outcome.OOM:
+            if last.result.state != AttemptState.OOM:
                 return None  # what is wrong with the baseline, its own trial will tell
             if _size(last) == 1:
                 raise BadInput(
@@ -148,26 +140,20 @@ class LargestBatch:
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Whether as much of a budget is gone as may be, before anything is searched."""
-        budget, seconds = self._job.spec.budget, sum(run.result.wall_seconds for run in runs)
-        hours = seconds * self._job.world_size / 3600
+        budget, seconds = self._job.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
+        hours = seconds * self._job.plan.launcher.workers / 3600
         return any(
             limit is not None and spent >= _BUDGET_SHARE * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
         )
 
-    def _attempts(self) -> list[StoredAttempt]:
-        return self._job.repository.attempts(self._job.study.id)
 
-    def _say(self, message: str) -> None:
-        self._job.repository.say(self._job.lease, self._job.study.id, message)
-
-
-def _runs(attempts: Sequence[StoredAttempt]) -> list[StoredAttempt]:
-    return [a for a in attempts if a.purpose == Purpose.FIT and a.recorded]
+def _runs(attempts: Attempts) -> list[StoredAttempt]:
+    return list(attempts.of(Purpose.FIT).recorded())
 
 
 def _bracket(runs: Sequence[StoredAttempt]) -> Bracket:
-    return Bracket.of([(_size(run), run.result.state == Outcome.COMPLETE) for run in runs])
+    return Bracket.of([(_size(run), run.result.state == AttemptState.COMPLETE) for run in runs])
 
 
 def _told(bracket: Bracket, runs: Sequence[StoredAttempt], found: int | None) -> str:
@@ -176,7 +162,7 @@ def _told(bracket: Bracket, runs: Sequence[StoredAttempt], found: int | None) ->
         return f"micro_batch: max is not known, the baseline fails: {runs[-1].result.cause}."
     text = f"micro_batch: {bracket.fits} fits"
     for beyond in (run for run in runs if _size(run) == bracket.fails):
-        why = "" if beyond.result.state == Outcome.OOM else f": {beyond.result.cause}"
+        why = "" if beyond.result.state == AttemptState.OOM else f": {beyond.result.cause}"
         text += f", {bracket.fails} does not ({beyond.result.state}{why})"
     if bracket.fails is None:
         text += ", more was not tried"

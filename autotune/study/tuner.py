@@ -6,27 +6,17 @@ from dataclasses import dataclass, field
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.calibration import Calibration
-from autotune.analysis.verdict import (
-    Verdict,
-    conclude,
-    difference,
-    end_of_baseline,
-    no_result,
-    quantity,
-)
+from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, LeaseLost
 from autotune.report.notes import trial_note
-from autotune.runs import requests as plan
-from autotune.runs.judging import LOST
 from autotune.search.sampling import sampler
-from autotune.spec import StudySpec
 from autotune.study.bench import Bench, Finished, Job
 from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.opening import Opening
-from launchers import Launcher
 from search_spaces.constraints import refused_global_batch
-from storage import Purpose, StoredAttempt, StoredNoise, TrialLedger
+from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
 
@@ -60,22 +50,18 @@ class Signals:
 class Tuner:
     """Runs a study from wherever its records stand to its verdict."""
 
-    def __init__(self, job: Job, launcher: Launcher, signals: Signals) -> None:
+    def __init__(self, job: Job, signals: Signals) -> None:
         self._job = job
-        self._spec: StudySpec = job.spec
-        self._launcher = launcher
+        self._plan = job.plan
+        self._spec = job.plan.spec
         self._signals = signals
-        self._budget = Budget(job.spec.budget, job.study.elapsed, job.world_size)
-        self._space = plan.space(job.spec, launcher)
-        self._calibration = Calibration(
-            job.spec.full_baseline(), job.spec.measurement.baseline_runs, job.known_sigma()
-        )
-        before = len(self._attempts())
+        self._workers = job.plan.launcher.workers
+        self._budget = Budget(self._spec.budget, job.study.elapsed, self._workers)
+        self._space = self._plan.space()
+        self._calibration = Calibration(self._spec.measurement.baseline_runs, job.known_sigma())
+        before = len(job.attempts())
         self._sampler = sampler(
-            self._spec.sampler,
-            self._space,
-            self._spec.seed + before,
-            plan.memory_of_rank(self._spec, launcher.slots[0]),
+            self._spec.sampler, self._space, self._spec.seed + before, self._plan.memory_of_rank()
         )
         self._ledger = self._open_ledger()
 
@@ -87,26 +73,20 @@ class Tuner:
             Stopped, LeaseLost: see Signals.
         """
         self._check_baseline()
-        bench = Bench(self._job, self._launcher.slots)
-        bench.sigma_run = self._calibration.noise(self._attempts()).sigma_run
-        try:
-            opening = Opening(self._job, self._space, self._launcher, self._signals.check)
-            for suggestion in opening.run(bench, self._ledger):
-                self._say(f"To be tried first: {suggestion.reason}.")
+        with Bench(self._job, self._signals.check) as bench:
+            bench.sigma_run = self._calibration.noise(self._job.attempts()).sigma_run
+            for suggestion in Opening(self._job, self._space).run(bench, self._ledger):
+                self._job.say(f"To be tried first: {suggestion.reason}.")
             reason = self._search(bench)
-            self._say(f"The search ends: {reason}.")
+            self._job.say(f"The search ends: {reason}.")
             self._explain()
-            facts = plan.facts(self._spec, self._launcher)
-            finals = Finals(
-                self._job, bench, facts, self._signals.check, lambda: self._budget.out_of_time
-            )
+            finals = Finals(self._job, bench, lambda: self._budget.out_of_time)
             confirmation = finals.run()
-        finally:
-            bench.abandon()
+        attempts = self._job.attempts()
         if confirmation is None:
-            return no_result(self._attempts())
-        end = end_of_baseline(self._attempts(), self._spec.full_baseline())
-        return conclude(confirmation, self.unit, self._job.world_size, finals.checks(), end)
+            return no_result(attempts)
+        end = end_of_baseline(attempts)
+        return conclude(confirmation, self.unit, self._workers, finals.checks(), end)
 
     @property
     def ledger(self) -> TrialLedger:
@@ -122,22 +102,18 @@ class Tuner:
         ledger = TrialLedger(self._job.repository.database, self._job.study.name, self._sampler)
         if not ledger.trials():
             for reason in self._space.left_out:
-                self._say(f"Left out: {reason}.")
-            distributions = self._space.distributions()
-            baseline = self._spec.full_baseline()
-            ledger.enqueue({name: baseline[name] for name in distributions}, "baseline")
+                self._job.say(f"Left out: {reason}.")
+            baseline = self._plan.baseline
+            params = {name: baseline[name] for name in self._space.distributions()}
+            ledger.enqueue(params, "baseline")
             ledger.name_objective(f"throughput, {self.unit}")
         return ledger
 
     def _check_baseline(self) -> None:
         fixed = self._spec.objective.global_batch
-        if fixed and (refused := refused_global_batch(fixed, self._job.world_size)):
+        if fixed and (refused := refused_global_batch(fixed, self._workers)):
             raise BadInput(f"objective.global_batch: {refused}")
-        problems = self._space.problems({})
-        if problems:
-            raise BadInput(
-                "the baseline cannot run here: " + "; ".join(problems) + "; change `baseline`"
-            )
+        self._plan.check_baseline()
 
     # The search
 
@@ -149,11 +125,11 @@ class Tuner:
             self._signals.check()
             # Trials that were begun before are finished, whatever the budget: none stays open.
             while bench.has_free_slot and unlaunched:
-                self._launch(bench, unlaunched.pop(0))
+                self._launch(bench, unlaunched.pop(0), self._job.attempts())
             while bench.has_free_slot and self._run_baseline_again(bench):
                 pass
             while bench.has_free_slot and not reason:
-                reason = self._why_enough(bench) or self._launch_next(bench)
+                reason = self._launch_next(bench)
             if bench.idle and not unlaunched:
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
@@ -162,56 +138,55 @@ class Tuner:
                 else:
                     self._tell(finished, unlaunched)
 
-    def _why_enough(self, bench: Bench) -> str:
-        trials, attempts = self._ledger.trials(), self._attempts()
+    def _run_baseline_again(self, bench: Bench) -> bool:
+        """Launch it if that is due; whether it was."""
+        own = self._calibration.due(self._job.attempts())
+        if own is not None:
+            bench.start(own.trial, own.knobs, Purpose.CALIBRATE)
+        return own is not None
+
+    def _launch_next(self, bench: Bench) -> str:
+        """Launch the next trial; why none is, in words."""
+        trials, attempts = self._ledger.trials(), self._job.attempts()
+        if reason := self._why_enough(trials, attempts, bench.sigma_run):
+            return reason
+        if not self._sampler.has_more(trials):
+            return "every feasible configuration has been tried"
+        self._launch(bench, self._ledger.ask(self._space.distributions()), attempts)
+        return ""
+
+    def _why_enough(self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float) -> str:
         if reason := self._budget.why_enough(trials, attempts):
             return reason
         if any(trial.state == TrialState.WAITING for trial in trials):
             return ""
-        measured = sum(a.purpose == Purpose.SEARCH and a.recorded for a in attempts)
         expected = self._sampler.prediction(trials)
-        return self._budget.why_not_worth_it(expected, measured, bench.sigma_run)
+        return self._budget.why_not_worth_it(expected, len(attempts.searched()), sigma_run)
 
     def _explain(self) -> None:
         """Say what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
-            changed = difference(self._space.complete(expected.params), self._spec.full_baseline())
-            self._say(
+            changed = difference(self._space.complete(expected.params), self._plan.baseline)
+            self._job.say(
                 f"The model takes {changed} for the best, with {quantity(expected.value)} "
                 f"{self.unit}, and expects one more trial to bring {expected.gain:.2%}."
             )
 
-    def _launch_next(self, bench: Bench) -> str:
-        if not self._sampler.has_more(self._ledger.trials()):
-            return "every feasible configuration has been tried"
-        self._launch(bench, self._ledger.ask(self._space.distributions()))
-        return ""
-
-    def _launch(self, bench: Bench, trial: FrozenTrial) -> None:
+    def _launch(self, bench: Bench, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
-        racing = knobs != self._spec.full_baseline()
-        bench.start(trial.number, knobs, incumbent_low=self._incumbent_low() if racing else 0.0)
-
-    def _run_baseline_again(self, bench: Bench) -> bool:
-        attempts = self._attempts()
-        own = self._calibration.due(attempts)
-        if own is None:
-            return False
-        again = [a for a in attempts if a.purpose == Purpose.CALIBRATE]
-        number = 1 + sum(a.running or a.recorded for a in again)  # a lost one is repeated
-        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, round_=number)
-        return True
+        racing = knobs != self._plan.baseline
+        bench.start(trial.number, knobs, incumbent_low=_incumbent_low(attempts) if racing else 0.0)
 
     def _learn_noise(self, bench: Bench) -> None:
-        found = self._calibration.noise(self._attempts())
+        found = self._calibration.noise(self._job.attempts())
         bench.sigma_run = found.sigma_run
         self._job.record_noise(StoredNoise(**vars(found)))
 
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
         number = finished.attempt.trial
-        if finished.result.state == LOST:
-            self._say(f"Trial {number}: {finished.result.cause}; it is launched again.")
+        if finished.result.state == AttemptState.LOST:
+            self._job.say(f"Trial {number}: {finished.result.cause}; it is launched again.")
             unlaunched.append(self._ledger.trials()[number])
             return
         note = trial_note(finished.attempt, finished.result, self.unit)
@@ -219,9 +194,7 @@ class Tuner:
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""
-        recorded = {
-            a.trial: a for a in self._attempts() if a.purpose == Purpose.SEARCH and a.recorded
-        }
+        recorded = {a.trial: a for a in self._job.attempts().searched()}
         unlaunched = []
         for trial in self._ledger.trials():
             if trial.state != TrialState.RUNNING:
@@ -235,19 +208,13 @@ class Tuner:
                 self._ledger.tell(trial.number, attempt.result, note)
         return unlaunched
 
-    def _incumbent_low(self) -> float:
-        lows = [
-            a.result.throughput * (1 - a.result.half_width)
-            for a in self._attempts()
-            if a.result.state == "COMPLETE"
-            and a.purpose == Purpose.SEARCH
-            and a.result.throughput is not None
-            and a.result.half_width is not None
-        ]
-        return max(lows, default=0.0)
 
-    def _attempts(self) -> list[StoredAttempt]:
-        return self._job.repository.attempts(self._job.study.id)
-
-    def _say(self, message: str) -> None:
-        self._job.repository.say(self._job.lease, self._job.study.id, message)
+def _incumbent_low(attempts: Attempts) -> float:
+    """Lower bound of the best rate so far."""
+    results = [a.result for a in attempts.searched().complete()]
+    lows = [
+        r.throughput * (1 - r.half_width)
+        for r in results
+        if r.throughput is not None and r.half_width is not None
+    ]
+    return max(lows, default=0.0)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from autotune.measurement import numerics
+from autotune.measurement.numerics import trajectory
 from autotune.measurement.watch import Limits
-from autotune.runs import requests as plan
-from autotune.runs.judging import TimedRun, TrajectoryRun, trajectory
+from autotune.runs.judging import TimedRun, TrajectoryRun
+from autotune.runs.plan import Plan, launcher_of, spread
 from autotune.spec import StudySpec
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Resources, open_launcher
@@ -119,7 +120,7 @@ def test_data_parallel_is_one_process_that_does_the_work_of_all(
         "precision": precision,
         "cpu_threads": 1,
     }
-    asked = plan.spread(request(tmp_path, 2, knobs))
+    asked = spread(request(tmp_path, 2, knobs))
     judge = ran(tmp_path, asked, workers=2)
     (written,) = tmp_path.glob("?.json")
     found = json.loads(written.read_text())
@@ -142,17 +143,15 @@ def test_a_study_asks_for_one_process_under_data_parallel(tmp_path: Path) -> Non
     spec = StudySpec.model_validate(
         {"name": "a", "workload": {"name": "gpt"}, "resources": resources}
     )
-    with plan.launcher(spec, tmp_path) as launcher:
-        slot = launcher.slots[0]
-        assert plan.facts(spec, launcher).nodes == 1
+    with launcher_of(spec, tmp_path) as launcher:
+        plan = Plan(spec, launcher)
+        assert plan.facts.nodes == 1
         several, one = (
             plan.request(
-                spec,
-                slot,
-                2,
+                launcher.slots[0],
+                {**defaults(), "parallelism": value},
                 name="t",
-                knobs={**defaults(), "parallelism": value},
-                workdir=".",
+                workdir=Path(),
                 log_dir=tmp_path,
             )
             for value in ("ddp", "data_parallel")
@@ -244,7 +243,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: st
                 args=GPT,
             )
             judge = TrajectoryRun()
-            result = judge.result(launcher.slots[0].run(plan.spread(asked), judge))
+            result = judge.result(launcher.slots[0].run(spread(asked), judge))
             assert result.state == "COMPLETE", (result.cause, result.log_tail)
             found.append(trajectory([block.block for block in judge.seen]))
     compared = numerics.agreement(found[1], found[0])

@@ -19,7 +19,7 @@ from torch import nn
 import autotune
 import launchers
 import search_spaces
-from autotune.runs import requests as plan
+from autotune.runs import plan
 from autotune.trial.effects import feeding, kernels
 from autotune.trial.protocol import (
     BlockPlan,

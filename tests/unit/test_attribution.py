@@ -6,7 +6,7 @@ import pytest
 
 from autotune.analysis.attribution import contributions, variants
 from search_spaces import Facts, defaults
-from storage import AttemptResult, Purpose, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 NCCL = Facts("cuda", 2, capability=(9, 0), backend="nccl")
 
@@ -64,13 +64,14 @@ def test_every_change_can_be_taken_back(
             knobs,
             0.0,
             1.0,
-            AttemptResult("COMPLETE", throughput=r),
+            AttemptResult(AttemptState.COMPLETE, throughput=r),
         )
         for number, (knobs, r) in enumerate(
             zip([winner, *less], [120.0, *[100.0] * 9], strict=False)
         )
     ]
-    for one in contributions(runs, winner, baseline):
+    recorded = Attempts(runs, baseline)
+    for one in contributions(recorded, winner, baseline):
         assert one.gain.value == pytest.approx(1.2)
         assert {one.knob, *one.tied} in expected
-    assert len(contributions(runs, winner, baseline)) == len(expected)
+    assert len(contributions(recorded, winner, baseline)) == len(expected)

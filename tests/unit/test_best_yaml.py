@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autotune
-from autotune.export import best
+from autotune.analysis.verdict import Verdict
+from autotune.export import best, writing
 from search_spaces import defaults
 
 THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
@@ -33,8 +34,8 @@ VERDICT = {
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    return best.document(
-        verdict={**VERDICT, **changes},
+    return writing.document(
+        verdict=Verdict.from_dict({**VERDICT, **changes}),
         unit="samples/s",
         world_size=2,
         study="tiny",
@@ -44,7 +45,7 @@ def content(**changes: Any) -> dict[str, Any]:
 
 
 def written(folder: Path, document: Mapping[str, Any]) -> best.BestConfig:
-    best.write(folder / "best.yaml", document)
+    writing.write(folder / "best.yaml", document)
     return autotune.load(folder / "best.yaml")
 
 
@@ -135,7 +136,7 @@ def test_writing_again_replaces_the_old(folder):
 def test_the_file_is_as_readable_as_any_other(tmp_path):
     kept = os.umask(0o027)
     try:
-        best.write(tmp_path / "best.yaml", content())
+        writing.write(tmp_path / "best.yaml", content())
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(kept)
@@ -143,10 +144,10 @@ def test_the_file_is_as_readable_as_any_other(tmp_path):
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
-    best.write(tmp_path / "best.yaml", content())
+    writing.write(tmp_path / "best.yaml", content())
     before = (tmp_path / "best.yaml").read_bytes()
     with pytest.raises(yaml.YAMLError):
-        best.write(tmp_path / "best.yaml", {**content(), "knobs": {"micro_batch": object()}})
+        writing.write(tmp_path / "best.yaml", {**content(), "knobs": {"micro_batch": object()}})
     assert (tmp_path / "best.yaml").read_bytes() == before
     assert names(tmp_path) == ["best.yaml"]
 
@@ -154,13 +155,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 def test_a_folder_in_the_way_is_an_error_and_leaves_nothing(tmp_path):
     (tmp_path / "best.yaml").mkdir()
     with pytest.raises(OSError):
-        best.write(tmp_path / "best.yaml", content())
+        writing.write(tmp_path / "best.yaml", content())
     assert names(tmp_path) == ["best.yaml"]
 
 
 def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(OSError):
-        best.write(tmp_path / "missing" / "best.yaml", content())
+        writing.write(tmp_path / "missing" / "best.yaml", content())
     assert names(tmp_path) == []
 
 
@@ -168,7 +169,7 @@ def test_a_reader_never_sees_a_part_of_a_file(tmp_path):
     path = tmp_path / "best.yaml"
     long = content()
     long["provenance"]["environment"] = {f"package{i}": "1.0" for i in range(300)}
-    best.write(path, long)
+    writing.write(path, long)
     seen: list[int] = []
     failed: list[Exception] = []
     ended = threading.Event()
@@ -183,7 +184,7 @@ def test_a_reader_never_sees_a_part_of_a_file(tmp_path):
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(20):
-        best.write(path, long if number % 2 else content())
+        writing.write(path, long if number % 2 else content())
     ended.set()
     reader.join()
     assert failed == []
@@ -302,7 +303,7 @@ def test_a_script_can_ask_what_it_would_lose(folder):
     del of_old["unusual"]
     with pytest.raises(ValueError, match="export it again"):
         written(folder, of_old).lost_without()
-    again = written(folder, best.of_today(of_old))
+    again = written(folder, writing.of_today(of_old))
     assert again.lost_without("micro_batch") == {"precision": "bf16"}
 
 
@@ -343,7 +344,7 @@ def imported(*arguments: str) -> set[str]:
 
 def test_import_and_load_need_the_standard_library_and_yaml_only(tmp_path):
     path = tmp_path / "best.yaml"
-    best.write(path, content())
+    writing.write(path, content())
     bare, loading = imported(), imported(str(path))
     assert not loading & set(HEAVY)
     assert {"search_spaces", "storage", "launchers"}.isdisjoint(loading)

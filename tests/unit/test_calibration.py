@@ -7,7 +7,7 @@ import pytest
 from autotune.analysis.calibration import Calibration
 from autotune.measurement.noise import PRIOR_SIGMA
 from search_spaces import defaults
-from storage import AttemptResult, Purpose, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 BASELINE = defaults()
 NUMBERS = itertools.count(1)
@@ -16,27 +16,31 @@ NUMBERS = itertools.count(1)
 def attempt(purpose, *, state="COMPLETE", rate=100.0, **knobs):
     figures = {"throughput": rate, "block_half_width": 0.0} if state == "COMPLETE" else {}
     number = next(NUMBERS)
-    result = AttemptResult(state, **figures)
+    result = AttemptResult(AttemptState(state), **figures)
     at = 60.0 * number
     return StoredAttempt(number, 0, purpose, 0, 1, {**BASELINE, **knobs}, at, at + 1, result)
 
 
+def such(*attempts):
+    return Attempts(attempts, BASELINE)
+
+
 def baseline_and(*others):
-    return [attempt(Purpose.SEARCH), *others]
+    return such(attempt(Purpose.SEARCH), *others)
 
 
 def again(**changes):
     return attempt(Purpose.CALIBRATE, **changes)
 
 
-PLAN = Calibration(BASELINE, first_runs=3, prior_sigma=None)
+PLAN = Calibration(first_runs=3, prior_sigma=None)
 
 
 def test_nothing_runs_again_before_the_baseline_has_a_figure():
-    assert PLAN.due([]) is None
-    assert PLAN.due([attempt(Purpose.SEARCH, state="RUNNING")]) is None
-    assert PLAN.due([attempt(Purpose.SEARCH, state="OOM")]) is None
-    assert PLAN.due([attempt(Purpose.SEARCH, micro_batch=64)]) is None
+    assert PLAN.due(such()) is None
+    assert PLAN.due(such(attempt(Purpose.SEARCH, state="RUNNING"))) is None
+    assert PLAN.due(such(attempt(Purpose.SEARCH, state="OOM"))) is None
+    assert PLAN.due(such(attempt(Purpose.SEARCH, micro_batch=64))) is None
 
 
 def test_the_first_runs_come_before_the_search_goes_on():
@@ -59,17 +63,17 @@ def test_another_run_every_eight_trials_shows_drift():
 
 
 def test_one_run_means_never_again():
-    never = Calibration(BASELINE, first_runs=1, prior_sigma=None)
+    never = Calibration(first_runs=1, prior_sigma=None)
     trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(20)]
     assert never.due(baseline_and(*trials)) is None
     assert never.noise(baseline_and(*trials)).sigma_run == PRIOR_SIGMA
 
 
 def test_noise_is_that_of_the_baseline_alone_and_begins_with_what_is_known():
-    known = Calibration(BASELINE, first_runs=3, prior_sigma=0.004)
-    assert known.noise([]).sigma_run == 0.004
+    known = Calibration(first_runs=3, prior_sigma=0.004)
+    assert known.noise(such()).sigma_run == 0.004
     runs = baseline_and(again(rate=110.0), again(rate=90.0), again(state="ERROR"))
     others = [attempt(Purpose.SEARCH, micro_batch=64, rate=500.0)]
-    found = known.noise([*runs, *others])
+    found = known.noise(such(*runs, *others))
     assert found.runs == 3
     assert found.sigma_run == pytest.approx(0.071, abs=0.005)

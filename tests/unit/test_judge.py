@@ -6,8 +6,9 @@ import math
 import pytest
 
 from autotune.measurement.watch import Limits
-from autotune.runs.judging import LOST, TimedRun
+from autotune.runs.judging import TimedRun
 from autotune.trial.protocol import BlockReport, Outcome, TrialReport
+from storage import AttemptState
 
 BLOCK = BlockReport("t", 0, 10, 100, 0, 1.0, (1.0,), 0.0, 0.5, 1 << 30)
 
@@ -52,4 +53,4 @@ def test_a_failure_keeps_its_type_and_cause_and_has_no_figure(outcome):
 
 
 def test_a_lost_agent_is_nobodys_fault():
-    assert judged(numbered(5), Outcome.CRASH, lost_agent=True).state == LOST
+    assert judged(numbered(5), Outcome.CRASH, lost_agent=True).state == AttemptState.LOST

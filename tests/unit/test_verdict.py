@@ -1,13 +1,16 @@
 """From rounds to one sentence."""
 
+import json
+
 import numpy as np
 import pytest
 
 from autotune.analysis.confirmation import Candidate, Confirmation, replay
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.verdict import conclude, difference, no_result
+from autotune.analysis.verdict import Verdict, conclude, no_result
+from autotune.analysis.wording import difference
 from search_spaces import defaults
-from storage import AttemptResult, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 
 def candidate(trial, *, peak=1 << 30, **knobs):
@@ -123,8 +126,8 @@ def test_two_that_are_the_same_are_rarely_called_different():
 
 
 def ended(number, purpose, state, cause=""):
-    result = AttemptResult(state, cause)
-    return StoredAttempt(number, number, purpose, 0, 1, defaults(), 0.0, 1.0, result)
+    result = AttemptResult(AttemptState(state), cause)
+    return StoredAttempt(number, number, Purpose(purpose), 0, 1, defaults(), 0.0, 1.0, result)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,7 @@ def ended(number, purpose, state, cause=""):
     ],
 )
 def test_no_result_says_why(attempts, sentence):
-    found = no_result(attempts)
+    found = no_result(Attempts(attempts, defaults()))
     assert found.trial is None
     assert found.sentence == sentence
 
@@ -165,8 +168,8 @@ def test_difference_names_what_changed_as_yaml_writes_it():
 
 
 def attempt(number, trial, rate, *, round_=0, state="COMPLETE", **knobs):
-    purpose = "confirm" if round_ else "search"
-    result = AttemptResult(state, throughput=rate, half_width=0.01)
+    purpose = Purpose.CONFIRM if round_ else Purpose.SEARCH
+    result = AttemptResult(AttemptState(state), throughput=rate, half_width=0.01)
     return StoredAttempt(
         number, trial, purpose, round_, 1, {**defaults(), **knobs}, float(number), 1.0, result
     )
@@ -176,7 +179,7 @@ SEARCHED = [attempt(1, 0, 100), attempt(2, 1, 150, micro_batch=64)]
 
 
 def replayed(attempts):
-    return replay(attempts, defaults(), finalists=2, most_rounds=5)
+    return replay(Attempts(attempts, defaults()), finalists=2, most_rounds=5)
 
 
 def test_a_confirmation_is_replayed_from_its_records():
@@ -189,13 +192,14 @@ def test_a_confirmation_is_replayed_from_its_records():
 def test_a_round_that_was_cut_short_is_not_counted_but_kept():
     found = replayed([*SEARCHED, attempt(3, 0, 101, round_=1)])
     assert found.rounds == {}
-    assert found.recorded([attempt(3, 0, 101, round_=1)]) == {0: 101}
+    assert found.recorded(Attempts([attempt(3, 0, 101, round_=1)], defaults())) == {0: 101}
 
 
 @pytest.mark.parametrize("state", ["ABANDONED", "LOST", "RUNNING"])
 def test_an_attempt_without_a_result_is_measured_again(state):
     found = replayed([*SEARCHED, attempt(3, 0, None, round_=1, state=state)])
-    assert found.recorded([attempt(3, 0, None, round_=1, state=state)]) == {}
+    run = attempt(3, 0, None, round_=1, state=state)
+    assert found.recorded(Attempts([run], defaults())) == {}
 
 
 def test_rounds_from_before_the_search_went_on_do_not_count():
@@ -208,3 +212,31 @@ def test_rounds_from_before_the_search_went_on_do_not_count():
 
 def test_nobody_to_confirm():
     assert replayed([attempt(1, 0, None, state="OOM")]) is None
+
+
+def test_a_verdict_comes_back_from_what_is_stored_of_it():
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, micro_batch=32)]
+    confirmation = Confirmation(candidates, 0, 5)
+    confirmation.close_round({0: 100.0, 1: 150.0, 2: None})
+    for _ in range(3):
+        confirmation.close_round({0: 101.0, 1: 150.0})
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    assert Verdict.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+
+
+def test_a_bound_that_is_infinite_is_stored_as_none():
+    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 1)
+    confirmation.close_round({0: 100.0, 1: 150.0})
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    stored = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert stored["throughput"]["high"] is None
+    assert Verdict.from_dict(stored) == found
+
+
+def test_a_verdict_of_an_earlier_version_is_read():
+    """It had no `numerics`, `refused` or `baseline`."""
+    stored = conclude(
+        confirmed({0: noisy(100, 1)}, [candidate(0)]), "samples/s", 2, GateRecord()
+    ).as_dict()
+    old = {n: v for n, v in stored.items() if n not in ("numerics", "refused", "baseline")}
+    assert Verdict.from_dict(old).sentence == stored["sentence"]

@@ -1,0 +1,31 @@
+"""Figures and configurations in words, the same in verdict, progress, notes and report. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.measurement.estimate import Ratio
+from search_spaces.knob import written
+
+
+def rate_text(rate: Ratio, unit: str) -> str:
+    """'1,234 samples/s (95 % interval 1,200 to 1,268)'."""
+    return (
+        f"{quantity(rate.value)} {unit} (95 % interval {quantity(rate.low)} to "
+        f"{quantity(rate.high)})"
+    )
+
+
+def quantity(value: float) -> str:
+    """A rate with as many digits as mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """'micro_batch=32, precision=bf16': what is not the same as in the other configuration."""
+    changed = {name: value for name, value in knobs.items() if other.get(name) != value}
+    return ", ".join(f"{name}={written(value)}" for name, value in changed.items()) or "no change"
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 trial', '3 trials'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,92 @@
+"""Writing best.yaml: what a study recommends, with where it comes from."""
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.analysis.verdict import Verdict
+from autotune.export.best import FORMAT, load
+from autotune.measurement.estimate import Ratio
+from search_spaces import CATALOGUE
+
+
+def document(
+    *,
+    verdict: Verdict,
+    unit: str,
+    world_size: int,
+    study: str,
+    environment: Mapping[str, Any],
+    created: str,
+) -> dict[str, Any]:
+    """The content of best.yaml for a verdict that recommends something."""
+    assert verdict.throughput is not None and verdict.knobs is not None
+    content = {
+        "format": FORMAT,
+        "knobs": dict(verdict.knobs),
+        "world_size": world_size,
+        "throughput": {**_rounded(verdict.throughput), "unit": unit},
+        "speedup": _rounded(verdict.speedup) if verdict.speedup else None,
+        "provenance": {
+            "study": study,
+            "trial": verdict.trial,
+            "verdict": verdict.sentence,
+            "rounds": verdict.rounds,
+            "created": created,
+            "environment": dict(environment),
+        },
+    }
+    return of_today(content)
+
+
+def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What was recommended, with what files of earlier versions did not say."""
+    unusual = [
+        name
+        for name, value in content["knobs"].items()
+        if name not in CATALOGUE or value != CATALOGUE[name].default
+    ]
+    return {**content, "unusual": unusual}
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write best.yaml: whoever reads the path sees the old file or the new one, never a part."""
+    text = "# Found by autotune. Load it with autotune.load(...).\n" + yaml.safe_dump(
+        dict(content), sort_keys=False, allow_unicode=True
+    )
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def is_of(path: Path, study: str) -> bool:
+    """Whether there is a best.yaml of this study."""
+    try:
+        return bool(load(path).provenance.get("study") == study)
+    except (OSError, ValueError):
+        return False
+
+
+def _rounded(interval: Ratio) -> dict[str, float | None]:
+    """Six significant digits: more than any measurement means. None: without bound."""
+    return {
+        name: float(f"{value:.6g}") if math.isfinite(value) else None
+        for name, value in vars(interval).items()
+    }

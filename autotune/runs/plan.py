@@ -1,0 +1,199 @@
+"""From the settings of a study to what launchers, ranks and watches take."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BadInput
+from autotune.measurement import numerics
+from autotune.measurement.watch import Limits
+from autotune.search.space import Space
+from autotune.spec import StudySpec
+from autotune.trial.protocol import COMPRESSION_WARM_UP, BlockPlan, Deadlines, TrialRequest
+from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
+from search_spaces import Facts, infeasible
+
+_PROFILED_STEPS = 8
+_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
+"""The first block is a single step. The optimizer's state is there from the second step on, what
+gradient compression keeps after its warm-up."""
+
+
+def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
+    """The launcher that a study asks for, open; its agents print into the folder.
+
+    Raises:
+        LauncherError: the resources are not there.
+    """
+    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy)
+
+
+def resources(spec: StudySpec) -> Resources:
+    """What one trial of a study takes."""
+    wanted = spec.resources
+    return Resources(
+        workers=wanted.known_workers,
+        gpus_per_worker=wanted.gpus_per_worker,
+        cpus_per_worker=wanted.cpus_per_worker,
+        slots=wanted.slots,
+    )
+
+
+class Plan:
+    """A study on a launcher: what may be tried there, and how each run of it is made.
+
+    Attributes:
+        spec: the study's settings.
+        launcher: open.
+        facts: what constraints may ask about the study on this launcher, by the devices of the first
+            slot.
+    """
+
+    def __init__(self, spec: StudySpec, launcher: Launcher) -> None:
+        self.spec = spec
+        self.launcher = launcher
+        self.facts = dataclasses.replace(
+            facts_of(launcher), global_batch=spec.objective.global_batch
+        )
+
+    @property
+    def baseline(self) -> dict[str, Any]:
+        """The user's configuration today, a value for every knob."""
+        return self.spec.full_baseline()
+
+    def of(self, spec: StudySpec) -> "Plan":
+        """The same with other settings."""
+        return Plan(spec, self.launcher)
+
+    def space(self) -> Space:
+        """What may be tried.
+
+        Raises:
+            BadInput: a value is still to be found.
+        """
+        if self.spec.asks_for_largest:
+            raise BadInput(
+                "search_space.micro_batch: only `autotune start` finds max; give numbers here"
+            )
+        return Space(self.spec.values(), self.baseline, self.facts)
+
+    def check_baseline(self) -> None:
+        """See that the baseline can run here.
+
+        Raises:
+            BadInput: it cannot, with the reasons.
+        """
+        if problems := infeasible(self.baseline, self.facts):
+            raise BadInput(
+                "the baseline cannot run here: " + "; ".join(problems) + "; change `baseline`"
+            )
+
+    def memory_of_rank(self) -> float | None:
+        """Bytes that a rank has for itself; None on the CPU, where the limit counts what a rank has
+        asked for, and its peak what it has touched."""
+        slot = self.launcher.slots[0]
+        if slot.device != "cuda":
+            return None
+        device: int = min(device["memory_bytes"] for device in slot.environment["devices"])
+        own = device * min(1.0, slot.devices_per_rank)
+        return min(own, self.spec.resources.memory_per_worker or own)
+
+    def request(
+        self, slot: Slot, knobs: dict[str, Any], *, name: str, workdir: Path, log_dir: Path
+    ) -> TrialRequest:
+        """A timed trial of this configuration, ready to launch on this slot.
+
+        Args:
+            name: unique among all trials of the launcher.
+            workdir: where the ranks run, and import from.
+            log_dir: for their output.
+        """
+        measurement, spec = self.spec.measurement, self.spec
+        asked = TrialRequest(
+            trial=name,
+            factory=spec.workload.factory,
+            args=spec.workload.args,
+            knobs=knobs,
+            world_size=self.launcher.workers,
+            seed=spec.seed,
+            device=slot.device,
+            devices_per_rank=slot.devices_per_rank,
+            cpus_per_rank=spec.resources.cpus_per_worker,
+            memory_per_rank=spec.resources.memory_per_worker,
+            blocks=BlockPlan(measurement.block_seconds, measurement.min_steps),
+            deadlines=Deadlines(measurement.startup_deadline, measurement.step_deadline),
+            workdir=str(workdir),
+            import_paths=(str(workdir),),
+            env=spec.env,
+            log_dir=str(log_dir),
+        )
+        return spread(asked)
+
+    def search_limits(self, *, incumbent_low: float = 0.0, sigma_run: float = 0.0) -> Limits:
+        """How long to measure a trial of the search.
+
+        Args:
+            incumbent_low: lower bound of the best rate so far; 0 switches racing off.
+            sigma_run: relative standard deviation between runs, as far as it is known.
+        """
+        return self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
+
+    def confirm_limits(self, *, sigma_run: float) -> Limits:
+        """How long to measure a run that is compared in turn with others."""
+        return self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
+
+    def _limits(self, precision: float, incumbent_low: float, sigma_run: float) -> Limits:
+        return Limits(
+            warmup=self.spec.measurement.warmup,
+            longest=self.spec.measurement.longest,
+            precision=precision,
+            tokens=self.spec.objective.metric == "tokens_per_second",
+            incumbent_low=incumbent_low,
+            sigma_run=sigma_run,
+        )
+
+
+def few_steps(asked: TrialRequest) -> TrialRequest:
+    """The same trial, over as soon as everything that training keeps in memory is there."""
+    return dataclasses.replace(asked, blocks=_FEW_STEPS)
+
+
+def profiled(asked: TrialRequest) -> TrialRequest:
+    """The same trial under the profiler instead of timed."""
+    return dataclasses.replace(asked, profile=_PROFILED_STEPS)
+
+
+def stepwise(asked: TrialRequest) -> TrialRequest:
+    """The same trial as a loss trajectory instead of timed."""
+    return dataclasses.replace(asked, trajectory=numerics.STEPS)
+
+
+def lowest_capability(environment: Mapping[str, Any]) -> tuple[int, int] | None:
+    """CUDA compute capability of the oldest device of a node, by its fingerprint; None without one."""
+    return min((tuple(device["capability"]) for device in environment["devices"]), default=None)
+
+
+def facts_of(launcher: Launcher) -> Facts:
+    slot = launcher.slots[0]
+    return Facts(
+        device=slot.device,
+        world_size=launcher.workers,
+        backend="nccl" if slot.devices_per_rank >= 1 else "gloo",
+        capability=lowest_capability(slot.environment) if slot.device == "cuda" else None,
+        nodes=slot.nodes,
+    )
+
+
+def spread(asked: TrialRequest) -> TrialRequest:
+    """The same trial; under DataParallel one rank does the work of all, with what all of them have."""
+    if asked.knobs["parallelism"] != "data_parallel":
+        return asked
+    ranks, limit = asked.world_size, asked.memory_per_rank
+    return dataclasses.replace(
+        asked,
+        world_size=1,
+        replicas=ranks,
+        cpus_per_rank=ranks * asked.cpus_per_rank,
+        memory_per_rank=ranks * limit if limit and asked.device == "cpu" else limit,
+    )

@@ -1,0 +1,107 @@
+"""The attempts of a study, asked in the study's own words. Pure."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from storage.records import AttemptState, Purpose, StoredAttempt
+
+Knobs = Mapping[str, Any]
+
+
+class Attempts:
+    """Attempts in the order in which they were begun, with the baseline that they are compared with.
+
+    Every question answers with attempts again, so that questions can be put in a row.
+    """
+
+    def __init__(self, attempts: Iterable[StoredAttempt], baseline: Knobs) -> None:
+        """Take them in.
+
+        Args:
+            attempts: of one study, in the order in which they were begun.
+            baseline: a value for every knob.
+        """
+        self._attempts = list(attempts)
+        self._baseline = baseline
+
+    def __iter__(self) -> Iterator[StoredAttempt]:
+        return iter(self._attempts)
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    @property
+    def first(self) -> StoredAttempt | None:
+        """The one that was begun first; None if there is none."""
+        return self._attempts[0] if self._attempts else None
+
+    @property
+    def last(self) -> StoredAttempt | None:
+        """The one that was begun last; None if there is none."""
+        return self._attempts[-1] if self._attempts else None
+
+    def of(self, *purposes: Purpose) -> "Attempts":
+        """Those for these purposes."""
+        return self._such(lambda attempt: attempt.purpose in purposes)
+
+    def of_trial(self, trial: int | None) -> "Attempts":
+        """Those of this trial."""
+        return self._such(lambda attempt: attempt.trial == trial)
+
+    def in_round(self, number: int) -> "Attempts":
+        """Those of this round of a comparison in turn."""
+        return self._such(lambda attempt: attempt.round == number)
+
+    def with_knobs(self, knobs: Knobs) -> "Attempts":
+        """Those of this configuration."""
+        return self._such(lambda attempt: attempt.knobs == knobs)
+
+    def ended_in(self, *states: AttemptState) -> "Attempts":
+        """Those that stand so, or ended so."""
+        return self._such(lambda attempt: attempt.result.state in states)
+
+    def recorded(self) -> "Attempts":
+        """Those with a result of their own: neither under way, nor given up, nor lost."""
+        return self._such(lambda attempt: attempt.recorded)
+
+    def complete(self) -> "Attempts":
+        """Those that ended well."""
+        return self.ended_in(AttemptState.COMPLETE)
+
+    def measured(self) -> "Attempts":
+        """Those with a throughput."""
+        return self._such(lambda attempt: attempt.result.throughput is not None)
+
+    def searched(self) -> "Attempts":
+        """The recorded trials of the search."""
+        return self.of(Purpose.SEARCH).recorded()
+
+    def of_baseline(self) -> "Attempts":
+        """Those of the baseline's configuration."""
+        return self.with_knobs(self._baseline)
+
+    def baseline(self) -> StoredAttempt | None:
+        """The baseline's own trial of the search, once it is complete."""
+        return self.searched().of_baseline().complete().first
+
+    def in_vain(self, attempt: StoredAttempt) -> int:
+        """How many launches of the same run have lost their agent since the last that did not.
+
+        A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
+        confused, and what was given up with its daemon does not count.
+        """
+        same = self.of(attempt.purpose).of_trial(attempt.trial).in_round(attempt.round)
+        count = 0
+        for one in same.with_knobs(attempt.knobs):
+            if one.result.state == AttemptState.LOST:
+                count += 1
+            elif one.recorded:
+                count = 0
+        return count
+
+    def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":
+        """All of them, changed one by one."""
+        return Attempts(map(change, self._attempts), self._baseline)
+
+    def _such(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
+        return Attempts(filter(wanted, self._attempts), self._baseline)

@@ -6,28 +6,38 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.errors import LauncherError
 from launchers.layout import NodeCapacity
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _BY_ID = ("GPU-", "MIG-")
+_NONE_WANTED = ("", "-1", "none", "NoDevFiles")
+"""Usual ways to hide all devices on purpose."""
 _DEVICE_NODE = re.compile(r"nvidia[0-9]+")
 
 
 def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/dev")) -> list[str]:
     """Names of the CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES takes them.
 
-    As CUDA reads it: what follows an invalid name is invisible.
+    CUDA numbers what it can open, from 0, whatever the numbers in the names of the files are: a
+    container that holds /dev/nvidia3 alone has device 0. What follows an invalid name is invisible.
+
+    Raises:
+        LauncherError: CUDA_VISIBLE_DEVICES names a device, and this machine has no such one.
     """
-    present = sorted(
-        (entry.name.removeprefix("nvidia") for entry in folder.iterdir() if _is_device(entry)),
-        key=int,
-    )
+    present = [str(number) for number in range(sum(map(_is_device, folder.iterdir())))]
     asked = environment.get(VISIBLE)
-    if asked is None:
+    if asked is None or not present:
         return present
     named = [name.strip() for name in asked.split(",")]
     valid = itertools.takewhile(lambda name: name in present or name.startswith(_BY_ID), named)
-    return list(valid) if present else []
+    usable = list(valid)
+    if not usable and named[0] not in _NONE_WANTED:
+        raise LauncherError(
+            f"{VISIBLE}={asked} names no device of this machine, which has {len(present)}, numbered "
+            "from 0: mend it, or set it to -1 to train on the CPU"
+        )
+    return usable
 
 
 def this_machine() -> NodeCapacity:

@@ -220,8 +220,21 @@ def four_devices(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_devices_are_counted_in_order(four_devices):
-    assert visible({}, four_devices) == ["0", "1", "2", "10"]
+def test_devices_are_numbered_as_cuda_numbers_them(four_devices):
+    assert visible({}, four_devices) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("asked", [None, "0"])
+def test_the_only_device_of_a_container_is_number_0_whatever_its_file_is_called(asked, tmp_path):
+    (tmp_path / "nvidia3").write_text("")
+    assert visible({} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}, tmp_path) == ["0"]
+
+
+@pytest.mark.parametrize("asked", ["3", "10", "nonsense"])
+def test_a_device_that_is_not_there_is_no_reason_to_train_on_the_cpu(asked, tmp_path):
+    (tmp_path / "nvidia3").write_text("")
+    with pytest.raises(LauncherError, match=f"CUDA_VISIBLE_DEVICES={asked} names no device"):
+        visible({"CUDA_VISIBLE_DEVICES": asked}, tmp_path)
 
 
 @pytest.mark.parametrize(

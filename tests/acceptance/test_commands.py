@@ -336,10 +336,10 @@ def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     tiny.run("start", "study.yaml", "--detach")
     tiny.wait_running()
-    tiny.repository.request_stop(tiny.name)
+    tiny.repository.studies.request_stop(tiny.name)
     before = tiny.study().elapsed
     wait_for(lambda: tiny.study().elapsed > before, "the daemon's heartbeat")
-    tiny.repository.enqueue(tiny.name)
+    tiny.repository.studies.enqueue(tiny.name)
     tiny.wait_state("DONE", "STOPPED")
     assert tiny.study().state == "DONE"
     tiny.assert_complete(trials=3)

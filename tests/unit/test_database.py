@@ -191,7 +191,7 @@ class TestUrl:
         monkeypatch.chdir(folder)
         with opened("sqlite:///x.db") as database:
             TrialLedger(database, "first")
-            Repository(database).submit("first", "c", {}, "/w")
+            Repository(database).studies.submit("first", "c", {}, "/w")
         assert {path.name.split("-")[0] for path in folder.iterdir()} == {"x.db", "x.db.lock"}
         assert [path.name for path in tmp_path.iterdir()] == [name]
         with raw(f"sqlite:///{folder}/x.db".replace("%", "%25").replace("?", "%3F")) as engine:
@@ -218,7 +218,7 @@ class TestSecrets:
             assert SECRET not in f"{database} {database!r}"
             assert make_url(secret_url).database in str(database)
             with pytest.raises(StudyNotFound) as caught:
-                Repository(database).study("typo")
+                Repository(database).studies.named("typo")
             assert SECRET not in str(caught.value)
 
     def test_a_password_among_the_options_is_not_shown(self, postgres_url: str) -> None:
@@ -315,7 +315,7 @@ gc.collect()
 subprocess.run(["mount", "-o", "remount,ro", "disk"], check=True)
 for name in ("there", "new"):
     try:
-        Repository(Database(f"sqlite:///disk/{name}.db")).submit("first", "c", {}, "/w")
+        Repository(Database(f"sqlite:///disk/{name}.db")).studies.submit("first", "c", {}, "/w")
     except AutotuneError as error:
         print(name, type(error).__name__)
 """
@@ -482,7 +482,7 @@ class TestSchema:
     ) -> None:
         with opened(storage_url) as database:
             TrialLedger(database, "first")
-            Repository(database).submit("first", "c", {}, "/w")
+            Repository(database).studies.submit("first", "c", {}, "/w")
         found = tables(storage_url)
         assert {table.name for table in Base.metadata.sorted_tables} <= found
         assert {"studies", "trials", "alembic_version", VERSION_TABLE} <= found
@@ -516,11 +516,11 @@ class TestSchema:
 
     def test_opening_again_changes_nothing(self, storage_url: str) -> None:
         with opened(storage_url) as database:
-            Repository(database).submit("first", "c", {}, "/w")
+            Repository(database).studies.submit("first", "c", {}, "/w")
         before = tables(storage_url)
         for _ in range(2):
             with opened(storage_url) as database:
-                assert Repository(database).study("first").name == "first"
+                assert Repository(database).studies.named("first").name == "first"
         assert tables(storage_url) == before
 
     def test_tables_of_somebody_else_are_left_alone(self, storage_url: str) -> None:
@@ -537,7 +537,7 @@ class TestSchema:
         theirs.add_trial(optuna.trial.create_trial(value=1.0))
         with opened(storage_url) as database:
             TrialLedger(database, "ours")
-            Repository(database).submit("ours", "c", {}, "/w")
+            Repository(database).studies.submit("ours", "c", {}, "/w")
         assert len(optuna.load_study(storage=url, study_name="theirs").trials) == 1
 
     def test_one_of_a_newer_program_is_refused_and_left_as_it_is(self, storage_url: str) -> None:
@@ -674,13 +674,13 @@ class TestConnections:
     def test_a_connection_that_the_server_has_closed_is_replaced(self, postgres_url: str) -> None:
         with opened(postgres_url) as database:
             repository = Repository(database)
-            repository.submit("first", "c", {}, "/w")
+            repository.studies.submit("first", "c", {}, "/w")
             execute(
                 postgres_url,
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where datname = current_database() and pid != pg_backend_pid()",
             )
-            assert repository.study("first").name == "first"
+            assert repository.studies.named("first").name == "first"
 
 
 class TestFileSystem:

@@ -10,11 +10,9 @@ from sqlalchemy.orm import Session
 from autotune.errors import LeaseLost
 from search_spaces import KnobValue, defaults
 from storage.models import AttemptRow, BlockRow
-from storage.records import AttemptResult, Lease, Purpose, StoredAttempt, StoredBlock
+from storage.records import AttemptResult, AttemptState, Lease, Purpose, StoredAttempt, StoredBlock
 from storage.transactions import Transactions
 
-_RUNNING = "RUNNING"
-_ABANDONED = "ABANDONED"
 _NAMES = (
     *("id", "trial", "purpose", "round", "attempt", "knobs", "started", "ended"),
     *(field.name for field in dataclasses.fields(AttemptResult)),
@@ -23,7 +21,7 @@ _COLUMNS = [getattr(AttemptRow, name) for name in _NAMES]
 """Selected one by one: a study may have ten thousand attempts, and objects take twice the time."""
 
 
-class Attempts:
+class AttemptRecords:
     """The attempts of all studies, with their timed blocks."""
 
     def __init__(self, transactions: Transactions) -> None:
@@ -63,7 +61,7 @@ class Attempts:
                 attempt=(earlier or 0) + 1,
                 epoch=lease.epoch,
                 knobs=knobs,
-                state=_RUNNING,
+                state=AttemptState.RUNNING,
                 started=self._transactions.now(session),
             )
             session.add(row)
@@ -87,7 +85,7 @@ class Attempts:
             ended = self._transactions.now(session)
             recorded = session.connection().execute(
                 update(AttemptRow)
-                .where(AttemptRow.id == attempt_id, AttemptRow.state == _RUNNING)
+                .where(AttemptRow.id == attempt_id, AttemptRow.state == AttemptState.RUNNING)
                 .values(**vars(result), environment_id=environment_id, ended=ended)
             )
             if recorded.rowcount != 1:
@@ -135,7 +133,7 @@ class AttemptFeed:
     that were running then. So it costs the same however long the study is.
     """
 
-    def __init__(self, attempts: Attempts, study_id: int) -> None:
+    def __init__(self, attempts: AttemptRecords, study_id: int) -> None:
         self._attempts = attempts
         self._study_id = study_id
         self._seen: dict[int, StoredAttempt] = {}  # by id, in order
@@ -154,8 +152,8 @@ def abandon(session: Session, study_id: int, at: float) -> None:
     """Give up the attempts of a study that are under way; they are to be repeated."""
     session.execute(
         update(AttemptRow)
-        .where(AttemptRow.study_id == study_id, AttemptRow.state == _RUNNING)
-        .values(state=_ABANDONED, ended=at)
+        .where(AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
+        .values(state=AttemptState.ABANDONED, ended=at)
     )
 
 
@@ -165,17 +163,17 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
     Args:
         values: in the order of _NAMES.
     """
-    id_, trial, purpose, round_, attempt, knobs, started, ended, *result = values
+    id_, trial, purpose, round_, attempt, knobs, started, ended, state, *result = values
     return StoredAttempt(
         id_,
         trial,
-        purpose,
+        Purpose(purpose),
         round_,
         attempt,
         {**known, **knobs},
         started,
         ended,
-        AttemptResult(*result),
+        AttemptResult(AttemptState(state), *result),
     )
 
 

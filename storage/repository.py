@@ -1,6 +1,6 @@
 """All that is kept in the `autotune_*` tables, by noun."""
 
-from storage.attempts import Attempts
+from storage.attempts import AttemptRecords
 from storage.database import Database
 from storage.environments import Environments
 from storage.leases import Leases
@@ -19,7 +19,7 @@ class Repository:
         self.database = database
         self.studies = Studies(database, transactions)
         self.leases = Leases(transactions)
-        self.attempts = Attempts(transactions)
+        self.attempts = AttemptRecords(transactions)
         self.environments = Environments(transactions)
         self.noise = Noise(transactions)
         self.messages = Messages(transactions)

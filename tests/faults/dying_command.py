@@ -15,7 +15,7 @@ from optuna.storages._cached_storage import _CachedStorage
 
 from autotune.__main__ import main
 from storage import TrialLedger
-from storage.attempts import Attempts
+from storage.attempts import AttemptRecords
 from storage.environments import Environments
 from storage.messages import Messages
 from storage.recommendations import Recommendations
@@ -23,7 +23,7 @@ from storage.studies import Studies
 
 OWNERS = {
     owner.__name__: owner
-    for owner in (Studies, Attempts, Messages, Environments, Recommendations, TrialLedger)
+    for owner in (Studies, AttemptRecords, Messages, Environments, Recommendations, TrialLedger)
 } | {"Optuna": _CachedStorage}
 
 

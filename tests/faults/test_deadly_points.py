@@ -29,8 +29,8 @@ def test_deaths_all_through_the_search_lose_and_repeat_nothing(tiny: StudyFolder
     submit(tiny, budget={"trials": 4})
     tiny.die("after", "Studies.claim")
     tiny.die("after", "Optuna.set_trial_param")  # the baseline is asked for, half of it stored
-    tiny.die("after", "Attempts.begin")
-    tiny.die("after", "Attempts.finish")  # recorded, not told
+    tiny.die("after", "AttemptRecords.begin")
+    tiny.die("after", "AttemptRecords.finish")  # recorded, not told
     go_on(tiny)
     tiny.assert_complete(trials=4)
     again = tiny.run("report", tiny.name, "--recompute", "--json")
@@ -51,7 +51,7 @@ def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder) ->
 @pytest.mark.slow
 def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
-    tiny.die("after", "Attempts.begin", 2)
+    tiny.die("after", "AttemptRecords.begin", 2)
     go_on(tiny)
     tiny.assert_complete(trials=2)
 
@@ -59,7 +59,7 @@ def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: Stud
 @pytest.mark.slow
 def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
-    tiny.die("after", "Attempts.finish", 3)
+    tiny.die("after", "AttemptRecords.finish", 3)
     tiny.die("after", "Recommendations.record")
     go_on(tiny)
     tiny.assert_complete(trials=2)
@@ -93,7 +93,7 @@ def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFo
 
 EVERY_COMMIT = [
     *[f"Studies.{name}" for name in ("claim", "record_facts", "finish")],
-    *[f"Attempts.{name}" for name in ("begin", "finish")],
+    *[f"AttemptRecords.{name}" for name in ("begin", "finish")],
     *["Messages.say", "Environments.record", "Recommendations.record"],
     *[f"TrialLedger.{name}" for name in ("enqueue", "ask", "tell", "name_objective", "note")],
     *[f"Optuna.{name}" for name in ("create_new_study", "create_new_trial")],

@@ -11,6 +11,8 @@ from autotune.trial.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import (
     AttemptResult,
+    Attempts,
+    AttemptState,
     Database,
     Lease,
     Purpose,
@@ -61,13 +63,16 @@ def study(repository: Repository, lease: Lease) -> StoredStudy:
     )
     profile = repository.attempts.begin(lease, study.id, 0, defaults(), Purpose.PROFILE)
     node = repository.environments.record(lease, NODE_OF_EIGHT)
-    repository.attempts.finish(lease, profile.id, AttemptResult("COMPLETE"), [block], node)
+    repository.attempts.finish(
+        lease, profile.id, AttemptResult(AttemptState.COMPLETE), [block], node
+    )
     return study
 
 
 def told(repository: Repository) -> str:
     study = repository.studies.named("first")
-    return "\n".join(held_back(repository, study, repository.attempts.of(study.id), defaults()))
+    attempts = Attempts(repository.attempts.of(study.id), defaults())
+    return "\n".join(held_back(repository, study, attempts, defaults()))
 
 
 def test_two_nodes_of_eight_devices_are_told_what_answers_nccl(

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests that others beside them do not disturb, the longest ones first.
-UNTIMED := tests/acceptance/test_first_starts.py tests/unit tests/contract/test_storage.py \
+UNTIMED := tests/acceptance/test_first_starts.py tests/unit tests/contract/storage \
 	tests/contract/test_trial_ledger.py tests/acceptance/test_bad_study_files.py
 
 .PHONY: quickstart test test-full check bench search knobs gpu-check wheel clean

@@ -120,8 +120,8 @@ def resume(
     """Go on with a study that was stopped or has failed, with its stored settings."""
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    if repository.study(name).state.value != "DONE":
-        repository.enqueue(name)
+    if repository.studies.named(name).state.value != "DONE":
+        repository.studies.enqueue(name)
     _attend(repository, name, detach, foreground, as_json)
 
 
@@ -132,12 +132,12 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    if repository.study(name).state.ended:
-        print(f"{name} is not running ({repository.study(name).state}).")
+    if repository.studies.named(name).state.ended:
+        print(f"{name} is not running ({repository.studies.named(name).state}).")
         return
-    living_holder(repository, repository.study(name).cluster)  # a dead one loses its lease
-    repository.request_stop(name)
-    ended = repository.study(name).state.ended
+    living_holder(repository, repository.studies.named(name).cluster)  # a dead one loses its lease
+    repository.studies.request_stop(name)
+    ended = repository.studies.named(name).state.ended
     print(
         f"{name} {'is stopped' if ended else 'stops within seconds'}; autotune resume {name} goes on."
     )
@@ -150,7 +150,7 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    ended = _interruptible(name, lambda: follow(repository, repository.study(name)))
+    ended = _interruptible(name, lambda: follow(repository, repository.studies.named(name)))
     print(conclusion(ended, _export_path(ended)))
     raise typer.Exit(exit_code(ended))
 
@@ -173,7 +173,7 @@ def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:
     from autotune.report.overview import status_of, table
 
     repository = _open(_url(storage), existing=True)
-    rows = [status_of(repository, study.name) for study in repository.studies()]
+    rows = [status_of(repository, study.name) for study in repository.studies.all()]
     print(json.dumps(rows, indent=2) if as_json else table(rows))
 
 
@@ -212,7 +212,7 @@ def export(
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    found = repository.study(name)
+    found = repository.studies.named(name)
     if trials:
         frame = attempts_frame(repository, name)
         if str(trials) == "-":
@@ -224,7 +224,7 @@ def export(
             raise BadInput(f"{trials} cannot be written: {error}") from None
         print(trials)
         return
-    content = repository.recommendation(found.id)
+    content = repository.recommendations.newest_of(found.id)
     if content is None:
         why = f"it is {found.state}; let it run to its verdict"
         if found.verdict:
@@ -255,7 +255,7 @@ def report(
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    found = repository.study(name)
+    found = repository.studies.named(name)
     if recompute:
         verdict = recomputed_verdict(repository, name)
     elif found.verdict is None:
@@ -263,7 +263,7 @@ def report(
     else:
         verdict = Verdict.from_dict(found.verdict)
     if as_json:
-        attempts = Attempts(repository.attempts(found.id), {})
+        attempts = Attempts(repository.attempts.of(found.id), {})
         ran = paper.how_it_ran(repository, attempts, verdict.trial)
         shown = {**verdict.as_dict(), "running": ran and dataclasses.asdict(ran)}
         print(json.dumps(shown, indent=2))
@@ -283,7 +283,7 @@ def dashboard(
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    repository.study(name)
+    repository.studies.named(name)
 
     def ready(address: str) -> None:
         print(f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)")
@@ -412,14 +412,16 @@ def _attend(
     from autotune.service.follow import conclusion, exit_code, follow
     from autotune.service.submission import Keeper
 
-    study = repository.study(name)
+    study = repository.studies.named(name)
     # The daemon works in the study's folder: a relative path must not be taken from there.
     absolute = repository.database.url.render_as_string(hide_password=False)
     keep_alive = _run_here(repository, study) if foreground else Keeper(repository, study, absolute)
     if not study.state.ended:
         keep_alive()
     if detach:
-        print(f"{name} is {repository.study(name).state}; autotune watch {name} follows it.")
+        print(
+            f"{name} is {repository.studies.named(name).state}; autotune watch {name} follows it."
+        )
         return
     # What a script reads is the JSON alone; people still see the rest.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -46,7 +46,7 @@ def run(study: dict[str, Any], folder: Path, sampler: str, wall_time: str) -> li
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     repository = Repository(Database(url))
-    return repository.attempts(repository.study(study["name"]).id)
+    return repository.attempts.of(repository.studies.named(study["name"]).id)
 
 
 def reached(attempts: list[StoredAttempt], wanted: float) -> tuple[int, float] | None:

@@ -1,5 +1,6 @@
 """What is kept: Optuna's tables for the trials, `autotune_*` tables for everything else."""
 
+from storage.attempts import AttemptFeed
 from storage.database import Database
 from storage.history import Attempts
 from storage.records import (
@@ -9,10 +10,12 @@ from storage.records import (
     AttemptState,
     Lease,
     LeaseState,
+    MessageKind,
     Purpose,
     Recommended,
     StoredAttempt,
     StoredBlock,
+    StoredMessage,
     StoredNoise,
     StoredStudy,
     StudyState,
@@ -23,17 +26,20 @@ from storage.trials import TrialLedger
 __all__ = [
     "TRAJECTORIES",
     "UNTIMED",
+    "AttemptFeed",
     "AttemptResult",
     "AttemptState",
     "Attempts",
     "Database",
     "Lease",
     "LeaseState",
+    "MessageKind",
     "Purpose",
     "Recommended",
     "Repository",
     "StoredAttempt",
     "StoredBlock",
+    "StoredMessage",
     "StoredNoise",
     "StoredStudy",
     "StudyState",

@@ -36,8 +36,10 @@ class StudyRow(Base):
     workdir: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(16), index=True)
     stop_requested: Mapped[bool] = mapped_column(default=False)
+    resume_requested: Mapped[bool] = mapped_column(default=False)  # once it has stopped
     error: Mapped[str | None] = mapped_column(AnyText)
     verdict: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)
+    facts: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # search_spaces.Facts
     elapsed: Mapped[float] = mapped_column(Float, default=0.0)  # seconds that a daemon ran it
     created: Mapped[float] = mapped_column(Float)
 
@@ -126,6 +128,7 @@ class MessageRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id"), index=True)
     at: Mapped[float] = mapped_column(Float)
+    kind: Mapped[str] = mapped_column(String(16))  # storage.records.MessageKind
     text: Mapped[str] = mapped_column(AnyText)
 
 

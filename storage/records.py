@@ -55,6 +55,8 @@ class StoredStudy:
     stop_requested: bool
     error: str | None
     verdict: dict[str, Any] | None
+    facts: dict[str, Any] | None
+    """search_spaces.Facts of the machine that it runs on; None before it has run."""
     elapsed: float
     created: float
 
@@ -192,6 +194,15 @@ class Recommended:
     body: dict[str, Any]
 
 
+class MessageKind(StrEnum):
+    """What a message tells."""
+
+    SAID = "said"
+    """Something that has happened, or why."""
+    WAITING = "waiting"
+    """Whom the study waits for."""
+
+
 @dataclass(frozen=True)
 class StoredMessage:
     """What the daemon had to say, and when."""
@@ -199,6 +210,7 @@ class StoredMessage:
     number: int
     at: float
     text: str
+    kind: MessageKind = MessageKind.SAID
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class StudyFolder:
         lease = self.lease()
         if lease is not None:
             assert not alive(lease.pid)
-            self.repository.reclaim(lease)
+            self.repository.leases.reclaim(lease)
 
     def status(self) -> dict[str, Any]:
         """`autotune status --json`."""
@@ -207,12 +207,12 @@ class StudyFolder:
         return Repository(Database(self.url))
 
     def study(self) -> StoredStudy:
-        return self.repository.study(self.name)
+        return self.repository.studies.named(self.name)
 
     def attempts(self, purpose: str | None = None) -> list[StoredAttempt]:
         """All attempts in the order in which they were begun, or those for one purpose."""
         try:
-            found = self.repository.attempts(self.study().id)
+            found = self.repository.attempts.of(self.study().id)
         except StudyNotFound:
             return []
         return [a for a in found if purpose in (None, a.purpose)]
@@ -228,7 +228,7 @@ class StudyFolder:
 
     def lease(self) -> LeaseState | None:
         """Who holds the lease; None if nobody does."""
-        return self.repository.holder(this_cluster())
+        return self.repository.leases.holder(this_cluster())
 
     # Waiting
 

@@ -29,7 +29,7 @@ def composition(
 ) -> dict[str, float] | None:
     """Shares of a step by part, see autotune.measurement.bottleneck; None if it was not profiled."""
     found = _profile(attempts, trial)
-    blocks = repository.blocks(found.id) if found else []
+    blocks = repository.attempts.blocks(found.id) if found else []
     return breakdown(blocks[0].observed["parts"]) if blocks else None
 
 
@@ -69,22 +69,32 @@ def composition_table(
 
 
 def held_back(
-    repository: Repository, attempts: Attempts, baseline: dict[str, Any]
+    repository: Repository, study: StoredStudy, attempts: Attempts, baseline: dict[str, Any]
 ) -> Iterator[str]:
     """What holds the baseline back, from its profile."""
     own = attempts.of_baseline().first
     found = _profile(attempts, own.trial if own else None)
-    blocks = repository.blocks(found.id) if found else []
+    blocks = repository.attempts.blocks(found.id) if found else []
     if not found or not blocks:
         return
-    environment = repository.environment_of(found.id) or {"devices": []}
-    known = findings(blocks[0].observed, baseline, _facts(environment, blocks[0].workers))
+    if study.facts is not None:
+        facts = _recorded(study.facts)
+    else:
+        environment = repository.environments.of_attempt(found.id) or {"devices": []}
+        facts = _guessed(environment, blocks[0].workers)
+    known = findings(blocks[0].observed, baseline, facts)
     yield "### What holds the baseline back"
     yield ""
     yield from listed(known)
 
 
-def _facts(environment: dict[str, Any], workers: int) -> Facts:
+def _recorded(facts: dict[str, Any]) -> Facts:
+    capability = facts["capability"]
+    return Facts(**{**facts, "capability": tuple(capability) if capability else None})
+
+
+def _guessed(environment: dict[str, Any], workers: int) -> Facts:
+    """For a study of an older version, which kept no facts: as if its first node were all."""
     devices = environment["devices"]
     return Facts(
         "cuda" if devices else "cpu",

@@ -30,6 +30,6 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
             "wall_seconds": attempt.result.wall_seconds,
             **attempt.knobs,
         }
-        for attempt in repository.attempts(repository.study(name).id)
+        for attempt in repository.attempts.of(repository.studies.named(name).id)
     ]
     return pd.DataFrame(rows)

@@ -11,7 +11,7 @@ from storage import Repository
 
 def study_log(repository: Repository, name: str) -> Iterator[str]:
     """All messages and attempts of a study."""
-    study = repository.study(name)
+    study = repository.studies.named(name)
     yield from ProgressLines(repository, study).new()
     if study.error:
         yield f"error: {study.error}"
@@ -25,8 +25,8 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
     Raises:
         BadInput: there is no such trial.
     """
-    study = repository.study(name)
-    attempts = [a for a in repository.attempts(study.id) if a.trial == trial]
+    study = repository.studies.named(name)
+    attempts = [a for a in repository.attempts.of(study.id) if a.trial == trial]
     if not attempts:
         raise BadInput(f"{name} has not launched a trial {trial}")
     paths = StudyPaths(Path(study.workdir), study.name)

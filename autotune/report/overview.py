@@ -5,27 +5,26 @@ from typing import Any
 from autotune.analysis.wording import quantity
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
-from storage import Attempts, Repository, StudyState
+from storage import Attempts, MessageKind, Repository, StudyState
 
-WAITING = "Waiting: "
-"""How the message begins in which a study tells whom it waits for."""
 _UNFINISHED = ("RUNNING", "QUEUED")
 
 
 def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Where a study stands, JSON-ready."""
-    study = repository.study(name)
+    study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    now = standing(Attempts(repository.attempts(study.id), spec.full_baseline()))
-    lease = repository.holder(study.cluster)
-    messages = repository.messages(study.id)
-    waits = study.state == StudyState.RUNNING and messages and messages[-1].text.startswith(WAITING)
+    now = standing(Attempts(repository.attempts.of(study.id), spec.full_baseline()))
+    lease = repository.leases.holder(study.cluster)
+    messages = repository.messages.of(study.id)
+    last = messages[-1] if messages else None
+    waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
     return {
         "study": study.name,
         "state": study.state.value,
         "storage": str(repository.database),
         "cluster": study.cluster,
-        "waiting": messages[-1].text.removeprefix(WAITING) if waits else None,
+        "waiting": last.text if last and waits else None,
         "daemon": {"host": lease.host, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,

@@ -18,18 +18,18 @@ _SHOWN = 10
 
 def report(repository: Repository, name: str, verdict: Verdict) -> str:
     """The verdict, how the recommended configuration ran, the noise, and the best trials."""
-    study = repository.study(name)
+    study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    attempts = Attempts(repository.attempts(study.id), spec.full_baseline())
+    attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline())
     parts = [[f"# {name}"], [study_note(verdict)]]
     ran = how_it_ran(repository, attempts, verdict.trial)
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
-    parts.append(list(held_back(repository, attempts, spec.full_baseline())))
+    parts.append(list(held_back(repository, study, attempts, spec.full_baseline())))
     parts.append(list(_attribution(spec, attempts, verdict)))
     rates = _confirmed(verdict)
     parts.append(list(composition_table(repository, study, attempts, rates)))
-    parts.append(list(_measurement(attempts, repository.noise_of(study.id), racing(attempts))))
+    parts.append(list(_measurement(attempts, repository.noise.of(study.id), racing(attempts))))
     parts.append(list(_best_trials(spec, attempts)))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -76,8 +76,8 @@ def how_it_ran(repository: Repository, attempts: Attempts, trial: int | None) ->
     """Figures of a trial in the confirmation; None if it was not in it."""
     confirmed = attempts.of(Purpose.CONFIRM).of_trial(trial)
     reference = attempts.of(Purpose.REFERENCE)
-    blocks = {a.id: repository.blocks(a.id) for a in [*confirmed, *reference]}
-    environment = repository.environment_of(confirmed.last.id) if confirmed.last else None
+    blocks = {a.id: repository.attempts.blocks(a.id) for a in [*confirmed, *reference]}
+    environment = repository.environments.of_attempt(confirmed.last.id) if confirmed.last else None
     return running(confirmed, reference, blocks, (environment or {}).get("devices", []))
 
 

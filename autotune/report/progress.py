@@ -11,9 +11,11 @@ from storage import (
     UNTIMED,
     Attempts,
     AttemptState,
+    MessageKind,
     Purpose,
     Repository,
     StoredAttempt,
+    StoredMessage,
     StoredStudy,
 )
 
@@ -77,11 +79,11 @@ class ProgressLines:
 
     def new(self) -> Iterator[str]:
         """Lines for messages and recorded attempts that were not shown yet."""
-        messages = self._repository.messages(self._study.id, self._last_message)
+        messages = self._repository.messages.of(self._study.id, self._last_message)
         attempts = self._attempts()
         ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
         baseline = standing(attempts).baseline
-        lines = [(message.at, message.text) for message in messages]
+        lines = [(message.at, _told(message)) for message in messages]
         found = {a.trial: a.knobs for a in attempts.of(Purpose.SEARCH)}
         lines += [(a.ended or 0.0, self._line(a, baseline, found.get(a.trial, {}))) for a in ended]
         self._shown.update(attempt.id for attempt in ended)
@@ -102,7 +104,7 @@ class ProgressLines:
         return text
 
     def _attempts(self) -> Attempts:
-        return Attempts(self._repository.attempts(self._study.id), self._spec.full_baseline())
+        return Attempts(self._repository.attempts.of(self._study.id), self._spec.full_baseline())
 
     def _line(
         self, attempt: StoredAttempt, baseline: float | None, searched: dict[str, Any]
@@ -155,3 +157,7 @@ class ProgressLines:
         if result.state == AttemptState.COMPLETE and searching:
             self._best = max(self._best, result.throughput or 0)
         return mark
+
+
+def _told(message: StoredMessage) -> str:
+    return f"Waiting: {message.text}" if message.kind == MessageKind.WAITING else message.text

@@ -23,14 +23,14 @@ def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
 
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """All attempts, each with the throughput that its blocks give."""
-    study = repository.study(name)
+    study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     found = []
-    for attempt in repository.attempts(study.id):
+    for attempt in repository.attempts.of(study.id):
         if attempt.result.throughput is None:
             found.append(attempt)
             continue
-        blocks = repository.blocks(attempt.id)
+        blocks = repository.attempts.blocks(attempt.id)
         again = estimate_of(blocks, tokens=spec.objective.metric == "tokens_per_second")
         own = again.half_width if again and math.isfinite(again.half_width) else 1.0
         result = dataclasses.replace(
@@ -45,7 +45,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     """The verdict that the recorded blocks give."""
-    study = repository.study(name)
+    study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     wanted = spec.measurement
@@ -54,8 +54,8 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
         return no_result(attempts)
     measured = attempts.measured().first
     assert measured is not None  # there are rounds
-    world_size = repository.blocks(measured.id)[0].workers
-    checks = gate.record(attempts, repository.blocks)
+    world_size = repository.attempts.blocks(measured.id)[0].workers
+    checks = gate.record(attempts, repository.attempts.blocks)
     end = end_of_baseline(attempts)
     return conclude(confirmation, spec.objective.unit, world_size, checks, end)
 
@@ -71,7 +71,7 @@ def _judged_again(
     judged = (AttemptState.COMPLETE, AttemptState.REFUSED)
     if attempt.purpose != Purpose.NUMERICS or attempt.result.state not in judged:
         return attempt
-    problem = gate.compared(attempt, attempts, repository.blocks).problem
+    problem = gate.compared(attempt, attempts, repository.attempts.blocks).problem
     state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
     result = dataclasses.replace(attempt.result, state=state, cause=problem)
     return dataclasses.replace(attempt, result=result)

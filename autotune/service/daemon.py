@@ -22,14 +22,13 @@ from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import writing
 from autotune.paths import StudyPaths
 from autotune.report.notes import study_note
-from autotune.report.overview import WAITING
 from autotune.runs.plan import Plan, launcher_of
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
-from storage import Lease, Repository, StoredStudy, StudyState
+from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.database import cause_of
 
 LEASE_SECONDS = 10.0
@@ -92,17 +91,19 @@ class Daemon:
 
     def _serve_once(self) -> bool:
         """Take the lease and run everything in the queue; False if there was nothing to do."""
-        lease = self._repository.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
+        lease = self._repository.leases.acquire(
+            self._cluster, this_host(), os.getpid(), LEASE_SECONDS
+        )
         if lease is None:
             return False
         busy = False
         try:
-            while not self._shutdown.is_set() and (study := self._repository.claim(lease)):
+            while not self._shutdown.is_set() and (study := self._repository.studies.claim(lease)):
                 busy = True
                 self._run(study, lease)
         finally:
             with contextlib.suppress(*_UNREACHABLE):
-                self._repository.release(lease)
+                self._repository.leases.release(lease)
         return busy
 
     def _run(self, study: StoredStudy, lease: Lease) -> None:
@@ -114,7 +115,7 @@ class Daemon:
             try:
                 verdict = _Session(study, lease, self._repository, signals).run()
             except Stopped:
-                self._finish(lease, study, self._state_after_stop(study))
+                self._stop(lease, study)
             except LeaseLost:
                 raise
             except _UNREACHABLE:
@@ -125,16 +126,17 @@ class Daemon:
                 log.exception("study %s: failed", study.name)
                 self._finish(lease, study, StudyState.FAILED, error=f"internal error: {error!r}")
             else:
-                changed = self._repository.study(study.name).spec != study.spec
+                changed = self._repository.studies.named(study.name).spec != study.spec
                 state = StudyState.QUEUED if changed else StudyState.DONE  # more budget meanwhile
                 self._finish(lease, study, state, verdict=verdict.as_dict())
         self._signals = None
 
-    def _state_after_stop(self, study: StoredStudy) -> StudyState:
-        resumed = not self._repository.study(study.name).stop_requested
-        if resumed and not self._shutdown.is_set():
-            return StudyState.QUEUED  # somebody thought better of it meanwhile
-        return StudyState.STOPPED
+    def _stop(self, lease: Lease, study: StoredStudy) -> None:
+        if self._shutdown.is_set():
+            self._finish(lease, study, StudyState.STOPPED)
+            return
+        state = self._repository.studies.stop(lease, study.id)
+        log.info("study %s: stopped, now %s", study.name, state)
 
     def _finish(
         self,
@@ -146,7 +148,7 @@ class Daemon:
         error: str | None = None,
     ) -> None:
         log.info("study %s: %s%s", study.name, state, f": {error}" if error else "")
-        self._repository.finish_study(lease, study.id, state, verdict=verdict, error=error)
+        self._repository.studies.finish(lease, study.id, state, verdict=verdict, error=error)
 
     @contextlib.contextmanager
     def _heartbeat(self, study: StoredStudy, lease: Lease, signals: Signals) -> Iterator[None]:
@@ -186,10 +188,10 @@ class _Heartbeat:
                 log.warning("heartbeat: storage unreachable: %s", cause_of(error))
 
     def _beat(self) -> None:
-        self._repository.renew(self._lease, LEASE_SECONDS)
+        self._repository.leases.renew(self._lease, LEASE_SECONDS)
         now = time.monotonic()
         spent = 0.0 if self._signals.waiting.is_set() else now - self._counted
-        stop = self._repository.add_elapsed(self._lease, self._study.id, spent)
+        stop = self._repository.studies.add_elapsed(self._lease, self._study.id, spent)
         self._counted = now
         if stop:
             self._signals.stop.set()
@@ -222,7 +224,9 @@ class _Session:
             return True
         self._signals.check()
         if rival != self._waits_for:
-            self._repository.say(self._lease, self._study.id, f"{WAITING}{rival.text}.")
+            self._repository.messages.say(
+                self._lease, self._study.id, f"{rival.text}.", kind=MessageKind.WAITING
+            )
         self._waits_for = rival
         self._signals.waiting.set()
         return False
@@ -231,15 +235,17 @@ class _Session:
         self._signals.check()
         environment = plan.launcher.slots[0].environment
         self._say_where(plan.launcher)
+        facts = dataclasses.asdict(plan.facts)
+        self._repository.studies.record_facts(self._lease, self._study.id, facts)
         job = Job(
             self._study,
             plan,
             self._lease,
             self._repository,
-            self._repository.record_environment(self._lease, environment),
+            self._repository.environments.record(self._lease, environment),
         )
         resolved = LargestBatch(job, self._signals.check).resolved()
-        study = self._repository.study(self._study.name)  # its time has gone on
+        study = self._repository.studies.named(self._study.name)  # its time has gone on
         tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
         verdict = tuner.run()
         tuner.ledger.note(study_note(verdict))
@@ -252,7 +258,7 @@ class _Session:
         devices = first.environment["devices"]
         what = devices[0]["name"] if first.device == "cuda" else first.environment["cpu"]
         count = len(launcher.slots)
-        self._repository.say(
+        self._repository.messages.say(
             self._lease,
             self._study.id,
             f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
@@ -269,7 +275,7 @@ class _Session:
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         assert verdict.trial is not None
-        self._repository.recommend(self._lease, self._study.id, verdict.trial, content)
+        self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)
         target = Path(self._study.workdir) / self._spec.export
         if verdict.trial == BASELINE and self._is_of_another_study(target):
             self._not_written(target, "it is of another study, and this one recommends no change")
@@ -284,6 +290,6 @@ class _Session:
 
     def _not_written(self, target: Path, why: str) -> None:
         elsewhere = f"`autotune export {self._study.name} --output FILE` writes it elsewhere"
-        self._repository.say(
+        self._repository.messages.say(
             self._lease, self._study.id, f"{target} is not written ({why}); {elsewhere}."
         )

@@ -33,7 +33,7 @@ def follow(
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
             with away.waiting():
-                study = repository.study(study.name)
+                study = repository.studies.named(study.name)
                 for line in lines.new():
                     console.print(line, markup=False)
                 if study.state.ended:
@@ -58,7 +58,7 @@ class _Nobody:
 
     def look(self, study: StoredStudy) -> None:
         """Look whether there is one."""
-        served = self._repository.holder(study.cluster) is not None
+        served = self._repository.leases.holder(study.cluster) is not None
         if not served and not self._said:
             text = f"No daemon runs it; autotune resume {study.name} starts one."
             self._console.print(text, markup=False)

@@ -31,9 +31,9 @@ def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStud
     _check_export(workdir / spec.export)
     stored = spec.model_dump(mode="json", exclude={"storage"})
     try:
-        known = repository.study(spec.name)
+        known = repository.studies.named(spec.name)
     except StudyNotFound:
-        return repository.submit(spec.name, cluster_of(spec), stored, str(workdir))
+        return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir))
     changed = sorted(_differences(known.spec, stored))
     forbidden = [name for name in changed if name.split(".")[0] not in _CHANGEABLE]
     if forbidden:
@@ -45,8 +45,8 @@ def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStud
     if known.state == StudyState.DONE and not changed:
         return known
     moved = not Path(known.workdir).is_dir()
-    repository.enqueue(spec.name, stored, str(workdir) if moved else None)
-    return repository.study(spec.name)
+    repository.studies.enqueue(spec.name, stored, str(workdir) if moved else None)
+    return repository.studies.named(spec.name)
 
 
 def _check_export(target: Path) -> None:
@@ -80,12 +80,12 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
 
 def living_holder(repository: Repository, cluster: str) -> LeaseState | None:
     """Who holds the lease of a cluster. One on this machine whose process is gone loses it at once."""
-    state = repository.holder(cluster)
+    state = repository.leases.holder(cluster)
     if state is None:
         return None
     if state.host != this_host() or _is_daemon(state.pid):
         return state
-    repository.reclaim(state)
+    repository.leases.reclaim(state)
     return None
 
 
@@ -106,7 +106,7 @@ class Here:
         """
         if self._thread and self._thread.is_alive():
             return
-        ended = self._repository.study(self._study.name).state.ended
+        ended = self._repository.studies.named(self._study.name).state.ended
         if ended or living_holder(self._repository, self._study.cluster):
             return
         if self._thread:

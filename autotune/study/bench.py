@@ -65,11 +65,11 @@ class Job:
 
     def attempts(self) -> Attempts:
         """What is recorded by now."""
-        return Attempts(self.repository.attempts(self.study.id), self.plan.baseline)
+        return Attempts(self.repository.attempts.of(self.study.id), self.plan.baseline)
 
     def say(self, message: str) -> None:
         """Leave a message for whoever watches the study."""
-        self.repository.say(self.lease, self.study.id, message)
+        self.repository.messages.say(self.lease, self.study.id, message)
 
     def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
         """The trial, ready to launch on this slot."""
@@ -91,7 +91,7 @@ class Job:
 
     def known_sigma(self) -> float | None:
         """Run-to-run noise that an earlier study has found here."""
-        found = self.repository.noise_before(
+        found = self.repository.noise.of_others(
             self.study.id,
             self.environment_id,
             workload=self.workload,
@@ -101,7 +101,7 @@ class Job:
 
     def record_noise(self, noise: StoredNoise) -> None:
         """Keep what this study has found of run-to-run noise."""
-        self.repository.record_noise(
+        self.repository.noise.record(
             self.lease,
             self.study.id,
             self.environment_id,
@@ -180,7 +180,7 @@ class Bench:
         Args:
             judge: what the run is watched for; its speed if not given.
         """
-        attempt = self._job.repository.begin_attempt(
+        attempt = self._job.repository.attempts.begin(
             self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
         )
         number = min(self._free)  # the same slot, hence the same devices, when one is wanted
@@ -199,7 +199,7 @@ class Bench:
             number, attempt, judge = self._running.pop(future)
             self._free.add(number)
             result = self._suspected(attempt, judge.result(future.result()))
-            self._job.repository.finish_attempt(
+            self._job.repository.attempts.finish(
                 self._job.lease,
                 attempt.id,
                 result,

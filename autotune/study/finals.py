@@ -45,7 +45,7 @@ class Finals:
 
     def checks(self) -> gate.GateRecord:
         """What the numerics gate has found."""
-        return gate.record(self._job.attempts(), self._job.repository.blocks)
+        return gate.record(self._job.attempts(), self._job.repository.attempts.blocks)
 
     def _replay(self) -> Confirmation | None:
         wanted = self._plan.spec.measurement
@@ -54,7 +54,7 @@ class Finals:
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; False if it needs none."""
         candidates = list(confirmation.candidates.values())
-        attempts, blocks = self._job.attempts(), self._job.repository.blocks
+        attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False

@@ -36,7 +36,7 @@ class Opening:
         """What holds the baseline back; None if it does not run."""
         while (profile := self._profile()) is None:
             bench.run(BASELINE, self._plan.baseline, Purpose.PROFILE, judge=ProfileRun())
-        blocks = self._job.repository.blocks(profile.id)
+        blocks = self._job.repository.attempts.blocks(profile.id)
         if not blocks:
             return None
         return findings(blocks[0].observed, self._plan.baseline, self._plan.facts)
@@ -48,5 +48,5 @@ class Opening:
         launcher = self._plan.launcher
         workload = self._plan.spec.workload.model_dump(mode="json")
         place = Place(workload, launcher.workers, devices(launcher.slots[0].environment))
-        earlier = self._job.repository.recommended_by_others(self._job.study.id)
+        earlier = self._job.repository.recommendations.of_others(self._job.study.id)
         return remembered(self._space, self._plan.baseline, earlier, place)

@@ -16,7 +16,15 @@ import autotune as library
 from autotune.cli import app
 from autotune.spec import load
 from storage import StoredAttempt
-from tests.steering import StudyFolder, alive, autotune, study_folder, tiny_study, wait_for
+from tests.steering import (
+    StudyFolder,
+    alive,
+    autotune,
+    quick_measurement,
+    study_folder,
+    tiny_study,
+    wait_for,
+)
 
 SLOW = {"name": "tiny:build", "args": {"sleep": 0.02}}
 ONE_RANK = {"workers": 1}
@@ -336,13 +344,39 @@ def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     tiny.run("start", "study.yaml", "--detach")
     tiny.wait_running()
-    tiny.repository.request_stop(tiny.name)
+    tiny.repository.studies.request_stop(tiny.name)
     before = tiny.study().elapsed
     wait_for(lambda: tiny.study().elapsed > before, "the daemon's heartbeat")
-    tiny.repository.enqueue(tiny.name)
+    tiny.repository.studies.enqueue(tiny.name)
     tiny.wait_state("DONE", "STOPPED")
     assert tiny.study().state == "DONE"
     tiny.assert_complete(trials=3)
+
+
+@pytest.mark.slow
+def test_a_stop_is_carried_out_though_a_resume_follows_at_once(tiny: StudyFolder) -> None:
+    """The daemon hears of both together: the trial that runs is given up, and run again."""
+    hanging = {"trouble": "hang", "rank": 0, "at": 1, "above": 4}
+    tiny.write(
+        resources=ONE_RANK,
+        workload={"name": "tiny:build", "args": hanging},
+        search_space={"micro_batch": [2, 8]},
+        measurement=quick_measurement(step_deadline=10),
+        budget={"trials": 2},
+    )
+    tiny.run("start", "study.yaml", "--detach")
+
+    def hangs() -> bool:
+        return any(a.running and a.knobs["micro_batch"] == 8 for a in tiny.attempts())
+
+    wait_for(hangs, "the second trial is launched")
+    assert tiny.run("stop", "tiny").returncode == 0
+    tiny.repository.studies.enqueue(tiny.name)
+    tiny.wait_state("DONE", "STOPPED", "FAILED")
+    assert tiny.study().state == "DONE"
+    states = [a.result.state for a in tiny.attempts() if a.knobs["micro_batch"] == 8]
+    assert states == ["ABANDONED", "HANG"]
+    tiny.assert_complete(trials=2)
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     assert status["state"] == "DONE"
     database = Database(f"sqlite:///{folder}/autotune.db")
     repository = Repository(database)
-    attempts = repository.attempts(repository.study(STUDY).id)
+    attempts = repository.attempts.of(repository.studies.named(STUDY).id)
     database.engine.dispose()
     return Done(folder, status, attempts)
 

@@ -34,8 +34,8 @@ for line in sys.stdin:
         database = Database(line.strip())
         ledger = TrialLedger(database, "shared")
         repository = Repository(database)
-        repository.submit(f"study {who}", "host:here", {"who": who}, "/w")
-        assert repository.study(f"study {who}").spec == {"who": who}
+        repository.studies.submit(f"study {who}", "host:here", {"who": who}, "/w")
+        assert repository.studies.named(f"study {who}").spec == {"who": who}
         database.engine.dispose()
         ledger._study._storage._backend.engine.dispose()
         del database, ledger, repository
@@ -107,7 +107,7 @@ def test_all_of_many_processes_open_an_empty_database_at_once(
 def assert_sound(url: str) -> None:
     """Everything is there, and there once."""
     database = Database(url)
-    studies = Repository(database).studies()
+    studies = Repository(database).studies.all()
     assert sorted(study.name for study in studies) == sorted(f"study {n}" for n in range(16))
     assert TrialLedger(database, "shared").trials() == []
     counts = {

@@ -14,9 +14,9 @@ def test_nothing_is_lost_or_recorded_twice(project: Path) -> None:
     path = write_study(project, budget={"trials": 6})
     autotune("start", str(path), "--detach", cwd=project, check=True)
     repository = Repository(Database(f"sqlite:///{project}/autotune.db"))
-    study = repository.study("tiny")
+    study = repository.studies.named("tiny")
     give_up = time.monotonic() + 60
-    while sum(a.recorded for a in repository.attempts(study.id)) < 2:
+    while sum(a.recorded for a in repository.attempts.of(study.id)) < 2:
         assert time.monotonic() < give_up
         time.sleep(0.05)
     status = json.loads(autotune("status", "tiny", "--json", cwd=project, check=True).stdout)
@@ -25,7 +25,7 @@ def test_nothing_is_lost_or_recorded_twice(project: Path) -> None:
     found = autotune("start", str(path), cwd=project)
 
     assert found.returncode == 0, found.stdout + found.stderr
-    attempts = repository.attempts(study.id)
+    attempts = repository.attempts.of(study.id)
     searched = [a.trial for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
     assert sorted(searched) == list(range(6))
-    assert not any(a.running for a in repository.attempts(study.id))
+    assert not any(a.running for a in repository.attempts.of(study.id))

@@ -63,6 +63,6 @@ def test_an_honest_bf16_passes_and_the_verdict_says_how_closely(tiny: StudyFolde
     assert json.loads(again.stdout)["numerics"] == verdict["numerics"]
     [reference] = tiny.attempts(Purpose.REFERENCE)
     assert reference.knobs["precision"] == "fp32"
-    steps = tiny.repository.blocks(reference.id)
+    steps = tiny.repository.attempts.blocks(reference.id)
     # Three products of 2 x 32 x 64 and 2 x 64 each, forward and backward; no gradient of the data.
     assert steps[0].observed["flops_per_sample"] == 2 * (2 * 32 * 64 + 3 * 64)

@@ -24,7 +24,7 @@ def test_ddp_and_one_process_compete_over_the_same_samples(tmp_path: Path) -> No
         assert {a.knobs["parallelism"] for a in searched} == {"ddp", "data_parallel"}
         for attempt in searched:
             processes = 1 if attempt.knobs["parallelism"] == "data_parallel" else 2
-            for block in tiny.repository.blocks(attempt.id):
+            for block in tiny.repository.attempts.blocks(attempt.id):
                 assert len(block.rank_seconds) == processes
                 assert block.samples == 2 * 8 * block.steps
         told = tiny.run("report", tiny.name, "--recompute", "--json")

@@ -16,7 +16,7 @@ ENDLESS = {"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 200))}
 
 def elapsed(of: StudyFolder) -> float:
     """Seconds of its budget that are used."""
-    return of.repository.study(of.name).elapsed
+    return of.repository.studies.named(of.name).elapsed
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,17 @@ import sys
 from optuna.storages._cached_storage import _CachedStorage
 
 from autotune.__main__ import main
-from storage import Repository, TrialLedger
+from storage import TrialLedger
+from storage.attempts import AttemptRecords
+from storage.environments import Environments
+from storage.messages import Messages
+from storage.recommendations import Recommendations
+from storage.studies import Studies
 
-OWNERS = {"Repository": Repository, "TrialLedger": TrialLedger, "Optuna": _CachedStorage}
+OWNERS = {
+    owner.__name__: owner
+    for owner in (Studies, AttemptRecords, Messages, Environments, Recommendations, TrialLedger)
+} | {"Optuna": _CachedStorage}
 
 
 def plant_death(when: str, target: str, fatal_call: int) -> None:

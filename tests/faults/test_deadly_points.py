@@ -27,10 +27,10 @@ def go_on(tiny: StudyFolder) -> None:
 @pytest.mark.slow
 def test_deaths_all_through_the_search_lose_and_repeat_nothing(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 4})
-    tiny.die("after", "Repository.claim")
+    tiny.die("after", "Studies.claim")
     tiny.die("after", "Optuna.set_trial_param")  # the baseline is asked for, half of it stored
-    tiny.die("after", "Repository.begin_attempt")
-    tiny.die("after", "Repository.finish_attempt")  # recorded, not told
+    tiny.die("after", "AttemptRecords.begin")
+    tiny.die("after", "AttemptRecords.finish")  # recorded, not told
     go_on(tiny)
     tiny.assert_complete(trials=4)
     again = tiny.run("report", tiny.name, "--recompute", "--json")
@@ -51,7 +51,7 @@ def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder) ->
 @pytest.mark.slow
 def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
-    tiny.die("after", "Repository.begin_attempt", 2)
+    tiny.die("after", "AttemptRecords.begin", 2)
     go_on(tiny)
     tiny.assert_complete(trials=2)
 
@@ -59,8 +59,8 @@ def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: Stud
 @pytest.mark.slow
 def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 2})
-    tiny.die("after", "Repository.finish_attempt", 3)
-    tiny.die("after", "Repository.recommend")
+    tiny.die("after", "AttemptRecords.finish", 3)
+    tiny.die("after", "Recommendations.record")
     go_on(tiny)
     tiny.assert_complete(trials=2)
     assert (tiny.folder / "best.yaml").exists()
@@ -69,7 +69,7 @@ def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFol
 @pytest.mark.slow
 def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder) -> None:
     submit(tiny, budget={"trials": 30}, search_space={"micro_batch": [1, 2]})
-    tiny.die("before", "Repository.finish_study")
+    tiny.die("before", "Studies.finish")
     go_on(tiny)
     tiny.assert_complete(trials=2)
 
@@ -92,8 +92,9 @@ def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFo
 
 
 EVERY_COMMIT = [
-    *[f"Repository.{name}" for name in ("claim", "begin_attempt", "finish_attempt", "say")],
-    *[f"Repository.{name}" for name in ("recommend", "finish_study", "record_environment")],
+    *[f"Studies.{name}" for name in ("claim", "record_facts", "finish")],
+    *[f"AttemptRecords.{name}" for name in ("begin", "finish")],
+    *["Messages.say", "Environments.record", "Recommendations.record"],
     *[f"TrialLedger.{name}" for name in ("enqueue", "ask", "tell", "name_objective", "note")],
     *[f"Optuna.{name}" for name in ("create_new_study", "create_new_trial")],
     *[f"Optuna.{name}" for name in ("set_trial_param", "set_trial_state_values")],
@@ -106,9 +107,9 @@ EVERY_COMMIT = [
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", EVERY_COMMIT)
 def test_a_death_at_any_commit(tiny: StudyFolder, when: str, method: str, call: int) -> None:
-    once = ("recommend", "finish_study", "record_environment", "create_new_study", "claim")
-    once += ("note", "name_objective", "enqueue")
-    if call > 1 and method.endswith(once):
+    once = ("Studies", "Environments", "Recommendations", "Optuna.create_new_study")
+    once += ("TrialLedger.note", "TrialLedger.name_objective", "TrialLedger.enqueue")
+    if call > 1 and method.startswith(once):
         pytest.skip("happens once in a study")
     submit(tiny, budget={"trials": 3}, measurement=quick_measurement(rounds=3))
     tiny.die(when, method, call)

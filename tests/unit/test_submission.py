@@ -28,7 +28,7 @@ def test_a_study_whose_folder_was_moved_goes_on_in_the_new_one(
     submission.submit(repository, spec(tmp_path), old)
     old.rename(new)
     with pytest.raises(BadInput, match=r"/old, is gone; where it is now: autotune start"):
-        submission.Keeper(repository, repository.study("tiny"), "sqlite://")()
+        submission.Keeper(repository, repository.studies.named("tiny"), "sqlite://")()
     assert not old.exists()
     assert submission.submit(repository, spec(tmp_path, trials=5), new).workdir == str(new)
 
@@ -48,4 +48,4 @@ def test_an_export_that_cannot_be_written_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(BadInput, match=r"export: .*/no/best\.yaml cannot be written"):
         submission.submit(repository, spec(tmp_path, export="no/best.yaml"), tmp_path)
-    assert repository.studies() == []
+    assert repository.studies.all() == []

@@ -1,0 +1,194 @@
+"""Attempts: each execution of a trial, recorded once when it begins and once when it ends."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.orm import Session
+
+from autotune.errors import LeaseLost
+from search_spaces import KnobValue, defaults
+from storage.models import AttemptRow, BlockRow
+from storage.records import AttemptResult, AttemptState, Lease, Purpose, StoredAttempt, StoredBlock
+from storage.transactions import Transactions
+
+_NAMES = (
+    *("id", "trial", "purpose", "round", "attempt", "knobs", "started", "ended"),
+    *(field.name for field in dataclasses.fields(AttemptResult)),
+)
+_COLUMNS = [getattr(AttemptRow, name) for name in _NAMES]
+"""Selected one by one: a study may have ten thousand attempts, and objects take twice the time."""
+
+
+class AttemptRecords:
+    """The attempts of all studies, with their timed blocks."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def begin(
+        self,
+        lease: Lease,
+        study_id: int,
+        trial: int,
+        knobs: dict[str, Any],
+        purpose: Purpose = Purpose.SEARCH,
+        *,
+        round_: int = 0,
+    ) -> StoredAttempt:
+        """Record that a trial is about to be launched, once more if it was before.
+
+        Args:
+            round_: of the confirmation, or of the calibration.
+        """
+        with self._transactions.fenced(lease) as session:
+            earlier = session.scalar(
+                select(func.count())
+                .select_from(AttemptRow)
+                .where(
+                    AttemptRow.study_id == study_id,
+                    AttemptRow.trial == trial,
+                    AttemptRow.purpose == purpose,
+                    AttemptRow.round == round_,
+                )
+            )
+            row = AttemptRow(
+                study_id=study_id,
+                trial=trial,
+                purpose=purpose,
+                round=round_,
+                attempt=(earlier or 0) + 1,
+                epoch=lease.epoch,
+                knobs=knobs,
+                state=AttemptState.RUNNING,
+                started=self._transactions.now(session),
+            )
+            session.add(row)
+            session.flush()
+            return _attempt([getattr(row, name) for name in _NAMES], defaults())
+
+    def finish(
+        self,
+        lease: Lease,
+        attempt_id: int,
+        result: AttemptResult,
+        blocks: Sequence[StoredBlock],
+        environment_id: int | None = None,
+    ) -> None:
+        """Record what came of an attempt, with its blocks, in one transaction.
+
+        Raises:
+            LeaseLost: the lease is gone, or the attempt was given up or recorded by another daemon.
+        """
+        with self._transactions.fenced(lease) as session:
+            ended = self._transactions.now(session)
+            recorded = session.connection().execute(
+                update(AttemptRow)
+                .where(AttemptRow.id == attempt_id, AttemptRow.state == AttemptState.RUNNING)
+                .values(**vars(result), environment_id=environment_id, ended=ended)
+            )
+            if recorded.rowcount != 1:
+                raise LeaseLost(f"attempt {attempt_id} is no longer this daemon's to record")
+            session.add_all(BlockRow(attempt_id=attempt_id, **vars(block)) for block in blocks)
+
+    def of(self, study_id: int) -> list[StoredAttempt]:
+        """All attempts of a study, in the order in which they were started."""
+        return self.since(study_id, 0)
+
+    def since(
+        self, study_id: int, last: int, still_open: Sequence[int] = ()
+    ) -> list[StoredAttempt]:
+        """Some attempts of a study, in the order in which they were started.
+
+        Args:
+            last: those with a higher id,
+            still_open: and those with one of these ids.
+        """
+        known = defaults()
+        with self._transactions.reading() as session:
+            rows = session.execute(
+                select(*_COLUMNS)
+                .where(
+                    AttemptRow.study_id == study_id,
+                    or_(AttemptRow.id > last, AttemptRow.id.in_(still_open)),
+                )
+                .order_by(AttemptRow.id)
+            )
+            return [_attempt(row, known) for row in rows]
+
+    def blocks(self, attempt_id: int) -> list[StoredBlock]:
+        """The timed blocks of an attempt, in order."""
+        with self._transactions.reading() as session:
+            rows = session.scalars(
+                select(BlockRow).where(BlockRow.attempt_id == attempt_id).order_by(BlockRow.index)
+            )
+            return [_block(row) for row in rows]
+
+
+class AttemptFeed:
+    """The attempts of one study for the daemon that runs it, and alone writes them.
+
+    Each look reads only what may have changed since the last one: attempts that are new, and those
+    that were running then. So it costs the same however long the study is.
+    """
+
+    def __init__(self, attempts: AttemptRecords, study_id: int) -> None:
+        self._attempts = attempts
+        self._study_id = study_id
+        self._seen: dict[int, StoredAttempt] = {}  # by id, in order
+        self._running: list[int] = []
+
+    def read(self) -> list[StoredAttempt]:
+        """All attempts of the study, in the order in which they were started."""
+        last = next(reversed(self._seen), 0)
+        changed = self._attempts.since(self._study_id, last, self._running)
+        self._seen.update((attempt.id, attempt) for attempt in changed)
+        self._running = [attempt.id for attempt in changed if attempt.running]
+        return list(self._seen.values())
+
+
+def abandon(session: Session, study_id: int, at: float) -> None:
+    """Give up the attempts of a study that are under way; they are to be repeated."""
+    session.execute(
+        update(AttemptRow)
+        .where(AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
+        .values(state=AttemptState.ABANDONED, ended=at)
+    )
+
+
+def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttempt:
+    """The record; a knob newer than it was at its default then: what a plain script does.
+
+    Args:
+        values: in the order of _NAMES.
+    """
+    id_, trial, purpose, round_, attempt, knobs, started, ended, state, *result = values
+    return StoredAttempt(
+        id_,
+        trial,
+        Purpose(purpose),
+        round_,
+        attempt,
+        {**known, **knobs},
+        started,
+        ended,
+        AttemptResult(AttemptState(state), *result),
+    )
+
+
+def _block(row: BlockRow) -> StoredBlock:
+    return StoredBlock(
+        index=row.index,
+        steps=row.steps,
+        samples=row.samples,
+        tokens=row.tokens,
+        seconds=row.seconds,
+        rank_seconds=row.rank_seconds,
+        wait_seconds=row.wait_seconds,
+        loss=row.loss,
+        peak_bytes=row.peak_bytes,
+        kept=row.kept,
+        contended=bool(row.contended),
+        observed=row.observed or {},
+    )

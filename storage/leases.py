@@ -1,0 +1,76 @@
+"""The leases of clusters: at most one daemon runs the studies of each."""
+
+import contextlib
+
+from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
+
+from autotune.errors import LeaseLost
+from storage.models import LeaseRow
+from storage.records import Lease, LeaseState
+from storage.transactions import Transactions
+
+
+class Leases:
+    """Who may run the studies of a cluster, by the database's clock."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def acquire(self, cluster: str, host: str, pid: int, seconds: float) -> Lease | None:
+        """Take the lease of a cluster if nobody holds it; None if somebody does."""
+        with self._transactions.writing() as session:
+            now = self._transactions.now(session)
+            row = session.get(LeaseRow, cluster, with_for_update=True)
+            if row is not None and row.expires > now:
+                return None
+            if row is None:
+                row = LeaseRow(cluster=cluster, epoch=0)
+            predecessor = row.pid if row.host == host else None
+            row.epoch, row.host, row.pid, row.expires = row.epoch + 1, host, pid, now + seconds
+            session.add(row)
+            try:
+                session.flush()
+            except IntegrityError:
+                return None  # another daemon was first to open this cluster
+            return Lease(cluster, row.epoch, predecessor)
+
+    def renew(self, lease: Lease, seconds: float) -> None:
+        """Hold the lease for so many seconds from now.
+
+        Raises:
+            LeaseLost: another daemon has it.
+        """
+        with self._transactions.fenced(lease) as session:
+            expires = self._transactions.now(session) + seconds
+            session.execute(
+                update(LeaseRow).where(LeaseRow.cluster == lease.cluster).values(expires=expires)
+            )
+
+    def release(self, lease: Lease) -> None:
+        """Let another daemon have the lease at once."""
+        with contextlib.suppress(LeaseLost):
+            self.renew(lease, 0.0)
+
+    def reclaim(self, state: LeaseState) -> None:
+        """End the lease of a holder that is known to be dead; no effect if it has changed hands."""
+        with self._transactions.writing() as session:
+            session.execute(
+                update(LeaseRow)
+                .where(LeaseRow.cluster == state.cluster, LeaseRow.epoch == state.epoch)
+                .values(expires=0.0)
+            )
+
+    def state(self, cluster: str) -> LeaseState | None:
+        """Who holds or last held the lease of a cluster; None if nobody ever did."""
+        with self._transactions.reading() as session:
+            row = session.get(LeaseRow, cluster)
+            if row is None:
+                return None
+            left = row.expires - self._transactions.now(session)
+            return LeaseState(row.cluster, row.epoch, row.host, row.pid, left)
+
+    def holder(self, cluster: str) -> LeaseState | None:
+        """Who holds the lease of a cluster; None if nobody does."""
+        state = self.state(cluster)
+        return state if state is not None and state.seconds_left > 0 else None

@@ -1,0 +1,32 @@
+"""What daemons have to say about their studies."""
+
+from sqlalchemy import select
+
+from storage.models import MessageRow
+from storage.records import Lease, MessageKind, StoredMessage
+from storage.transactions import Transactions
+
+
+class Messages:
+    """Messages of all studies, in the order in which they were said."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def say(
+        self, lease: Lease, study_id: int, text: str, *, kind: MessageKind = MessageKind.SAID
+    ) -> None:
+        """Leave a message for whoever watches the study."""
+        with self._transactions.fenced(lease) as session:
+            at = self._transactions.now(session)
+            session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
+
+    def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
+        """The messages of a study that are newer than number `after`."""
+        with self._transactions.reading() as session:
+            rows = session.scalars(
+                select(MessageRow)
+                .where(MessageRow.study_id == study_id, MessageRow.id > after)
+                .order_by(MessageRow.id)
+            )
+            return [StoredMessage(row.id, row.at, row.text, MessageKind(row.kind)) for row in rows]

@@ -1,0 +1,29 @@
+"""Kinds of messages, facts about a study's machine, a resume that waits for a stop."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+_WAITING = "Waiting: "
+"""How a message began until now in which a study told whom it waited for."""
+
+
+def upgrade() -> None:
+    """Add columns, and tell the messages apart by kind that were told apart by their first word."""
+    op.add_column("autotune_study", sa.Column("facts", sa.Text(), nullable=True))
+    op.add_column(
+        "autotune_study",
+        sa.Column("resume_requested", sa.Boolean(), nullable=False, server_default=sa.false()),
+    )
+    op.add_column(
+        "autotune_message",
+        sa.Column("kind", sa.String(length=16), nullable=False, server_default="said"),
+    )
+    message = sa.table("autotune_message", sa.column("kind"), sa.column("text", sa.Text()))
+    op.execute(
+        message.update()
+        .where(message.c.text.startswith(_WAITING))
+        .values(kind="waiting", text=sa.func.substr(message.c.text, len(_WAITING) + 1))
+    )

@@ -1,0 +1,59 @@
+"""Run-to-run noise, as studies found it."""
+
+from sqlalchemy import ColumnElement, select
+
+from storage.models import NoiseRow
+from storage.records import Lease, StoredNoise
+from storage.transactions import Transactions
+
+
+class Noise:
+    """How far equal runs lie apart, for the study that found it and for later ones."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def record(
+        self,
+        lease: Lease,
+        study_id: int,
+        environment_id: int,
+        noise: StoredNoise,
+        *,
+        workload: str,
+        world_size: int,
+    ) -> None:
+        """Keep what a study found of run-to-run noise, for itself and for later studies."""
+        with self._transactions.fenced(lease) as session:
+            session.add(
+                NoiseRow(
+                    study_id=study_id,
+                    environment_id=environment_id,
+                    workload=workload,
+                    world_size=world_size,
+                    at=self._transactions.now(session),
+                    **vars(noise),
+                )
+            )
+
+    def of(self, study_id: int) -> StoredNoise | None:
+        """The newest that a study itself found of run-to-run noise; None if nothing."""
+        return self._newest(NoiseRow.study_id == study_id)
+
+    def of_others(
+        self, study_id: int, environment_id: int, *, workload: str, world_size: int
+    ) -> StoredNoise | None:
+        """The newest that other studies found of run-to-run noise in this environment."""
+        return self._newest(
+            NoiseRow.study_id != study_id,
+            NoiseRow.environment_id == environment_id,
+            NoiseRow.workload == workload,
+            NoiseRow.world_size == world_size,
+        )
+
+    def _newest(self, *conditions: ColumnElement[bool]) -> StoredNoise | None:
+        with self._transactions.reading() as session:
+            row = session.scalar(
+                select(NoiseRow).where(*conditions).order_by(NoiseRow.id.desc()).limit(1)
+            )
+            return StoredNoise(row.sigma_run, row.runs, row.drift_per_hour) if row else None

@@ -1,0 +1,190 @@
+"""Studies: the queue of each cluster, and how far each study has come."""
+
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from autotune.errors import BadInput, StudyNotFound
+from storage.attempts import abandon
+from storage.database import Database
+from storage.models import LeaseRow, StudyRow
+from storage.records import Lease, StoredStudy, StudyState
+from storage.transactions import Transactions
+
+
+class Studies:
+    """What people ask for by a study's name, and what a daemon does with it under its lease."""
+
+    def __init__(self, database: Database, transactions: Transactions) -> None:
+        self._database = database
+        self._transactions = transactions
+
+    def submit(self, name: str, cluster: str, spec: dict[str, Any], workdir: str) -> StoredStudy:
+        """Put a new study into the queue.
+
+        Raises:
+            BadInput: there is one of that name already.
+        """
+        try:
+            with self._transactions.writing() as session:
+                session.add(
+                    StudyRow(
+                        name=name,
+                        cluster=cluster,
+                        spec=spec,
+                        workdir=workdir,
+                        state=StudyState.QUEUED,
+                        created=self._transactions.now(session),
+                    )
+                )
+        except IntegrityError:
+            raise BadInput(f"there is a study named {name!r} already") from None
+        return self.named(name)
+
+    def named(self, name: str) -> StoredStudy:
+        """The study of that name.
+
+        Raises:
+            StudyNotFound: there is none.
+        """
+        with self._transactions.reading() as session:
+            row = session.scalar(select(StudyRow).where(StudyRow.name == name))
+            if row is None:
+                names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
+                there = f"there are: {', '.join(names)}" if names else "it holds none yet"
+                raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
+            return _study(row)
+
+    def all(self) -> list[StoredStudy]:
+        """All studies, oldest first."""
+        with self._transactions.reading() as session:
+            return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
+
+    def enqueue(
+        self, name: str, spec: dict[str, Any] | None = None, workdir: str | None = None
+    ) -> None:
+        """Have a study go on; a new spec or folder takes the place of the old one.
+
+        One that a daemon is still to stop is stopped first, and then goes on.
+        """
+        with self._transactions.writing() as session:
+            row = self._locked(session, name)
+            row.spec = row.spec if spec is None else spec
+            row.workdir = row.workdir if workdir is None else workdir
+            if row.state == StudyState.RUNNING:
+                row.resume_requested = row.stop_requested
+            else:
+                row.state, row.error = StudyState.QUEUED, None
+                row.stop_requested = row.resume_requested = False
+
+    def request_stop(self, name: str) -> None:
+        """Ask the daemon to stop a study; one that no daemon runs stops at once."""
+        with self._transactions.writing() as session:
+            cluster = select(StudyRow.cluster).where(StudyRow.name == name)
+            # The lease before the study: see storage.transactions.
+            lease = session.get(LeaseRow, session.scalars(cluster).one(), with_for_update=True)
+            row = self._locked(session, name)
+            row.stop_requested, row.resume_requested = True, False
+            now = self._transactions.now(session)
+            held = lease is not None and lease.expires > now
+            if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
+                row.state = StudyState.STOPPED
+                abandon(session, row.id, now)
+
+    def claim(self, lease: Lease) -> StoredStudy | None:
+        """The next study to run: one that a dead daemon left behind, else the oldest in the queue.
+
+        Its attempts that were never recorded become ABANDONED; they are to be repeated.
+        """
+        with self._transactions.fenced(lease) as session:
+            row = session.scalar(
+                select(StudyRow)
+                .where(
+                    StudyRow.cluster == lease.cluster,
+                    StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED]),
+                )
+                .order_by(StudyRow.state.desc(), StudyRow.id)
+                .limit(1)
+                .with_for_update()
+            )
+            if row is None:
+                return None
+            row.state = StudyState.RUNNING
+            if row.resume_requested:  # what ran is given up here, as the stop wanted
+                row.stop_requested = row.resume_requested = False
+            abandon(session, row.id, self._transactions.now(session))
+            return _study(row)
+
+    def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:
+        """Add running time to a study; returns whether somebody has asked to stop it."""
+        with self._transactions.fenced(lease) as session:
+            session.execute(
+                update(StudyRow)
+                .where(StudyRow.id == study_id)
+                .values(elapsed=StudyRow.elapsed + seconds)
+            )
+            stop = select(StudyRow.stop_requested).where(StudyRow.id == study_id)
+            return bool(session.scalar(stop))
+
+    def record_facts(self, lease: Lease, study_id: int, facts: dict[str, Any]) -> None:
+        """Keep what constraints ask about the machine that a study runs on.
+
+        Args:
+            facts: search_spaces.Facts as a dictionary.
+        """
+        with self._transactions.fenced(lease) as session:
+            session.execute(update(StudyRow).where(StudyRow.id == study_id).values(facts=facts))
+
+    def finish(
+        self,
+        lease: Lease,
+        study_id: int,
+        state: StudyState,
+        *,
+        verdict: dict[str, Any] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record how a study ended; a verdict that is not given is left as it was."""
+        values: dict[str, Any] = {"state": state, "error": error}
+        values |= {"stop_requested": False, "resume_requested": False}
+        if verdict is not None:
+            values["verdict"] = verdict
+        with self._transactions.fenced(lease) as session:
+            session.execute(update(StudyRow).where(StudyRow.id == study_id).values(values))
+
+    def stop(self, lease: Lease, study_id: int) -> StudyState:
+        """Record that a study has stopped because somebody asked for it; returns where it stands now.
+
+        That is STOPPED, or QUEUED if somebody has asked since that it go on.
+        """
+        with self._transactions.fenced(lease) as session:
+            row = session.get_one(StudyRow, study_id, with_for_update=True)
+            state = StudyState.QUEUED if row.resume_requested else StudyState.STOPPED
+            row.state, row.error = state, None
+            row.stop_requested = row.resume_requested = False
+            return state
+
+    @staticmethod
+    def _locked(session: Session, name: str) -> StudyRow:
+        return session.scalars(
+            select(StudyRow).where(StudyRow.name == name).with_for_update()
+        ).one()
+
+
+def _study(row: StudyRow) -> StoredStudy:
+    return StoredStudy(
+        id=row.id,
+        name=row.name,
+        cluster=row.cluster,
+        spec=row.spec,
+        workdir=row.workdir,
+        state=StudyState(row.state),
+        stop_requested=row.stop_requested,
+        error=row.error,
+        verdict=row.verdict,
+        facts=row.facts,
+        elapsed=row.elapsed,
+        created=row.created,
+    )

@@ -1,0 +1,84 @@
+"""Reading and writing the `autotune_*` tables, and the fence that keeps late writers out.
+
+Whatever a daemon writes goes through `fenced`: in the same transaction it proves that its lease is
+still the newest of its cluster, so that a daemon which was stopped and came back cannot write late.
+
+Whoever locks the row of a lease and that of a study takes the lease first, as `fenced` does: two that
+took them in different orders could wait for each other for ever.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from sqlalchemy import text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.orm import Session
+
+from autotune.errors import LeaseLost, StorageError, StorageUnreachable
+from storage.database import Database
+from storage.models import LeaseRow
+from storage.records import Lease
+
+
+class Transactions:
+    """Transactions on one database; what goes wrong in them is told in our own errors.
+
+    Raises, from each of them:
+        StorageUnreachable: the database is not there at the moment.
+        StorageError: it refuses what was asked.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A transaction that writes nothing."""
+        with self._failing_clearly(), Session(self._database.engine) as session:
+            yield session
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A transaction that needs no lease: what people ask for."""
+        with (
+            self._failing_clearly(),
+            self._database.writing() as connection,
+            Session(connection, expire_on_commit=False) as session,
+        ):
+            yield session
+            session.flush()
+
+    @contextlib.contextmanager
+    def fenced(self, lease: Lease) -> Iterator[Session]:
+        """A transaction of a daemon, which holds the row of its lease until it ends.
+
+        Raises:
+            LeaseLost: another daemon has the lease; nothing is written.
+        """
+        with self.writing() as session:
+            # A write, not a read: it locks the row until this transaction ends.
+            proof = session.connection().execute(
+                update(LeaseRow)
+                .where(LeaseRow.cluster == lease.cluster, LeaseRow.epoch == lease.epoch)
+                .values(epoch=lease.epoch)
+            )
+            if proof.rowcount != 1:
+                raise LeaseLost(
+                    f"another daemon has taken over {lease.cluster}; this one writes no more"
+                )
+            yield session
+
+    def now(self, session: Session) -> float:
+        """Seconds since the epoch, by the database's clock."""
+        return float(session.scalar(text(f"select {self._database.now()}")))
+
+    @contextlib.contextmanager
+    def _failing_clearly(self) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except DBAPIError as error:
+            gone = isinstance(error, OperationalError | InterfaceError)
+            kind = StorageUnreachable if gone or error.connection_invalidated else StorageError
+            raise kind(f"storage {self._database}: {self._database.reason(error)}") from error

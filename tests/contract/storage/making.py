@@ -1,0 +1,76 @@
+"""What the tests of the storage make and look at."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sqlalchemy import select, text
+
+from storage import Lease, Repository, StoredBlock, StoredStudy
+from storage.models import Base
+
+CLUSTER = "host:here"
+LONG = 60.0
+
+
+def submit(repository: Repository, name: str, cluster: str = CLUSTER) -> StoredStudy:
+    return repository.studies.submit(name, cluster, {"name": name}, "/somewhere")
+
+
+def taken(repository: Repository, cluster: str = CLUSTER, seconds: float = LONG) -> Lease:
+    lease = repository.leases.acquire(cluster, "here", 1, seconds)
+    assert lease is not None
+    return lease
+
+
+def taken_over(repository: Repository, cluster: str = CLUSTER) -> Lease:
+    """The lease in the hands of another daemon, whoever held it."""
+    state = repository.leases.state(cluster)
+    assert state is not None
+    repository.leases.reclaim(state)
+    return taken(repository, cluster)
+
+
+def block(index: int = 0, **changes: Any) -> StoredBlock:
+    values: dict[str, Any] = {
+        "index": index,
+        "steps": 10,
+        "samples": 320,
+        "tokens": 0,
+        "seconds": 0.25,
+        "rank_seconds": [0.25, 0.24],
+        "wait_seconds": 0.01,
+        "loss": 1.5,
+        "peak_bytes": 1024,
+        "kept": True,
+        "contended": False,
+        "observed": {"step_p50": 0.025, "exposed_seconds": [0.001, 0.002]},
+    }
+    return StoredBlock(**{**values, **changes})
+
+
+def rows(repository: Repository) -> dict[str, list[Any]]:
+    """Everything in our tables."""
+    with repository.database.engine.connect() as connection:
+        return {
+            table.name: sorted(map(repr, connection.execute(select(table))))
+            for table in Base.metadata.sorted_tables
+        }
+
+
+def database_time(repository: Repository) -> float:
+    with repository.database.engine.connect() as connection:
+        return float(connection.scalar(text(f"select {repository.database.now()}")))
+
+
+def at_once(action: Callable[[int], Any], count: int = 8) -> list[Any]:
+    """Results of action(0), action(1), ... that threads begin at the same moment."""
+    barrier = threading.Barrier(count)
+
+    def begin(number: int) -> Any:
+        barrier.wait(30)
+        return action(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))

@@ -1,0 +1,121 @@
+"""The fence: a daemon that lost its lease writes nothing."""
+
+import inspect
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from autotune.errors import LeaseLost
+from storage import AttemptResult, Lease, Repository, StoredNoise, StoredStudy, StudyState
+from tests.contract.storage.making import CLUSTER, LONG, block, rows, submit, taken_over
+
+
+def some_environment(repository: Repository) -> int:
+    """The id of an environment that is recorded already."""
+    with repository.database.engine.connect() as connection:
+        return int(
+            connection.execute(text("select max(id) from autotune_environment")).scalar_one()
+        )
+
+
+FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
+    "leases.renew": lambda r, lease, study, attempt: r.leases.renew(lease, LONG),
+    "studies.claim": lambda r, lease, study, attempt: r.studies.claim(lease),
+    "attempts.begin": lambda r, lease, study, attempt: r.attempts.begin(lease, study, 5, {}),
+    "attempts.finish": lambda r, lease, study, attempt: r.attempts.finish(
+        lease, attempt, AttemptResult("COMPLETE", throughput=1.0), [block()]
+    ),
+    "studies.finish": lambda r, lease, study, attempt: r.studies.finish(
+        lease, study, StudyState.DONE, verdict={"kind": "better"}, error="late"
+    ),
+    "studies.add_elapsed": lambda r, lease, study, attempt: r.studies.add_elapsed(
+        lease, study, 1.0
+    ),
+    "studies.record_facts": lambda r, lease, study, attempt: r.studies.record_facts(
+        lease, study, {"device": "cpu"}
+    ),
+    "studies.stop": lambda r, lease, study, attempt: r.studies.stop(lease, study),
+    "messages.say": lambda r, lease, study, attempt: r.messages.say(lease, study, "late"),
+    "environments.record": lambda r, lease, study, attempt: r.environments.record(lease, {"a": 1}),
+    "noise.record": lambda r, lease, study, attempt: r.noise.record(
+        lease,
+        study,
+        some_environment(r),
+        StoredNoise(0.01, 3, None),
+        workload="gpt",
+        world_size=2,
+    ),
+    "recommendations.record": lambda r, lease, study, attempt: r.recommendations.record(
+        lease, study, 0, {"late": True}
+    ),
+}
+
+
+class TestFence:
+    def test_every_write_of_a_daemon_is_tried_here(self, repository: Repository) -> None:
+        taking_a_lease = {
+            f"{noun}.{name}"
+            for noun, kept in vars(repository).items()
+            for name, method in inspect.getmembers(kept, inspect.ismethod)
+            if "lease" in inspect.signature(method).parameters and not name.startswith("_")
+        }
+        assert taking_a_lease == {*FENCED, "leases.release"}
+
+    @pytest.mark.parametrize("write", FENCED)
+    def test_a_daemon_that_lost_its_lease_writes_nothing(
+        self, repository: Repository, lease: Lease, study: StoredStudy, write: str
+    ) -> None:
+        repository.environments.record(lease, {})
+        attempt = repository.attempts.begin(lease, study.id, 0, {})
+        submit(repository, "second")
+        taken_over(repository)
+        before = rows(repository)
+        with pytest.raises(LeaseLost, match=CLUSTER):
+            FENCED[write](repository, lease, study.id, attempt.id)
+        assert rows(repository) == before
+
+    @pytest.mark.parametrize("write", FENCED)
+    def test_the_holder_of_the_lease_writes(
+        self, repository: Repository, lease: Lease, study: StoredStudy, write: str
+    ) -> None:
+        repository.environments.record(lease, {})
+        attempt = repository.attempts.begin(lease, study.id, 0, {})
+        before = rows(repository)
+        FENCED[write](repository, lease, study.id, attempt.id)
+        assert rows(repository) != before
+
+    def test_a_lease_that_was_never_given_is_none(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        before = rows(repository)
+        for forged in (Lease("nowhere", 1), Lease(CLUSTER, lease.epoch + 1), Lease(CLUSTER, 0)):
+            with pytest.raises(LeaseLost):
+                repository.messages.say(forged, study.id, "forged")
+        assert rows(repository) == before
+
+    def test_nothing_is_written_after_the_lease_has_changed_hands(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        """Whatever a daemon was in the middle of is either there when its successor has the lease,
+        or never."""
+
+        def write_until_lost(_: int) -> int:
+            for written in range(10_000):
+                try:
+                    repository.messages.say(lease, study.id, "still here")
+                except LeaseLost:
+                    return written
+            raise AssertionError("never noticed")
+
+        with ThreadPoolExecutor(4) as pool:
+            writers = [pool.submit(write_until_lost, number) for number in range(4)]
+            while len(repository.messages.of(study.id)) < 10:
+                time.sleep(0.01)
+            taken_over(repository)
+            seen = len(repository.messages.of(study.id))
+            written = sum(writer.result(60) for writer in writers)
+        assert len(repository.messages.of(study.id)) == seen == written

@@ -1,0 +1,338 @@
+"""Studies: submitted, stopped, resumed, finished; the order in which daemons claim them."""
+
+import dataclasses
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import text, update
+
+from autotune.errors import BadInput, LeaseLost, StudyNotFound
+from search_spaces import Facts
+from storage import AttemptResult, Lease, Purpose, Repository, StoredStudy, StudyState
+from storage.models import LeaseRow, StudyRow
+from tests.contract.storage.making import (
+    CLUSTER,
+    at_once,
+    block,
+    database_time,
+    rows,
+    submit,
+    taken,
+    taken_over,
+)
+from tests.steering import wait_for
+
+
+def wait_until_somebody_waits(repository: Repository) -> None:
+    """Until a transaction waits for the row that another has locked; SQLite does not tell."""
+    if repository.database.engine.dialect.name == "sqlite":
+        time.sleep(0.5)
+        return
+    waiting = text("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")
+    with repository.database.engine.connect() as watching:
+        watching = watching.execution_options(isolation_level="AUTOCOMMIT")
+        wait_for(lambda: watching.scalar(waiting), "somebody waits for a lock", 30)
+
+
+class TestStudies:
+    def test_a_submitted_study_waits_in_the_queue_as_it_was_given(
+        self, repository: Repository
+    ) -> None:
+        spec = {"ünïcode": "训练 🚀", "nested": {"list": [1, 2.5, True, None, 2**53]}, "": ""}
+        before = database_time(repository)
+        given = repository.studies.submit("first", CLUSTER, spec, "/a folder/ü")
+        after = database_time(repository)
+
+        found = repository.studies.named("first")
+        assert found == given
+        assert (found.name, found.cluster, found.workdir) == ("first", CLUSTER, "/a folder/ü")
+        assert found.spec == spec
+        assert found.state is StudyState.QUEUED
+        assert (found.stop_requested, found.error, found.verdict) == (False, None, None)
+        assert found.elapsed == 0.0
+        assert before <= found.created <= after
+
+    def test_studies_are_listed_oldest_first(self, repository: Repository) -> None:
+        assert repository.studies.all() == []
+        for name in ("b", "c", "a"):
+            submit(repository, name)
+        assert [study.name for study in repository.studies.all()] == ["b", "c", "a"]
+
+    def test_an_unknown_study_is_an_error_that_names_those_there_are(
+        self, repository: Repository
+    ) -> None:
+        with pytest.raises(StudyNotFound, match=r"'typo'.*holds none"):
+            repository.studies.named("typo")
+        submit(repository, "first")
+        submit(repository, "second")
+        with pytest.raises(StudyNotFound, match=r"'typo'.*first, second"):
+            repository.studies.named("typo")
+
+    def test_names_are_told_apart_by_case(self, repository: Repository) -> None:
+        submit(repository, "first")
+        submit(repository, "First")
+        assert repository.studies.named("First").id != repository.studies.named("first").id
+
+    def test_a_duplicate_name_is_refused_and_changes_nothing(self, repository: Repository) -> None:
+        submit(repository, "first")
+        before = rows(repository)
+        with pytest.raises(BadInput, match="first"):
+            repository.studies.submit("first", "host:elsewhere", {"other": 1}, "/other")
+        assert rows(repository) == before
+        submit(repository, "second")  # the connection is still of use
+
+    def test_of_many_who_submit_one_name_at_once_one_succeeds(self, repository: Repository) -> None:
+        def action(number: int) -> bool:
+            try:
+                repository.studies.submit("first", CLUSTER, {"number": number}, "/w")
+            except BadInput:
+                return False
+            return True
+
+        outcomes = at_once(action)
+        assert outcomes.count(True) == 1
+        assert repository.studies.named("first").spec == {"number": outcomes.index(True)}
+
+    @pytest.mark.parametrize("state", [StudyState.STOPPED, StudyState.FAILED, StudyState.DONE])
+    def test_an_ended_study_goes_on(
+        self, repository: Repository, lease: Lease, study: StoredStudy, state: StudyState
+    ) -> None:
+        repository.studies.finish(lease, study.id, state, verdict={"kind": "better"}, error="why")
+        repository.studies.request_stop("first")
+        repository.studies.enqueue("first")
+
+        found = repository.studies.named("first")
+        assert found.state is StudyState.QUEUED
+        assert (found.stop_requested, found.error) == (False, None)
+        assert found.spec == study.spec
+        assert found.verdict == {"kind": "better"}
+        claimed = repository.studies.claim(lease)
+        assert claimed is not None
+        assert claimed.id == study.id
+
+    def test_a_new_spec_takes_the_place_of_the_old_one(self, repository: Repository) -> None:
+        submit(repository, "first")
+        submit(repository, "second")
+        repository.studies.enqueue("first", {"budget": 2})
+        assert repository.studies.named("first").spec == {"budget": 2}
+        assert repository.studies.named("second").spec == {"name": "second"}
+
+    def test_a_running_study_is_not_queued_again(
+        self, repository: Repository, study: StoredStudy
+    ) -> None:
+        repository.studies.enqueue("first")
+        assert repository.studies.named("first").state is StudyState.RUNNING
+
+    def test_a_queued_study_stops_at_once_and_is_not_claimed(
+        self, repository: Repository, lease: Lease
+    ) -> None:
+        submit(repository, "first")
+        submit(repository, "second")
+        repository.studies.request_stop("first")
+        assert repository.studies.named("first").state is StudyState.STOPPED
+        claimed = repository.studies.claim(lease)
+        assert claimed is not None
+        assert claimed.name == "second"
+
+    def test_a_running_study_hears_the_request_to_stop(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        other = submit(repository, "second")
+        assert repository.studies.add_elapsed(lease, study.id, 0.0) is False
+        repository.studies.request_stop("first")
+        assert repository.studies.named("first").state is StudyState.RUNNING
+        assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
+        assert repository.studies.named("second").stop_requested is False
+        assert repository.studies.named("second").state is other.state
+
+    def test_a_stop_that_nobody_has_heard_yet_is_carried_out_before_the_study_goes_on(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.request_stop("first")
+        repository.studies.enqueue("first", {"budget": 2})
+        assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
+        assert repository.studies.stop(lease, study.id) is StudyState.QUEUED
+        claimed = repository.studies.claim(lease)
+        assert claimed is not None
+        assert (claimed.id, claimed.spec) == (study.id, {"budget": 2})
+        assert repository.studies.add_elapsed(lease, study.id, 0.0) is False
+        repository.studies.request_stop("first")
+        assert (
+            repository.studies.stop(lease, study.id) is StudyState.STOPPED
+        )  # asked once, done once
+
+    def test_what_was_asked_last_counts(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.request_stop("first")
+        repository.studies.enqueue("first")
+        repository.studies.request_stop("first")
+        assert repository.studies.add_elapsed(lease, study.id, 0.0) is True
+        assert repository.studies.stop(lease, study.id) is StudyState.STOPPED
+        assert repository.studies.claim(lease) is None
+
+    def test_a_resume_that_follows_a_stop_outlives_the_daemon(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        running = repository.attempts.begin(lease, study.id, 0, {})
+        repository.studies.request_stop("first")
+        repository.studies.enqueue("first")
+        successor = taken_over(repository)
+        claimed = repository.studies.claim(successor)
+        assert claimed is not None
+        assert claimed.stop_requested is False
+        assert [a.result.state for a in repository.attempts.of(study.id)] == ["ABANDONED"]
+        assert running.running
+
+    def test_a_request_to_stop_holds_nothing_that_a_heartbeat_needs(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        """Both lock the lease and then the study: in different orders they could lock each other out."""
+        renew = update(LeaseRow).values(expires=LeaseRow.expires + 1)
+        count = update(StudyRow).values(elapsed=StudyRow.elapsed + 1)
+        with ThreadPoolExecutor(1) as pool:
+            with repository.database.writing() as heartbeat:
+                heartbeat.execute(renew)
+                stopping = pool.submit(repository.studies.request_stop, "first")
+                wait_until_somebody_waits(repository)
+                heartbeat.execute(count)
+            stopping.result(30)
+        found = repository.studies.named("first")
+        assert (found.stop_requested, found.elapsed) == (True, 1.0)
+        assert lease.cluster == study.cluster
+
+    def test_facts_about_its_machine_are_kept(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        other = submit(repository, "second")
+        assert study.facts is None
+        facts = dataclasses.asdict(Facts("cuda", 16, (9, 0), 512, "nccl", 2))
+        repository.studies.record_facts(lease, study.id, facts)
+        assert repository.studies.named("first").facts == {**facts, "capability": [9, 0]}
+        assert repository.studies.named("second") == other
+
+    def test_how_a_study_ended_is_kept(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        submit(repository, "second")
+        repository.studies.request_stop("first")
+        repository.studies.finish(lease, study.id, StudyState.DONE, verdict={"sentence": "2x"})
+        found = repository.studies.named("first")
+        assert (found.state, found.verdict) == (StudyState.DONE, {"sentence": "2x"})
+        assert (found.stop_requested, found.error) == (False, None)
+
+        repository.studies.finish(lease, study.id, StudyState.FAILED, error="no agent")
+        found = repository.studies.named("first")
+        assert (found.state, found.error) == (StudyState.FAILED, "no agent")
+        assert found.verdict == {"sentence": "2x"}
+        assert repository.studies.named("second").state is StudyState.QUEUED
+
+    def test_an_unbounded_interval_in_a_verdict_is_kept(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        # A finalist that failed in its second round has one ratio, hence no upper bound.
+        verdict = {"finalists": [{"ratio_to_recommended": {"value": 0.9, "high": math.inf}}]}
+        repository.studies.finish(lease, study.id, StudyState.DONE, verdict=verdict)
+        found = repository.studies.named("first").verdict
+        assert found is not None
+        ratio = found["finalists"][0]["ratio_to_recommended"]
+        assert ratio["value"] == 0.9
+        assert ratio["high"] in (math.inf, None)
+
+    def test_running_time_adds_up(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        at_once(lambda _: repository.studies.add_elapsed(lease, study.id, 1.5))
+        assert repository.studies.named("first").elapsed == pytest.approx(12.0)
+
+
+class TestQueue:
+    def test_claims_come_in_the_order_of_submission(
+        self, repository: Repository, lease: Lease
+    ) -> None:
+        for name in ("b", "a", "c"):
+            submit(repository, name)
+        claimed = []
+        while study := repository.studies.claim(lease):
+            assert study.state is StudyState.RUNNING
+            assert repository.studies.named(study.name) == study
+            claimed.append(study.name)
+            repository.studies.finish(lease, study.id, StudyState.DONE)
+        assert claimed == ["b", "a", "c"]
+
+    def test_a_study_that_was_left_running_comes_first(
+        self, repository: Repository, lease: Lease
+    ) -> None:
+        submit(repository, "old")
+        repository.studies.request_stop("old")
+        submit(repository, "left behind")
+        claimed = repository.studies.claim(lease)
+        assert claimed is not None
+        assert claimed.name == "left behind"
+        repository.studies.enqueue("old")  # older, and queued; the other still runs
+
+        successor = taken_over(repository)
+        for _ in range(2):  # until it is finished
+            claimed = repository.studies.claim(successor)
+            assert claimed is not None
+            assert claimed.name == "left behind"
+        repository.studies.finish(successor, claimed.id, StudyState.DONE)
+        claimed = repository.studies.claim(successor)
+        assert claimed is not None
+        assert claimed.name == "old"
+
+    def test_only_studies_of_the_own_cluster_are_claimed(self, repository: Repository) -> None:
+        here, there = taken(repository, "here"), taken(repository, "there")
+        submit(repository, "first", "there")
+        assert repository.studies.claim(here) is None
+        claimed = repository.studies.claim(there)
+        assert claimed is not None
+        assert repository.studies.claim(here) is None
+
+    @pytest.mark.parametrize("state", [StudyState.STOPPED, StudyState.FAILED, StudyState.DONE])
+    def test_ended_studies_are_not_claimed(
+        self, repository: Repository, lease: Lease, study: StoredStudy, state: StudyState
+    ) -> None:
+        repository.studies.finish(lease, study.id, state)
+        before = rows(repository)
+        assert repository.studies.claim(lease) is None
+        assert rows(repository) == before
+
+    def test_a_claim_gives_up_the_attempts_that_were_never_recorded(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        recorded = repository.attempts.begin(lease, study.id, 0, {})
+        repository.attempts.finish(lease, recorded.id, AttemptResult("CRASH"), [])
+        repository.attempts.begin(lease, study.id, 1, {})
+        repository.attempts.begin(lease, study.id, 1, {}, Purpose.CONFIRM, round_=1)
+        other = submit(repository, "second")
+        repository.attempts.begin(lease, other.id, 1, {})
+
+        successor = taken_over(repository)
+        before = database_time(repository)
+        claimed = repository.studies.claim(successor)
+        assert claimed is not None
+        assert claimed.id == study.id
+        crashed, *abandoned = repository.attempts.of(study.id)
+        assert crashed.result.state == "CRASH"
+        for attempt in abandoned:
+            assert attempt.result.state == "ABANDONED"
+            assert not attempt.running
+            assert attempt.ended is not None
+            assert before <= attempt.ended <= database_time(repository)
+        assert [a.result.state for a in repository.attempts.of(other.id)] == ["RUNNING"]
+
+        again = repository.attempts.begin(successor, study.id, 1, {})
+        assert again.attempt == 2
+
+    def test_an_attempt_that_was_given_up_cannot_be_recorded(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        attempt = repository.attempts.begin(lease, study.id, 0, {})
+        repository.studies.claim(lease)  # the same daemon, after an outage: its lease is still good
+        before = rows(repository)
+        with pytest.raises(LeaseLost):
+            repository.attempts.finish(lease, attempt.id, AttemptResult("COMPLETE"), [block()])
+        assert rows(repository) == before

@@ -1,0 +1,147 @@
+"""A database of an older version is brought to this one when it is opened, and keeps what it held."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Engine, create_engine, text
+
+import storage
+from search_spaces import defaults
+from storage import (
+    AttemptResult,
+    Database,
+    MessageKind,
+    Purpose,
+    Repository,
+    StoredBlock,
+    StudyState,
+)
+from storage.database import parse
+
+# What each version wrote, as it wrote it: never to be changed, only added to.
+FROZEN = {
+    "0001": """
+insert into autotune_study (name, cluster, spec, workdir, state, stop_requested, elapsed, created)
+    values ('first', 'host:here', '{"name": "first"}', '/w', 'RUNNING', false, 12.5, 100.0);
+insert into autotune_lease (cluster, epoch, host, pid, expires)
+    values ('host:here', 3, 'here', 7, 0.0);
+insert into autotune_environment (fingerprint, body) values ('abc', '{"cpu": "x"}');
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, throughput, half_width, steady, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 0, 'search', 0, 1, 3, '{"micro_batch": 2}',
+        'COMPLETE', '', '', 80.0, 0.02, true, 1024, 3.5, 101.0, 105.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, peak_bytes, wall_seconds, started)
+    values (1, null, 1, 'search', 0, 1, 3, '{"micro_batch": 4}', 'RUNNING', '', '', true, 0, 0.0, 106.0);
+insert into autotune_block (attempt_id, "index", steps, samples, tokens, seconds, rank_seconds,
+        wait_seconds, loss, peak_bytes, kept)
+    values (1, 0, 10, 40, 0, 0.5, '[0.5, 0.25]', 0.0, 1.5, 1024, true);
+insert into autotune_message (study_id, at, text) values (1, 100.0, '2 ranks on a CPU.');
+insert into autotune_message (study_id, at, text) values (1, 101.0, 'Waiting: process 8 measures.');
+insert into autotune_recommendation (study_id, trial, body, created)
+    values (1, 0, '{"knobs": {"micro_batch": 2}}', 110.0);
+""",
+    "0002": """
+insert into autotune_noise (study_id, environment_id, workload, world_size, sigma_run, runs,
+        drift_per_hour, at)
+    values (1, 1, 'gpt', 2, 0.01, 3, null, 104.0);
+update autotune_attempt set contended = true, block_half_width = 0.01, sigma_run = 0.005
+    where id = 1;
+update autotune_block set observed = '{"step_p50": 0.025}';
+""",
+}
+
+
+@pytest.fixture
+def engine(storage_url: str) -> Iterator[Engine]:
+    opened = create_engine(parse(storage_url))
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def repository(
+    storage_url: str, engine: Engine, request: pytest.FixtureRequest
+) -> Iterator[Repository]:
+    """The newest version, over the database of an older one."""
+    config = Config()
+    migrations = Path(storage.__file__).parent / "migrations"
+    config.set_main_option("script_location", str(migrations))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        for version, written in FROZEN.items():
+            if version > request.param:
+                break
+            command.upgrade(config, version)
+            for statement in written.strip().split(";\n"):
+                connection.execute(text(statement.replace(":", "\\:").removesuffix(";")))
+    database = Database(storage_url)
+    yield Repository(database)
+    database.engine.dispose()
+
+
+FROM_EACH_VERSION = pytest.mark.parametrize("repository", FROZEN, indirect=True)
+FROM_THE_SECOND = pytest.mark.parametrize("repository", ["0002"], indirect=True)
+
+
+@FROM_EACH_VERSION
+def test_everything_that_was_there_is_still_read(repository: Repository) -> None:
+    study = repository.studies.named("first")
+    assert (study.state, study.spec, study.elapsed) == (StudyState.RUNNING, {"name": "first"}, 12.5)
+    assert study.facts is None
+    recorded, running = repository.attempts.of(study.id)
+    assert recorded.knobs == {**defaults(), "micro_batch": 2}
+    assert (recorded.purpose, recorded.result.throughput) == (Purpose.SEARCH, 80.0)
+    assert running.running
+    [block] = repository.attempts.blocks(recorded.id)
+    assert (block.steps, block.rank_seconds) == (10, [0.5, 0.25])
+    assert repository.environments.of_attempt(recorded.id) == {"cpu": "x"}
+    assert repository.recommendations.newest_of(study.id) == {"knobs": {"micro_batch": 2}}
+
+
+@FROM_THE_SECOND
+def test_what_a_verdict_rests_on_is_still_read(repository: Repository) -> None:
+    recorded, _ = repository.attempts.of(1)
+    assert (recorded.result.block_half_width, recorded.result.sigma_run) == (0.01, 0.005)
+    assert recorded.result.contended
+    assert repository.attempts.blocks(1)[0].observed == {"step_p50": 0.025}
+    noise = repository.noise.of(1)
+    assert noise is not None
+    assert (noise.sigma_run, noise.runs) == (0.01, 3)
+
+
+@FROM_EACH_VERSION
+def test_messages_are_told_apart_that_were_told_apart_by_their_first_word(
+    repository: Repository,
+) -> None:
+    found = [(message.kind, message.text) for message in repository.messages.of(1)]
+    assert found == [
+        (MessageKind.SAID, "2 ranks on a CPU."),
+        (MessageKind.WAITING, "process 8 measures."),
+    ]
+
+
+@FROM_EACH_VERSION
+def test_the_study_goes_on(repository: Repository) -> None:
+    lease = repository.leases.acquire("host:here", "here", 9, 60.0)
+    assert lease is not None
+    assert (lease.epoch, lease.predecessor) == (4, 7)
+    claimed = repository.studies.claim(lease)
+    assert claimed is not None
+    assert claimed.name == "first"
+    assert repository.attempts.of(1)[1].result.state == "ABANDONED"
+    again = repository.attempts.begin(lease, 1, 1, {"micro_batch": 4})
+    assert again.attempt == 2
+    result = AttemptResult("COMPLETE", throughput=90.0)
+    block = StoredBlock(0, 10, 40, 0, 0.5, [0.5], 0.0, 1.5, 1024, kept=True)
+    repository.attempts.finish(lease, again.id, result, [block])
+    repository.studies.record_facts(lease, 1, {"device": "cpu"})
+    repository.messages.say(lease, 1, "process 10 measures.", kind=MessageKind.WAITING)
+    repository.studies.request_stop("first")
+    repository.studies.enqueue("first")
+    assert repository.studies.stop(lease, 1) is StudyState.QUEUED
+    assert repository.studies.named("first").facts == {"device": "cpu"}
+    assert repository.attempts.of(1)[2].result == result

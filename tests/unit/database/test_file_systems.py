@@ -1,0 +1,45 @@
+"""Which file system a path is on."""
+
+from pathlib import Path
+
+import pytest
+
+from storage.database import file_system
+from tests.unit.database.opening import in_private_mounts, needs_mounts
+
+
+class TestFileSystem:
+    def test_that_of_a_path_is_known(self, tmp_path: Path) -> None:
+        assert file_system(Path("/proc/self")) == "proc"
+        assert file_system(Path("/sys")) == "sysfs"
+        assert file_system(tmp_path) not in ("", "proc", "sysfs")
+
+    @needs_mounts
+    @pytest.mark.parametrize("name", ["plain", "with space", "with\ttab", "back\\slash"])
+    def test_that_of_a_mount_of_any_name_is_known(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / name).mkdir()
+        script = """
+import subprocess, sys
+from pathlib import Path
+from storage.database import file_system
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", sys.argv[1]], check=True)
+Path(sys.argv[1], "inside").mkdir()
+print(file_system(Path(sys.argv[1], "inside")), file_system(Path.cwd()))
+"""
+        found = in_private_mounts(script, name, cwd=tmp_path)
+        inside, outside = found.stdout.split()
+        assert inside == "tmpfs"
+        assert outside == file_system(tmp_path)
+
+    @needs_mounts
+    def test_a_link_leads_to_the_file_system_it_points_to(self, tmp_path: Path) -> None:
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "link").symlink_to("disk")
+        script = """
+import subprocess
+from pathlib import Path
+from storage.database import file_system
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "disk"], check=True)
+print(file_system(Path("link")))
+"""
+        assert in_private_mounts(script, cwd=tmp_path).stdout == "tmpfs\n"

@@ -23,7 +23,7 @@ PARTS = (
     "launching",
     "idle",
 )
-"""The order of `shares`.
+"""The order of `shares`. search_spaces.knob.PARTS are the same, but for idle and what no profile shows.
 
 compute: forward and backward pass; communication: collectives while nothing is computed; loader: waiting
 for a batch; copies: of batches to the device; synchronisation: reading the loss on the host;

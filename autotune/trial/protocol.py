@@ -293,5 +293,6 @@ def from_line(line: bytes | str) -> Message:
     kind = body.pop("kind", None) if isinstance(body, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"unknown message kind {kind!r}")
-    message: Message = decoder(KINDS[kind])(body)
+    known: Any = KINDS[kind]
+    message: Message = decoder(known)(body)
     return message

@@ -52,7 +52,7 @@ def span(name, start, end):
 
 
 def parts(events):
-    found = dict(zip(PARTS, shares(events), strict=True))
+    found = shares(events)._asdict()
     assert math.isclose(sum(v for name, v in found.items() if name != "idle"), 1)
     return found
 

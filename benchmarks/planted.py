@@ -1,8 +1,8 @@
 """Shipped workloads with a slow-down of known size planted in them, for benchmarks/fidelity.py."""
 
 import dataclasses
+import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,12 @@ from torch.utils.data import default_collate
 
 import autotune
 from autotune.trial import workload as workloads
-from autotune.trial.rank import loop
+from autotune.trial.observers.block import RankSight
+from autotune.trial.observers.contention import NodeShares
+from autotune.trial.observers.device import DeviceState
+from autotune.trial.observers.settling import Settling
+from autotune.trial.observers.timing import StepTimes
+from autotune.trial.rank import blocks
 
 
 def build(
@@ -32,7 +37,7 @@ def build(
         observers: off: nothing of a block is observed but its time.
     """
     if not observers:
-        loop.BlockObservers = Blind  # type: ignore[misc,assignment]
+        blocks.BlockObservers = Blind  # type: ignore[misc,assignment]
     built = workloads.build(factory, args)
     idle = Idle(share)
     if slow == "loader":
@@ -79,8 +84,7 @@ class Blind:
     def start(self) -> None:
         """Just before a block."""
 
-    def stop(self) -> Iterator[float]:
+    def stop(self) -> RankSight:
         """Just after a block."""
-        unseen = float("nan")
-        nothing = (0.0, 0.0, 0.0, unseen, 0.0, 1.0, 0.0, 0.0, 0.0, *[unseen] * 5)
-        return iter(nothing)
+        no_steps, idle = StepTimes(0.0, 0.0, 0.0), NodeShares(0.0, 1.0)
+        return RankSight(no_steps, math.nan, idle, Settling(0, 0.0, 0), DeviceState())

@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from autotune.trial import workload
 from autotune.trial.protocol import BlockPlan, TrialRequest
-from autotune.trial.rank.loop import RankContext, TrainingLoop, run_blocks
+from autotune.trial.rank.blocks import run_blocks
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import TrainingLoop
 from search_spaces import defaults
 
 

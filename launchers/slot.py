@@ -53,7 +53,7 @@ class AgentSlot(Slot):
         self._nodes = nodes
         self._agents: _Agents | None = None
         self._preloading = Preloading(len(nodes))
-        self._trial: str | None = None
+        self._run: _Run | None = None
         self._ending = False
         self._lock = threading.Lock()
         self._agents = _Agents(nodes, self._preloading)
@@ -70,20 +70,22 @@ class AgentSlot(Slot):
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
         with self._lock:
-            self._trial, self._ending = request.trial, False
+            self._ending = False
         try:
-            try:
-                agents = self._living_agents()
-            except AgentDied as error:
-                return _lost_before_it_began(request.trial, str(error), started)
-            run = _Run(request.trial, agents, watch)
-            agents.start(request)
+            agents = self._living_agents()
+        except AgentDied as error:
+            return _lost_before_it_began(request.trial, str(error), started)
+        run = _Run(request.trial, agents, watch)
+        agents.start(request)
+        with self._lock:
+            self._run = run
             if self._ending:  # asked for before all agents had heard of the trial
-                agents.send(EndTrial(request.trial))
+                run.end()
+        try:
             run.wait()
         finally:
             with self._lock:
-                self._trial = None
+                self._run = None
         if self._preloading.learn(run.built) or run.lost_agent or run.agent_leaves:
             self.close()
         cause = failure.cause(run.ends)
@@ -100,8 +102,8 @@ class AgentSlot(Slot):
     def end(self) -> None:
         with self._lock:
             self._ending = True
-            if self._trial and self._agents:
-                self._agents.send(EndTrial(self._trial))
+            if self._run:
+                self._run.end()
 
     def close(self) -> None:
         """End the agents."""
@@ -239,7 +241,10 @@ class _Run:
         self._agents = agents
         self._watch = watch
         self._open = set(range(len(agents.links)))
+        self._several_nodes = len(agents.links) > 1
+        self._lock = threading.Lock()
         self._ending = False
+        self._on_purpose = False
         self.blocks: list[BlockReport] = []
         self.ends: list[RankEnd] = []
         self.built: dict[int, Built] = {}
@@ -248,13 +253,17 @@ class _Run:
         self.agent_leaves = False
         self.loss = ""
 
+    def end(self) -> None:
+        """Enough has been seen. What ranks raise from now on is no result."""
+        self._end(on_purpose=True)
+
     def wait(self) -> None:
         """Until every node has cleared the trial away; also when the watch raises."""
         try:
             self._wait()
         except BaseException:
             self._watch = lambda _: True
-            self._end()
+            self.end()
             self._wait()
             raise
 
@@ -270,17 +279,25 @@ class _Run:
             elif isinstance(message, NodeReport) and message.trial == self._trial:
                 self._open.discard(node)
                 self.agent_leaves |= message.agent_leaves
-                self.ends.extend(message.ends)
-                if any(end.outcome for end in message.ends):
-                    hangs = [end.cause for end in message.ends if end.outcome is Outcome.HANG]
-                    self._end(hung=hangs[0] if hangs else "")
+                self._conclude([end for end in message.ends if self._counts(end)])
 
     def _take(self, block: BlockReport) -> None:
         if self._ending:
             return
         self.blocks.append(block)
         if self._watch(block):
-            self._end()
+            self.end()
+
+    def _counts(self, end: RankEnd) -> bool:
+        """Where the ranks of one node are ended first, those of the others lose their connections, and
+        may say so before they are ended themselves. A node alone tells by itself what came first."""
+        return not (self._on_purpose and self._several_nodes and failure.may_come_of_the_end(end))
+
+    def _conclude(self, ends: list[RankEnd]) -> None:
+        self.ends.extend(ends)
+        if any(end.outcome for end in ends):
+            hangs = [end.cause for end in ends if end.outcome is Outcome.HANG]
+            self._end(hung=hangs[0] if hangs else "")
 
     def _lose(self, node: int) -> None:
         self._open.discard(node)
@@ -289,7 +306,9 @@ class _Run:
         self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss, at=time.time()))
         self._end()
 
-    def _end(self, *, hung: str = "") -> None:
-        if not self._ending:
-            self._ending = True
-            self._agents.send(EndTrial(self._trial, hung))
+    def _end(self, *, hung: str = "", on_purpose: bool = False) -> None:
+        with self._lock:
+            if self._ending:
+                return
+            self._ending, self._on_purpose = True, on_purpose
+        self._agents.send(EndTrial(self._trial, hung))

@@ -4,10 +4,24 @@ from dataclasses import dataclass
 
 KnobValue = bool | int | float | str
 
-PARTS = ("compute", "loader", "launch", "exchange", "update", "pressure", "reading")
-"""What the time of a sample is made of: computing; waiting for the loader; what every micro-batch costs
-whatever its size; gradient exchange and update, each once per optimizer step; what grows with the
-micro-batch (caches); reading the loss."""
+PRESSURE = "pressure"
+PARTS = (
+    "compute",
+    "communication",
+    "optimizer",
+    "loader",
+    "copies",
+    "synchronisation",
+    "launching",
+    PRESSURE,
+)
+"""What the time of a step is made of, in the words of a profile (autotune.trial.rank.trace).
+
+compute: forward and backward pass; communication: exchange of gradients; optimizer: the update; loader:
+waiting for a batch; copies: of batches to the device; synchronisation: reading the loss on the host;
+launching: what every micro-batch costs whatever its size. pressure is what no profile tells from
+compute: what a sample costs more in a larger micro-batch (caches).
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class Knob:
         summary: what it changes.
         needs: what a value other than the default (or those in `needs_for`) requires.
         needs_for: the values that require it; empty: every value but the default.
-        parts: of the time of a sample that it acts on; see PARTS.
+        parts: of the time of a step that it acts on; see PARTS.
         promising: the value that an expert would try first, or the one nearest to it.
         because: why.
         ordered: whether neighbouring values behave alike.

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import autotune
 import search_spaces
 from autotune.trial.protocol import TrialRequest
-from autotune.trial.rank.loop import RankContext, TrainingLoop
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import TrainingLoop
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -7,6 +7,7 @@ from typing import Any
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from search_spaces import CATALOGUE, Facts, KnobValue
 from search_spaces.constraints import unmet_needs
+from search_spaces.knob import PRESSURE
 
 _WORTH_SAYING = 0.03
 _IMBALANCE = 1.2
@@ -31,19 +32,16 @@ class Finding:
     knobs: tuple[str, ...] = ()
 
 
-# Part of a profiled step -> parts of the step model whose knobs answer it, and what to say.
-_ANSWERS: dict[str, tuple[tuple[str, ...], str]] = {
-    "compute": (("compute", "pressure"), "forward and backward pass set the pace"),
-    "communication": (
-        ("exchange",),
-        "ranks wait for gradients that the backward pass does not hide",
-    ),
-    "optimizer": (("update",), "the optimizer's update"),
-    "loader": (("loader",), "steps wait for the data loader"),
-    "copies": (("loader",), "copying batches to the device"),
-    "synchronisation": (("reading",), "the host waits for the device to read the loss"),
-    "launching": (("launch",), "the device waits for the host: Python and kernel launches"),
+_TEXTS = {
+    "compute": "forward and backward pass set the pace",
+    "communication": "ranks wait for gradients that the backward pass does not hide",
+    "optimizer": "the optimizer's update",
+    "loader": "steps wait for the data loader",
+    "copies": "copying batches to the device",
+    "synchronisation": "the host waits for the device to read the loss",
+    "launching": "the device waits for the host: Python and kernel launches",
 }
+"""What to say of each part of a profiled step."""
 
 
 def findings(
@@ -61,7 +59,7 @@ def findings(
         rising: throughput with twice the micro-batch over that of this configuration, if measured.
     """
     made = breakdown(profile["parts"])
-    found = [_part(name, made[name], facts) for name in _ANSWERS]
+    found = [_part(name, made[name], facts) for name in _TEXTS]
     found.append(_straggler(made[STRAGGLER], profile["parts"]))
     found.sort(key=lambda finding: -(finding.share or 0.0))
     worth = [finding for finding in found if (finding.share or 0.0) >= _WORTH_SAYING]
@@ -69,13 +67,14 @@ def findings(
 
 
 def _part(name: str, share: float, facts: Facts) -> Finding:
-    parts, text = _ANSWERS[name]
+    # A profile cannot tell pressure from compute.
+    parts = {name, PRESSURE} if name == "compute" else {name}
     answering = tuple(
         knob.name
         for knob in CATALOGUE.values()
-        if set(knob.parts) & set(parts) and _can_act(knob.name, facts)
+        if parts & set(knob.parts) and _can_act(knob.name, facts)
     )
-    return Finding(name, share, text, answering)
+    return Finding(name, share, _TEXTS[name], answering)
 
 
 def _can_act(name: str, facts: Facts) -> bool:

@@ -2,6 +2,9 @@
 
 A cause is a value of one knob, or of two together. It explains a failure if the configuration that
 failed has it, and none that worked has. Chance is an explanation, too.
+
+The odds below are a choice, not a measurement: one value alone is the simpler explanation, and what
+worked rules causes out whatever they are. tests/unit/test_fault_model.py says what they amount to.
 """
 
 import numpy as np

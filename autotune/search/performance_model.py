@@ -118,7 +118,7 @@ class PerformanceModelSampler(BaseSampler):
             risky = (fits < 1 - _RISK) | (works < 1 - _DOUBT)
             promise = -_apart_from_experts(grid, candidates) - 10.0 * risky
         else:
-            promise = StepModel(grid, seen).attraction(candidates) * fits**_CAUTION * works
+            promise = StepModel(grid, seen).acquisition(candidates) * fits**_CAUTION * works
         chosen = self._first_new(promise, candidates, grid, trials)
         if chosen is None:  # all were tried: measure the most promising again
             chosen = int(np.argmax(promise))

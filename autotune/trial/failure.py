@@ -22,6 +22,13 @@ _OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
 # noted only while nothing else is wrong; what follows comes of asking the ranks for their stacks.
 _SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
 
+_SYMPTOMS = (Outcome.CRASH, Outcome.ERROR)
+
+
+def may_come_of_the_end(end: RankEnd) -> bool:
+    """Whether a rank ends like this also because others of its trial have been ended."""
+    return end.outcome in _SYMPTOMS
+
 
 def of_exception(error: BaseException) -> Outcome:
     """OOM or ERROR, by the exception that the rank raised."""

@@ -4,7 +4,9 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
+
+from autotune.trial.decoding import decoder
 
 COMPRESSION_WARM_UP = 3
 """Steps before gradient compression begins. Real training has more: later throughput is the same."""
@@ -33,15 +35,9 @@ class Message:
         body = {"kind": type(self).__name__, **dataclasses.asdict(self)}
         return json.dumps(body, allow_nan=True, separators=(",", ":")).encode() + b"\n"
 
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """The message from its decoded JSON; fields of a newer version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in body.items() if name in names})
-
 
 @dataclass(frozen=True)
-class BlockPlan(Message):
+class BlockPlan:
     """How a rank cuts its training into timed blocks.
 
     A block holds at least `min_steps` optimizer steps and lasts about `seconds`. The ranks go on
@@ -54,7 +50,7 @@ class BlockPlan(Message):
 
 
 @dataclass(frozen=True)
-class Deadlines(Message):
+class Deadlines:
     """Seconds without progress after which a trial counts as hung."""
 
     startup: float = 300.0
@@ -62,11 +58,12 @@ class Deadlines(Message):
 
 
 @dataclass(frozen=True)
-class TrialRequest(Message):
+class TrialRequest:
     """All that ranks need to know to run one trial."""
 
     trial: str
-    """Name of this attempt, unique within the study: `<number>-<purpose>-<attempt>`."""
+    """A name that no other trial of the launcher has: its ranks meet under it. An attempt of a study is
+    `<study id>/<trial>-<purpose><round>-<attempt>/<epoch of the lease>`."""
     factory: str
     """`module:function` that builds the workload."""
     args: dict[str, Any]
@@ -97,19 +94,9 @@ class TrialRequest(Message):
     log_dir: str = ""
     """Folder on each node for the ranks' output."""
 
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """As for every message, with the nested plans restored."""
-        nested = {
-            "blocks": BlockPlan.from_dict(body["blocks"]),
-            "deadlines": Deadlines.from_dict(body["deadlines"]),
-            "import_paths": tuple(body["import_paths"]),
-        }
-        return super().from_dict({**body, **nested})
-
 
 @dataclass(frozen=True)
-class Placement(Message):
+class Placement:
     """Which ranks of a trial a node runs, and where all ranks meet."""
 
     node: int
@@ -127,11 +114,6 @@ class StartTrial(Message):
 
     request: TrialRequest
     placement: Placement
-
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """As for every message, with request and placement restored."""
-        return cls(TrialRequest.from_dict(body["request"]), Placement.from_dict(body["placement"]))
 
 
 @dataclass(frozen=True)
@@ -158,12 +140,6 @@ class Preload(Message):
     import_paths: tuple[str, ...] = ()
     """What ranks search before sys.path, and what building the workload has added to that."""
 
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """As for every message, with tuples restored."""
-        names = ("modules", "private", "import_paths")
-        return super().from_dict({**body, **{name: tuple(body[name]) for name in names}})
-
 
 @dataclass(frozen=True)
 class Built(Message):
@@ -173,11 +149,6 @@ class Built(Message):
     node: int
     seconds: float
     preload: Preload
-
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """As for every message, with what to import restored."""
-        return super().from_dict({**body, "preload": Preload.from_dict(body["preload"])})
 
 
 @dataclass(frozen=True)
@@ -193,11 +164,6 @@ class Hello(Message):
     """Of each visible CUDA device, the name that no other device has."""
     unfit: str = ""
     """Why nothing should be forked from what it has imported; empty if all is well."""
-
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """As for every message, with the tuple restored."""
-        return super().from_dict({**body, "devices": tuple(body["devices"])})
 
 
 class Observed(TypedDict, total=False):
@@ -281,12 +247,6 @@ class RankEnd(Message):
     stopped: bool = False
     """Of a rank that hung: a signal has stopped its process."""
 
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """As for every message, with the outcome restored."""
-        outcome = body["outcome"]
-        return super().from_dict({**body, "outcome": Outcome(outcome) if outcome else None})
-
 
 @dataclass(frozen=True)
 class NodeReport(Message):
@@ -298,17 +258,10 @@ class NodeReport(Message):
     agent_leaves: bool = False
     """The agent cannot fork any more; the next trial needs a new one."""
 
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> Self:
-        """As for every message, with the rank ends restored."""
-        return super().from_dict(
-            {**body, "ends": tuple(RankEnd.from_dict(end) for end in body["ends"])}
-        )
-
 
 @dataclass(frozen=True)
-class TrialReport(Message):
-    """Launcher -> tuner: a finished trial.
+class TrialReport:
+    """What a launcher tells the tuner of a finished trial, in the same process.
 
     `outcome` is None when nothing went wrong: whether it is COMPLETE or PRUNED is the tuner's to say.
     """
@@ -323,10 +276,11 @@ class TrialReport(Message):
     """The agent itself died: the trial says nothing about the configuration and may be repeated."""
 
 
-_KINDS: dict[str, type[Message]] = {
+KINDS: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (Preload, Hello, StartTrial, EndTrial, Built, BlockReport, RankEnd, NodeReport)
 }
+"""Every message, by the name that its line gives."""
 
 
 def from_line(line: bytes | str) -> Message:
@@ -337,12 +291,8 @@ def from_line(line: bytes | str) -> Message:
     """
     body = json.loads(line)
     kind = body.pop("kind", None) if isinstance(body, dict) else None
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"unknown message kind {kind!r}")
-    try:
-        message = _KINDS[kind].from_dict(body)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a broken {kind}: {error!r}") from None
-    if isinstance(message, BlockReport):
-        return dataclasses.replace(message, rank_seconds=tuple(message.rank_seconds))
+    known: Any = KINDS[kind]
+    message: Message = decoder(known)(body)
     return message

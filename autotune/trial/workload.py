@@ -21,7 +21,8 @@ class Workload:
 
     Attributes:
         model: the bare module, neither wrapped for data parallelism nor moved to a device.
-        dataset: map-style; its length bounds nothing, it is read again and again.
+        dataset: map-style; it is read again and again, epoch after epoch, so that it may be shorter than
+            a trial. It must hold a micro-batch for every rank: with fewer samples the trial is an error.
         loss: called as loss(model, batch) with the wrapped model and a collated batch on the
             device; returns the mean loss of the batch, a scalar tensor.
         optimizer: called with the model's parameters.

@@ -29,7 +29,8 @@ from autotune.trial.protocol import (
     TrialReport,
     TrialRequest,
 )
-from autotune.trial.rank.loop import RankContext, TrainingLoop
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import TrainingLoop
 from autotune.workloads.attention import Attention
 from launchers import Resources
 from launchers.base import Launcher, Slot
@@ -202,7 +203,7 @@ def test_autocast_acts_on_the_device(group: None, precision: str, dtype: torch.d
     loop = training(workload, precision=precision)
     loop.step()
     assert seen == {dtype}
-    assert loop.scaler.is_enabled() is (precision == "fp16")
+    assert loop.applied.scaler.is_enabled() is (precision == "fp16")
     assert weights(loop).isfinite().all()
 
 

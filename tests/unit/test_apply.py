@@ -14,7 +14,9 @@ import autotune
 import search_spaces
 from autotune.trial.effects import feeding, kernels, process
 from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
-from autotune.trial.rank.loop import NonFiniteLoss, RankContext, TrainingLoop, run_blocks
+from autotune.trial.rank.blocks import run_blocks
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import NonFiniteLoss, TrainingLoop
 from search_spaces import Facts
 from tests.one_rank import (
     CPU,
@@ -127,7 +129,7 @@ def test_precision(precision, dtype, matmul, tf32, scaled):
     assert seen == {dtype: LAYERS}
     assert torch.get_float32_matmul_precision() == matmul
     assert torch.backends.cudnn.allow_tf32 is tf32
-    assert loop.scaler.is_enabled() is scaled
+    assert loop.applied.scaler.is_enabled() is scaled
     assert {parameter.dtype for parameter in model.parameters()} == gradients == {torch.float32}
 
 
@@ -179,10 +181,10 @@ def test_fp16_skips_an_update_that_overflows():
     huge = dataclasses.replace(plain, loss=lambda model, batch: plain.loss(model, batch) * 1e30)
     loop = training(huge, precision="fp16", log_interval=100)
     before = nn.utils.parameters_to_vector(model.parameters()).clone()
-    scale = loop.scaler.get_scale()
+    scale = loop.applied.scaler.get_scale()
     loop.step()
     assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
-    assert loop.scaler.get_scale() < scale
+    assert loop.applied.scaler.get_scale() < scale
 
 
 # accumulation_steps

@@ -262,7 +262,7 @@ def test_pure_bf16_has_no_fp32_copy():
     loop = training(regression(), precision="pure_bf16")
     loop.step()
     assert {p.dtype for p in loop.model.parameters()} == {torch.bfloat16}
-    assert not loop.scaler.is_enabled()
+    assert not loop.applied.scaler.is_enabled()
 
 
 # compile, attention
@@ -345,7 +345,7 @@ def test_threads_environment_and_garbage_collection():
 @pytest.mark.parametrize("frozen", [False, True])
 def test_garbage_is_collected_or_not(frozen):
     try:
-        training(regression(), freeze_gc=frozen)
+        training(regression(), freeze_gc=frozen).step()
         assert gc.isenabled() is not frozen
         assert (gc.get_freeze_count() > 0) is frozen
     finally:

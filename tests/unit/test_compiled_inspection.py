@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from autotune.trial.protocol import TrialRequest
-from autotune.trial.rank.loop import RankContext, TrainingLoop
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.profiling import run_profile, span
 from autotune.trial.rank.trajectory import run_trajectory
 from tests.one_rank import CPU, WIDTH, group, knobs, regression, settings_of_torch

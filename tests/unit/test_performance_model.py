@@ -80,7 +80,7 @@ def test_a_dozen_trials_find_the_best_of_two_thousand(direction):
     assert max(needed) <= 60
 
 
-@pytest.mark.parametrize("what", ["attraction", "improvement"])
+@pytest.mark.parametrize("what", ["acquisition", "improvement"])
 def test_what_a_candidate_promises_does_not_depend_on_where_it_stands_in_the_grid(what):
     """Also beyond the leading ones, which are looked at more closely."""
     study = optuna.create_study(direction="maximize")

@@ -1,16 +1,21 @@
 """Messages survive their journey as lines of JSON; what is no message is refused."""
 
+import dataclasses
 import json
 import math
+import types
+from enum import Enum
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.trial.decoding import decoder
 from autotune.trial.protocol import (
+    KINDS,
     BlockPlan,
     BlockReport,
-    Built,
     Deadlines,
     EndTrial,
     Hello,
@@ -25,6 +30,7 @@ from autotune.trial.protocol import (
 )
 
 THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
+FOR_EACH_KIND = settings(deadline=None, max_examples=40, derandomize=True)
 
 # Any text that Python can hold, lone surrogates too: logs and error messages come from anywhere.
 text = st.text(st.characters(), max_size=30)
@@ -38,62 +44,43 @@ json_values = st.recursive(
 )
 tables = st.dictionaries(text, json_values, max_size=4)
 
-block_plans = st.builds(BlockPlan, seconds=number, min_steps=count, max_blocks=count)
-deadlines = st.builds(Deadlines, startup=number, step=number)
-requests = st.builds(
-    TrialRequest,
-    trial=text,
-    factory=text,
-    args=tables,
-    knobs=tables,
-    world_size=count,
-    seed=count,
-    device=text,
-    devices_per_rank=number,
-    cpus_per_rank=count,
-    memory_per_rank=st.one_of(st.none(), count),
-    blocks=block_plans,
-    deadlines=deadlines,
-    workdir=text,
-    import_paths=st.lists(text, max_size=3).map(tuple),
-    env=st.dictionaries(text, text, max_size=3),
-    log_dir=text,
-)
-placements = st.builds(Placement, count, count, count, text, count, text)
-ends = st.builds(RankEnd, count, st.one_of(st.none(), st.sampled_from(Outcome)), text, text)
-names = st.lists(text, max_size=3).map(tuple)
-variables = st.dictionaries(text, text, max_size=3)
-preloads = st.builds(Preload, names, variables, names, variables, text, names)
-messages = st.one_of(
-    preloads,
-    st.builds(Built, text, count, number, preloads),
-    st.builds(StartTrial, requests, placements),
-    st.builds(EndTrial, text),
-    st.builds(Hello, count, count, text, tables, names, text),
-    st.builds(
-        BlockReport,
-        trial=text,
-        index=count,
-        steps=count,
-        samples=count,
-        tokens=count,
-        seconds=number,
-        rank_seconds=st.lists(number, max_size=4).map(tuple),
-        wait_seconds=number,
-        loss=number,
-        peak_bytes=count,
-    ),
-    ends,
-    st.builds(NodeReport, text, count, st.lists(ends, max_size=3).map(tuple)),
-)
+SCALARS = {bool: st.booleans(), int: count, float: number, str: text, Any: json_values}
+
+
+def values(hint):
+    """Any value of a field of this type."""
+    arguments = get_args(hint)
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if dataclasses.is_dataclass(hint):
+        return st.builds(hint, **fields(hint))
+    if is_typeddict(hint):
+        return st.fixed_dictionaries({}, optional=fields(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    if get_origin(hint) is types.UnionType:
+        return st.one_of(st.none(), values(arguments[0]))
+    if get_origin(hint) is dict:
+        return st.dictionaries(text, values(arguments[1]), max_size=3)
+    lists = st.lists(values(arguments[0]), max_size=3)
+    return lists.map(tuple) if get_origin(hint) is tuple else lists
+
+
+def fields(hint):
+    return {name: values(of) for name, of in get_type_hints(hint).items()}
+
+
+messages = st.one_of(*map(values, KINDS.values()))
 
 ENDED = RankEnd(1, Outcome.OOM, "rank 1: out of memory", "the\nlast\nlines")
 BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5, 0.4), 0.1, 2.0, 1000)
 
 
-@THOROUGH
-@given(messages)
-def test_every_message_arrives_as_it_was_sent(message):
+@pytest.mark.parametrize("kind", KINDS.values())
+@FOR_EACH_KIND
+@given(data=st.data())
+def test_every_message_arrives_as_it_was_sent(kind, data):
+    message = data.draw(values(kind))
     assert from_line(message.to_line()) == message
 
 
@@ -115,6 +102,7 @@ def test_what_arrives_has_the_types_that_were_sent(message):
         assert type(arrived.request.blocks) is BlockPlan
         assert type(arrived.request.deadlines) is Deadlines
         assert type(arrived.request.import_paths) is tuple
+        assert type(arrived.request) is TrialRequest
         assert type(arrived.placement) is Placement
     if isinstance(arrived, NodeReport):
         assert all(type(end) is RankEnd for end in arrived.ends)
@@ -179,9 +167,25 @@ def test_an_outcome_arrives_as_itself(outcome):
         b'{"kind": "RankEnd", "rank": 0, "outcome": "SURPRISE", "cause": ""}',
         b'{"kind": "RankEnd", "rank": 0}',
         b'{"kind": "NodeReport", "trial": "t", "node": 0, "ends": [1]}',
+        b'{"kind": "NodeReport", "trial": "t", "node": 0, "ends": "ends"}',
+        b'{"kind": "Preload", "modules": {"a": 1}}',
+        b'{"kind": "Preload", "environment": ["a"]}',
+        b'{"kind": "Preload", "environment": null}',
         b'{"kind": "StartTrial", "request": {}, "placement": {}}',
+        b'{"kind": "StartTrial", "request": 3, "placement": []}',
     ],
 )
 def test_a_line_that_is_no_message_is_a_value_error(line):
     with pytest.raises(ValueError):
         from_line(line)
+
+
+def test_what_a_version_before_did_not_send_has_its_default():
+    assert from_line(b'{"kind": "EndTrial", "trial": "t"}') == EndTrial("t", hung="")
+    assert from_line(b'{"kind": "Preload", "modules": ["a"]}') == Preload(("a",))
+
+
+@pytest.mark.parametrize("hint", [set[int], tuple[int, str], int | str, complex])
+def test_a_type_that_json_cannot_hold_is_no_field_of_a_message(hint):
+    with pytest.raises(TypeError):
+        decoder(hint)

@@ -36,6 +36,12 @@ def test_the_answer_to_the_bottleneck_comes_first():
     assert "half the bytes" in second.reason
 
 
+def test_what_answers_copies_is_what_acts_on_copies():
+    on_a_device = Facts("cuda", 2, (8, 0))
+    first = findings(profile(copies=0.7), defaults(), on_a_device)[0]
+    assert (first.name, first.knobs) == ("copies", ("pin_memory", "stream_prefetch"))
+
+
 def test_the_micro_batch_grows_by_no_more_than_four_times():
     values = {"micro_batch": [8, 16, 32, 64, 128]}
     (only,) = experts(space(**values), defaults(), [])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.trial.rank.trace import PARTS, difference, intersection, length, shares, union
+from search_spaces import CATALOGUE, knob
 
 pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 
@@ -29,6 +30,12 @@ def test_intervals_are_sets(first, second):
     assert all(end < start for (_, end), (start, _) in itertools.pairwise(one))
 
 
+def test_profile_and_catalogue_name_the_same_parts_of_a_step():
+    assert {*knob.PARTS} - {knob.PRESSURE} == {*PARTS} - {"idle"}
+    acted_on = {part for entry in CATALOGUE.values() for part in entry.parts}
+    assert acted_on == {*knob.PARTS}
+
+
 def event(category, name, start, end, thread=1):
     return {
         "ph": "X",
@@ -45,7 +52,7 @@ def span(name, start, end):
 
 
 def parts(events):
-    found = dict(zip(PARTS, shares(events), strict=True))
+    found = shares(events)._asdict()
     assert math.isclose(sum(v for name, v in found.items() if name != "idle"), 1)
     return found
 

@@ -1,6 +1,5 @@
 """How ranks share model, gradients and optimizer state."""
 
-from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
@@ -103,18 +102,19 @@ def gradient_sync(model: nn.Module, *, last_micro_batch: bool) -> AbstractContex
 
 
 def optimizer(
-    knobs: Knobs,
-    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
-    model: nn.Module,
+    knobs: Knobs, plain: torch.optim.Optimizer, model: nn.Module
 ) -> torch.optim.Optimizer:
     """parallelism: zero1 keeps the state of each parameter on one rank only;
-    gradient_compression: one_bit sends momentum instead of gradients."""
+    gradient_compression: one_bit sends momentum instead of gradients.
+
+    Args:
+        plain: made for all parameters of the model, which it may have sorted into groups.
+        model: as it was wrapped.
+    """
     if knobs["parallelism"] == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        # The user's function sees the whole model, as it may sort parameters into groups.
-        whole = make(model.parameters())
-        taken = signature(type(whole).__init__).parameters
-        defaults = {name: value for name, value in whole.defaults.items() if name in taken}
-        return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=type(whole), **defaults)
-    return compressed_momentum(knobs, model, make(model.parameters()))
+        taken = signature(type(plain).__init__).parameters
+        defaults = {name: value for name, value in plain.defaults.items() if name in taken}
+        return ZeroRedundancyOptimizer(plain.param_groups, optimizer_class=type(plain), **defaults)
+    return compressed_momentum(knobs, model, plain)

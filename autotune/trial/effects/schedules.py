@@ -13,7 +13,8 @@ from torch import nn
 
 from autotune.trial.effects.blocks import repeated
 from autotune.trial.protocol import Knobs
-from autotune.trial.workload import Workload
+
+Shorten = Callable[[Any, int], Any]
 
 _DECAY = 100
 """Of the keep probability over the training, as published."""
@@ -81,14 +82,14 @@ class LayerDrop:
 class Curriculum:
     """curriculum_start, curriculum_share: samples that start short and grow (Li et al. 2022)."""
 
-    def __init__(self, knobs: Knobs, workload: Workload) -> None:
-        """Prepare.
+    def __init__(self, knobs: Knobs, shorten: Shorten | None, tokens_per_sample: int) -> None:
+        """Prepare, with what a Workload says of its samples.
 
         Raises:
-            ValueError: the workload cannot shorten a batch.
+            ValueError: a batch cannot be shortened.
         """
         self._start, self._share = knobs["curriculum_start"], knobs["curriculum_share"]
-        self._shorten, self._full = workload.shorten, workload.tokens_per_sample
+        self._shorten, self._full = shorten, tokens_per_sample
         if self._start < 1 and (self._shorten is None or not self._full):
             raise ValueError(
                 "curriculum_start: the workload has no `shorten`, or no tokens_per_sample; take the "

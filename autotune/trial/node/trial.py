@@ -130,6 +130,8 @@ class NodeTrial:
     def _note(self, end: RankEnd) -> None:
         if any(known.rank == end.rank for known in self._ends):
             return
+        if self._ended_by_request and failure.may_come_of_the_end(end):
+            return
         if end.outcome is not None:
             self._failed_at = self._failed_at or time.monotonic()
             end = dataclasses.replace(end, log_tail=self._log_tail(end.rank))

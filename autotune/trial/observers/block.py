@@ -2,16 +2,28 @@
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
 from autotune.trial.observers import communication, device, settling
-from autotune.trial.observers.contention import NodeLoad
-from autotune.trial.observers.device import DeviceWatch
-from autotune.trial.observers.timing import StepMarks
+from autotune.trial.observers.contention import NodeLoad, NodeShares
+from autotune.trial.observers.device import DeviceState, DeviceWatch
+from autotune.trial.observers.settling import Settling
+from autotune.trial.observers.timing import StepMarks, StepTimes
 from autotune.trial.protocol import Observed
+
+
+class RankSight(NamedTuple):
+    """What one rank saw of a block."""
+
+    steps: StepTimes
+    exposed_seconds: float
+    """NaN where DDP has not timed a step yet, or there is no DDP."""
+    node: NodeShares
+    settling: Settling
+    devices: DeviceState
 
 
 class BlockObservers:
@@ -32,38 +44,35 @@ class BlockObservers:
         their timed steps."""
         self.marks.start()
 
-    def stop(self) -> tuple[float, ...]:
-        """Just after a block, and before the ranks meet: this rank's part for `together`."""
-        load = self._load.shares() if self._load else None
+    def stop(self) -> RankSight:
+        """Just after a block, and before the ranks meet."""
+        load = self._load.shares() if self._load else NodeShares()
         settled = settling.so_far(self._devices)
         news, self._settled = settled.since(self._settled), settled
-        return (
-            *self.marks.percentiles(),
+        return RankSight(
+            self.marks.percentiles(),
             communication.exposed_seconds(self._model),
-            load.foreign if load else math.nan,
-            load.idle if load else math.nan,
-            news.compilations,
-            news.compile_seconds,
-            news.alloc_retries,
-            *device.together([watch.state() for watch in self._nvidia]),
+            load,
+            news,
+            device.together([watch.state() for watch in self._nvidia]),
         )
 
 
-def together(columns: Sequence[Sequence[float]]) -> Observed:
-    """What the ranks saw of a block, from the columns of their `BlockObservers.stop`."""
-    p50, p95, longest, exposed, foreign, idle, compilations, compiling, retries, *states = columns
+def together(ranks: Sequence[RankSight]) -> Observed:
+    """What the ranks saw of a block."""
     observed = Observed(
-        step_p50=max(p50),
-        step_p95=max(p95),
-        step_max=max(longest),
-        compilations=int(max(compilations)),
-        compile_seconds=max(compiling),
-        alloc_retries=int(max(retries)),
+        step_p50=max(rank.steps.p50 for rank in ranks),
+        step_p95=max(rank.steps.p95 for rank in ranks),
+        step_max=max(rank.steps.longest for rank in ranks),
+        compilations=int(max(rank.settling.compilations for rank in ranks)),
+        compile_seconds=max(rank.settling.compile_seconds for rank in ranks),
+        alloc_retries=int(max(rank.settling.alloc_retries for rank in ranks)),
     )
+    exposed = [rank.exposed_seconds for rank in ranks]
     if not any(map(math.isnan, exposed)):
-        observed["exposed_seconds"] = list(exposed)
-    nodes = [(f, i) for f, i in zip(foreign, idle, strict=True) if not math.isnan(f)]
+        observed["exposed_seconds"] = exposed
+    nodes = [rank.node for rank in ranks if not math.isnan(rank.node.foreign)]
     observed["foreign_cpu"], observed["idle_cpu"] = max(nodes)
-    seen = device.together([device.DeviceState(*rank) for rank in zip(*states, strict=True)])
+    seen = device.together([rank.devices for rank in ranks])
     known = {name: value for name, value in seen._asdict().items() if not math.isnan(value)}
     return cast(Observed, {**observed, **known})

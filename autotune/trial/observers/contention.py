@@ -4,9 +4,10 @@ Linux accounts for it: /proc/stat has the busy time of all processors, including
 to other machines ("steal"), and /proc/<pid>/stat that of each process.
 """
 
+import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.trial import processes
 
@@ -14,12 +15,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = Path("/proc/stat")
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Of all processors of this node over a block."""
+class NodeShares(NamedTuple):
+    """Of all processors of this node over a block; NaN on a rank that does not watch its node."""
 
-    foreign: float
-    idle: float
+    foreign: float = math.nan
+    idle: float = math.nan
 
 
 class NodeLoad:
@@ -30,15 +30,15 @@ class NodeLoad:
         self._root = os.getppid()
         self._before = self._accounts()
 
-    def shares(self) -> Shares:
+    def shares(self) -> NodeShares:
         """What has happened since this was last asked."""
         now = self._accounts()
         busy, idle, ours = (new - old for new, old in zip(now, self._before, strict=True))
         self._before = now
         total = busy + idle
         if total <= 0:
-            return Shares(0.0, 1.0)
-        return Shares(max(0.0, busy - ours) / total, idle / total)
+            return NodeShares(0.0, 1.0)
+        return NodeShares(max(0.0, busy - ours) / total, idle / total)
 
     def _accounts(self) -> tuple[float, float, float]:
         user, nice, system, idle, iowait, irq, softirq, steal = (

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Settling:
+class Settling(NamedTuple):
     """Counted since the process began."""
 
     compilations: int

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,14 @@ class BlockClock:
             torch.cuda.synchronize(self._device)
 
 
+class StepTimes(NamedTuple):
+    """Of the steps of a block, in seconds."""
+
+    p50: float
+    p95: float
+    longest: float
+
+
 class StepMarks:
     """The time of every step of a block, without waiting for any: events of the device on CUDA, the
     host's clock on CPU."""
@@ -73,14 +81,15 @@ class StepMarks:
         event.record()
         self._marks.append(event)
 
-    def percentiles(self) -> tuple[float, float, float]:
-        """Median, 95th percentile and maximum, in seconds; on CUDA after a synchronisation."""
+    def percentiles(self) -> StepTimes:
+        """Of the steps since the block began; on CUDA after a synchronisation."""
         pairs = itertools.pairwise(self._marks)
         if self._cuda:
             steps = sorted(before.elapsed_time(after) / 1e3 for before, after in pairs)
         else:
             steps = sorted(after - before for before, after in pairs)
-        return statistics.median(steps), steps[math.ceil(0.95 * len(steps)) - 1], steps[-1]
+        p95 = steps[math.ceil(0.95 * len(steps)) - 1]
+        return StepTimes(statistics.median(steps), p95, steps[-1])
 
 
 @dataclass

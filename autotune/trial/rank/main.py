@@ -32,7 +32,9 @@ from autotune.trial.protocol import (
     TrialRequest,
 )
 from autotune.trial.rank import profiling
-from autotune.trial.rank.loop import RankContext, TrainingLoop, no_span, run_blocks
+from autotune.trial.rank.blocks import run_blocks
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import TrainingLoop, no_span
 from autotune.trial.rank.trajectory import run_trajectory
 
 _AGENT_IS_GONE = 86

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,18 @@ from autotune.trial.observers import memory
 from autotune.trial.observers.layout import BatchMoves
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank import trace
-from autotune.trial.rank.loop import RankContext, TrainingLoop, gather
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.gathering import RankFigures, gather
+from autotune.trial.rank.loop import TrainingLoop
 
 _FEWEST = 2
 _WARM_UP = 5
 """Steps before: allocation and compilation are over, and the ranks in step."""
+
+
+class _RankProfile(NamedTuple):
+    figures: RankFigures
+    shares: trace.Shares
 
 
 def run_profile(
@@ -33,7 +41,7 @@ def run_profile(
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
     moves = BatchMoves(loop.knobs["micro_batch"] * request.replicas)
-    with moves.watching(loop.workload.model) if loop.inspectable else nullcontext():
+    with moves.watching(loop.workload.model) if loop.applied.inspectable else nullcontext():
         loop.step()
     for _ in range(_WARM_UP):
         loop.step()
@@ -48,26 +56,20 @@ def run_profile(
         for _ in range(steps):
             with loop.span("step"):
                 loop.step()
-        seconds = loop.clock.stop()
-    waited, loss, peak = loop.clock.wait_seconds, float(loop.loss), loop.peak_bytes()
+        figures = loop.end_block()
     loop.progressed()
     file = TrialFiles(Path(request.log_dir)).trace(context.rank)
     events = _events(profiler, file)
     loop.progressed()
-    shares = trace.shares(events)
-    ranks = gather((seconds, waited, loss, peak, *shares), context.world_size)
+    ranks = gather(_RankProfile(figures, trace.shares(events)), context.world_size)
     if context.rank == 0:
-        all_seconds, waits, losses, peaks, *parts = zip(*ranks, strict=True)
-        named = zip(trace.PARTS, map(list, parts), strict=True)
+        devices, peaks = context.devices, [rank.figures.peak_bytes for rank in ranks]
         observed = Observed(
-            parts=dict(named),
-            peaks=list(map(memory.peak_bytes, context.devices))
-            if len(context.devices) > 1
-            else [int(peak) for peak in peaks],
+            parts={part: [getattr(rank.shares, part) for rank in ranks] for part in trace.PARTS},
+            peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
             batch_moves=moves.found,
         )
-        columns = (all_seconds, waits, losses, peaks)
-        report(loop.block(request.trial, 0, columns, observed))
+        report(loop.block(request.trial, 0, [rank.figures for rank in ranks], observed))
 
 
 def span(name: str) -> torch.profiler.record_function:

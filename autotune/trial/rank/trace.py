@@ -5,7 +5,7 @@ Every moment of the traced steps is given to exactly one part, so that the parts
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 Intervals = list[tuple[float, float]]
 """Disjoint and in order."""
@@ -13,29 +13,35 @@ Intervals = list[tuple[float, float]]
 SPAN = "autotune/"
 """What the training loop's own spans begin with in a trace: step, batch, loader, forward..."""
 
-PARTS = (
-    "compute",
-    "communication",
-    "optimizer",
-    "loader",
-    "copies",
-    "synchronisation",
-    "launching",
-    "idle",
-)
-"""The order of `shares`.
 
-compute: forward and backward pass; communication: collectives while nothing is computed; loader: waiting
-for a batch; copies: of batches to the device; synchronisation: reading the loss on the host;
-launching: the rest, in which the device waits for the host. idle is no part of its own: the share of
-the time in which the device did nothing, 0 on the CPU.
-"""
+class Shares(NamedTuple):
+    """Share of the traced steps by part. search_spaces.knob.PARTS are the same, but for idle, and for
+    what no profile shows."""
+
+    compute: float
+    """Forward and backward pass."""
+    communication: float
+    """Collectives while nothing is computed."""
+    optimizer: float
+    loader: float
+    """Waiting for a batch."""
+    copies: float
+    """Of batches to the device."""
+    synchronisation: float
+    """Reading the loss on the host."""
+    launching: float
+    """The rest, in which the device waits for the host."""
+    idle: float
+    """No part of its own: while the device did nothing; 0 on the CPU."""
+
+
+PARTS = Shares._fields
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-def shares(events: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
-    """Share of the traced steps that each of PARTS takes.
+def shares(events: Iterable[Mapping[str, Any]]) -> Shares:
+    """What the traced steps are made of.
 
     Args:
         events: `traceEvents` of a trace that torch.profiler has exported, one rank's.
@@ -62,7 +68,7 @@ def shares(events: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
     found["launching"] = length(left) / whole
     if on_device:
         found["idle"] = length(difference(window, union(working))) / whole
-    return tuple(found[part] for part in PARTS)
+    return Shares(**found)
 
 
 def _host_claims(events: Sequence[Mapping[str, Any]], thread: int) -> list[tuple[str, Intervals]]:

@@ -6,15 +6,26 @@ exchanged behind a loss that falls all the same.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from autotune.trial.effects.compression import averaged_gradients
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
-from autotune.trial.rank.loop import RankContext, TrainingLoop, gather
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.gathering import RankFigures, gather
+from autotune.trial.rank.loop import TrainingLoop
+
+
+class _RankStep(NamedTuple):
+    figures: RankFigures
+    gradient_norm: float
+    weights: float
+    """Sum of all parameters."""
+    size: float
+    """Sum of their magnitudes."""
 
 
 def run_trajectory(
@@ -31,28 +42,37 @@ def run_trajectory(
     for index in range(request.trajectory):
         norms.clear()
         loop.begin_block()
-        with _counting_flops(only=index == 0 and loop.inspectable) as flops:
+        with _counting_flops(only=index == 0 and loop.applied.inspectable) as flops:
             loop.step()
-        seconds = loop.clock.stop()
-        loss = float(loop.loss)
-        # fp16: the scaler skips a step whose gradients overflow; there is no norm then.
-        norm = norms[-1] if norms else math.nan
-        weights = [_whole(p.detach()).double() for p in loop.model.parameters()]
-        total = float(sum(p.sum() for p in weights))
-        size = float(sum(p.abs().sum() for p in weights))
-        mine = (seconds, loop.clock.wait_seconds, loss, loop.peak_bytes(), norm)
-        ranks = gather((*mine, total, size), context.world_size)
-        all_seconds, waits, losses, peaks, all_norms, totals, sizes = zip(*ranks, strict=True)
+        mine = _rank_step(loop, norms)
+        ranks = gather(mine, context.world_size)
         if context.rank:
             continue
-        observed = Observed(replica_spread=(max(totals) - min(totals)) / max(*sizes, 1e-30))
-        if not math.isnan(norm):
-            observed["gradient_norm"] = max(all_norms)
+        observed = Observed(replica_spread=_spread(ranks))
+        if not math.isnan(mine.gradient_norm):
+            observed["gradient_norm"] = max(rank.gradient_norm for rank in ranks)
         if flops is not None:
             mine_alone = loop.samples_of_block() / context.world_size
             observed["flops_per_sample"] = flops.get_total_flops() / mine_alone
-        columns = (all_seconds, waits, losses, peaks)
-        report(loop.block(request.trial, index, columns, observed))
+        report(loop.block(request.trial, index, [rank.figures for rank in ranks], observed))
+
+
+def _rank_step(loop: TrainingLoop, norms: Sequence[float]) -> _RankStep:
+    figures = loop.end_block()
+    weights = [_whole(p.detach()).double() for p in loop.model.parameters()]
+    return _RankStep(
+        figures,
+        # fp16: the scaler skips a step whose gradients overflow; there is no norm then.
+        gradient_norm=norms[-1] if norms else math.nan,
+        weights=float(sum(p.sum() for p in weights)),
+        size=float(sum(p.abs().sum() for p in weights)),
+    )
+
+
+def _spread(ranks: Sequence[_RankStep]) -> float:
+    """How far the replicas of the model lie apart, relative to their size."""
+    totals = [rank.weights for rank in ranks]
+    return (max(totals) - min(totals)) / max(*(rank.size for rank in ranks), 1e-30)
 
 
 def _norm(gradients: Iterable[Tensor]) -> float:

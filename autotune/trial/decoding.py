@@ -1,0 +1,93 @@
+"""Decoded JSON -> dataclasses, by their type hints."""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+Decoder = Callable[[Any], Any]
+
+
+@functools.cache
+def decoder(hint: Any) -> Decoder:
+    """What turns decoded JSON into a value of this type: a dataclass, tuple[T, ...], list[T],
+    dict[str, T], T | None, an enum, a TypedDict, or what JSON has itself, which is taken as it comes.
+
+    Of a dataclass, fields of a newer version are ignored, and those that have a default may be missing.
+    The keys of a TypedDict are taken as they come.
+
+    The decoder raises ValueError where the JSON has another form, a field is missing, or an enum has no
+    such value.
+
+    Raises:
+        TypeError: a type of another kind: a message cannot hold it.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _optional(hint, arguments)
+    if origin is tuple:
+        if arguments[1:] != (...,):
+            raise TypeError(f"{hint}: only tuples of one type and any length can be decoded")
+        return _sequence(tuple, arguments[0])
+    if origin is list:
+        return _sequence(list, arguments[0])
+    if origin is dict:
+        return _mapping(arguments[1])
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass(hint)
+    if is_typeddict(hint):
+        return lambda value: _checked(value, dict)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    if hint in (Any, bool, int, float, str):
+        return _as_it_comes
+    raise TypeError(f"{hint} cannot be decoded from JSON")
+
+
+def _as_it_comes(value: Any) -> Any:
+    return value
+
+
+def _optional(hint: Any, arguments: tuple[Any, ...]) -> Decoder:
+    others = [argument for argument in arguments if argument is not types.NoneType]
+    if len(others) != 1:
+        raise TypeError(f"{hint}: JSON does not tell which of these types it holds")
+    known = decoder(others[0])
+    return lambda value: None if value is None else known(value)
+
+
+def _sequence(made: type, hint: Any) -> Decoder:
+    each = decoder(hint)
+    if each is _as_it_comes:
+        return lambda value: made(_checked(value, list))
+    return lambda value: made(map(each, _checked(value, list)))
+
+
+def _mapping(hint: Any) -> Decoder:
+    each = decoder(hint)
+    if each is _as_it_comes:
+        return lambda value: _checked(value, dict)
+    return lambda value: {name: each(item) for name, item in _checked(value, dict).items()}
+
+
+def _dataclass(made: type) -> Decoder:
+    hints = get_type_hints(made)
+    fields = {field.name: decoder(hints[field.name]) for field in dataclasses.fields(made)}
+
+    def decode(value: Any) -> Any:
+        known = _checked(value, dict).items()
+        values = {name: fields[name](item) for name, item in known if name in fields}
+        try:
+            return made(**values)
+        except TypeError as error:  # a field is missing
+            raise ValueError(f"a broken {made.__name__}: {error}") from None
+
+    return decode
+
+
+def _checked(value: Any, expected: type) -> Any:
+    if not isinstance(value, expected):
+        raise ValueError(f"{value!r:.80} where JSON should have a {expected.__name__}")
+    return value

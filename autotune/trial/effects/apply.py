@@ -1,0 +1,159 @@
+"""All effects of a configuration together, in the order in which they go with each other.
+
+The built-in loop is the first caller. What has to be so before a model is built (threads, environment,
+allocator) is not here: effects.process has it, and a rank sees to it first.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from autotune.trial.effects import (
+    feeding,
+    kernels,
+    parallel,
+    precision,
+    process,
+    replicas,
+    schedules,
+)
+from autotune.trial.effects.replicas import Loss
+from autotune.trial.protocol import Knobs
+from autotune.trial.workload import Workload
+
+
+class Applied:
+    """A configuration at work in one training.
+
+    Called once, in this order: `model`, `optimizer`, `loader`, `batches`. Then, for every optimizer
+    step, `step` for its micro-batches, each with its `forward` and `backward`, and `update`.
+    """
+
+    def __init__(
+        self,
+        knobs: Knobs,
+        devices: Sequence[torch.device],
+        *,
+        shorten: schedules.Shorten | None = None,
+        tokens_per_sample: int = 0,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            knobs: a value for every knob.
+            devices: of this rank; the first holds the model and takes the batches.
+            shorten: as in Workload; so is tokens_per_sample.
+
+        Raises:
+            ValueError: a knob asks for samples to be shortened, which these cannot be.
+        """
+        self.scaler = precision.gradient_scaler(knobs, devices[0])
+        self._knobs = knobs
+        self._devices = devices
+        self._one_process = knobs["parallelism"] == "data_parallel"
+        self._curriculum = schedules.Curriculum(knobs, shorten, tokens_per_sample)
+
+    def model(self, model: nn.Module, loss: Loss) -> nn.Module:
+        """The bare model, on the device, as the configuration has it and wrapped for its parallelism.
+
+        Args:
+            loss: of the training; some configurations compute it inside the model.
+
+        Raises:
+            ValueError: a knob acts on something that the model has not.
+        """
+        knobs = self._knobs
+        precision.float32_matmul(knobs)
+        precision.weights(knobs, model)
+        kernels.qkv_streams(knobs, model)
+        kernels.loss_chunks(knobs, model)
+        kernels.checkpoint_activations(knobs, model)
+        self._layers = schedules.LayerDrop(knobs, model)
+        kernels.channels_last(knobs, model)
+        model = kernels.compiled(knobs, model)
+        if self._one_process:
+            self._model = replicas.wrapped(knobs, model, loss, self._devices)
+        else:
+            self._model = parallel.wrapped(knobs, model, self._devices[0])
+        return self._model
+
+    def loss(self, loss: Loss) -> Loss:
+        """What computes the loss of a batch with the wrapped model."""
+        return replicas.loss(self._knobs, loss) if self._one_process else loss
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer that was made for all parameters of the wrapped model, or what stands in for it.
+
+        Raises:
+            ValueError: a knob acts on something that it has not.
+        """
+        optimizer = parallel.optimizer(self._knobs, plain, self._model)
+        kernels.optimizer_kernels(self._knobs, optimizer)
+        return optimizer
+
+    def loader(
+        self, workload: Workload, *, rank: int, world_size: int, seed: int, replicas: int
+    ) -> DataLoader[Any]:
+        """Of one rank: see feeding.loader."""
+        return feeding.loader(
+            workload, self._knobs, rank=rank, world_size=world_size, seed=seed, replicas=replicas
+        )
+
+    def batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The loader's batches on the device, as the model takes them."""
+        return map(self._curriculum.cut, feeding.on_device(batches, self._knobs, self._devices[0]))
+
+    def step(self, number: int) -> Iterator[AbstractContextManager[None]]:
+        """One optimizer step: its micro-batches, each a context for its forward and backward pass.
+
+        Args:
+            number: of the step, from 0.
+        """
+        if not number:
+            process.garbage_collection(self._knobs)
+        self._layers.begin(number)
+        self._curriculum.begin(number)
+        for left in reversed(range(self._knobs["accumulation_steps"])):
+            yield self._micro_batch(last=not left)
+
+    @contextmanager
+    def _micro_batch(self, *, last: bool) -> Iterator[None]:
+        with (
+            parallel.gradient_sync(self._model, last_micro_batch=last),
+            kernels.attention(self._knobs),
+        ):
+            yield
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Around the forward pass and the loss."""
+        return precision.autocast(self._knobs, self._devices[0])
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The gradients of a micro-batch, with its share of the step."""
+        self.scaler.scale(loss / self._knobs["accumulation_steps"]).backward()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The weights, from the gradients of all micro-batches, which are then gone."""
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=self._knobs["set_to_none"])
+
+    @property
+    def part(self) -> float:
+        """Of a full sample that a sample of this step is, in tokens."""
+        return self._curriculum.part
+
+    @property
+    def fewest_steps(self) -> int:
+        """Of a block that is to stand for the whole training."""
+        return schedules.fewest_steps(self._knobs)
+
+    @property
+    def inspectable(self) -> bool:
+        """Whether one may look at operators one by one: it would keep torch.compile from compiling, for
+        good, and does not see what the threads of several devices do."""
+        return bool(self._knobs["compile"] == "none" and len(self._devices) == 1)

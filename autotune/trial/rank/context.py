@@ -1,0 +1,20 @@
+"""Where a rank stands in its trial."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Where a rank stands in its trial, and what it computes on."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    devices: tuple[torch.device, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """The one that holds its model and takes its batches."""
+        return self.devices[0]

@@ -1,0 +1,85 @@
+"""What the agent of a node makes of ranks that fail around the end of a trial. Nothing is trained: the
+ranks are pipes that the tests write to."""
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.trial import processes
+from autotune.trial.node.trial import NodeTrial
+from autotune.trial.protocol import Outcome, Placement, RankEnd, TrialRequest
+
+CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)
+MEMORY = RankEnd(1, Outcome.OOM, "MemoryError", at=1.0)
+
+
+class Process:
+    """A process that goes on until the test is over."""
+
+    pid = None
+    sentinel = -1
+    exitcode = None
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+
+class Context:
+    """Makes such processes, and keeps their ends of the pipes."""
+
+    def __init__(self) -> None:
+        self.ranks: list[Connection] = []
+
+    def Pipe(self) -> tuple[Connection, Connection]:  # noqa: N802
+        ours, theirs = multiprocessing.Pipe()
+        self.ranks.append(theirs)
+        return ours, multiprocessing.Pipe()[1]
+
+    def Process(self, **_: Any) -> Process:  # noqa: N802
+        return Process()
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context()
+
+
+@pytest.fixture
+def trial(context: Context, tmp_path: Path) -> NodeTrial:
+    request = TrialRequest("t", "m:f", {}, {}, 2, 0, "cpu", log_dir=str(tmp_path))
+    here = Placement(0, 0, 2, "127.0.0.1", 1, "lo")
+    others = processes.descendants(os.getpid())
+    return NodeTrial(request, here, context, others)  # type: ignore[arg-type]
+
+
+def test_what_a_rank_raises_after_the_end_was_asked_for_is_not_noted(
+    context: Context, trial: NodeTrial
+) -> None:
+    trial.end(hung="")
+    context.ranks[1].send_bytes(CLOSED.to_line())
+    assert list(trial.pump()) == []
+    assert trial.over()
+    assert trial.clear().ends == ()
+
+
+def test_what_it_raised_before_is(context: Context, trial: NodeTrial) -> None:
+    context.ranks[1].send_bytes(CLOSED.to_line())
+    assert list(trial.pump()) == []
+    trial.end(hung="")
+    assert [end.cause for end in trial.clear().ends] == [CLOSED.cause]
+
+
+def test_memory_that_runs_out_is_noted_whenever_it_is_told(
+    context: Context, trial: NodeTrial
+) -> None:
+    trial.end(hung="")
+    context.ranks[1].send_bytes(MEMORY.to_line())
+    assert list(trial.pump()) == []
+    assert [end.outcome for end in trial.clear().ends] == [Outcome.OOM]

@@ -1,0 +1,179 @@
+"""How a trial ends that runs on several nodes: on purpose, or because something went wrong.
+
+The agents are scripts: what each node reports, and when, is the test's to say.
+"""
+
+import queue
+from collections.abc import Callable
+
+import pytest
+
+from autotune.trial.protocol import (
+    BlockReport,
+    EndTrial,
+    Hello,
+    Message,
+    NodeReport,
+    Outcome,
+    Preload,
+    RankEnd,
+    StartTrial,
+    TrialReport,
+    TrialRequest,
+    from_line,
+)
+from launchers.base import Link
+from launchers.slot import AgentSlot, Node
+
+REQUEST = TrialRequest("t", "m:f", {}, {}, 2, 0, "cpu")
+BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5, 0.4), 0.1, 2.0, 1000)
+CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)
+DIED = RankEnd(1, Outcome.CRASH, "died by SIGABRT", at=1.0)
+MEMORY = RankEnd(1, Outcome.OOM, "MemoryError", at=2.0)
+HUNG = RankEnd(1, Outcome.HANG, "a step took more than 60 s", at=2.0)
+
+Says = dict[type[Message], list[Message]]
+"""What an agent reports when it hears such a command."""
+
+
+class Scripted(Link):
+    """An agent that says what it is told to say."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, says: Says) -> None:
+        self._says: Says = {Preload: [Hello(1, 1, "lo", {"devices": []})], **says}
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self.heard: list[Message] = []
+
+    def send(self, line: bytes) -> bool:
+        command = from_line(line)
+        self.heard.append(command)
+        for message in self._says.get(type(command), []):
+            self._lines.put(message.to_line())
+        return True
+
+    def read(self) -> bytes:
+        return self._lines.get(timeout=60)
+
+    def close(self) -> None:
+        self._lines.put(b"")
+
+
+class Cluster:
+    """A slot over a scripted agent per node."""
+
+    def __init__(self, *nodes: Says) -> None:
+        self.links = [Scripted(says) for says in nodes]
+        connects: list[Callable[[], Link]] = [lambda link=link: link for link in self.links]
+        self.slot = AgentSlot("s", [Node(connect, 1) for connect in connects], gpus_per_worker=0)
+
+    def run(self, watch: Callable[[BlockReport], bool]) -> TrialReport:
+        try:
+            return self.slot.run(REQUEST, watch)
+        finally:
+            self.slot.close()
+
+
+def cleared(node: int, *ends: RankEnd) -> NodeReport:
+    return NodeReport("t", node, ends)
+
+
+def ended(node: int, *ends: RankEnd) -> Says:
+    """A node that reports when it is told to end."""
+    return {EndTrial: [cleared(node, *ends)]}
+
+
+def training(*ends: RankEnd) -> Says:
+    """The first node, which also reports a block."""
+    return {StartTrial: [BLOCK], **ended(0, *ends)}
+
+
+def enough(_: BlockReport) -> bool:
+    return True
+
+
+def go_on(_: BlockReport) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("raised", [CLOSED, DIED])
+def test_what_ranks_raise_once_enough_has_been_seen_is_no_result(raised: RankEnd) -> None:
+    report = Cluster(training(), ended(1, raised)).run(enough)
+    assert (report.outcome, report.cause, report.blocks) == (None, "", (BLOCK,))
+    assert not report.lost_agent
+
+
+def test_nor_is_it_when_the_end_is_asked_for_from_outside() -> None:
+    cluster = Cluster(training(), ended(1, CLOSED))
+
+    def end_it(_: BlockReport) -> bool:
+        cluster.slot.end()
+        return False
+
+    report = cluster.run(end_it)
+    assert (report.outcome, report.blocks) == (None, (BLOCK,))
+
+
+def test_nor_when_the_end_is_asked_for_while_the_agents_still_hear_of_the_trial() -> None:
+    cluster = Cluster(training(), ended(1, CLOSED))
+    send = cluster.links[1].send
+
+    def end_first(line: bytes) -> bool:
+        if isinstance(from_line(line), StartTrial):
+            cluster.slot.end()
+        return send(line)
+
+    cluster.links[1].send = end_first  # type: ignore[method-assign]
+    report = cluster.run(go_on)
+    assert (report.outcome, report.blocks) == (None, ())
+
+
+@pytest.mark.parametrize("noted", [MEMORY, HUNG])
+def test_what_no_end_brings_about_counts_all_the_same(noted: RankEnd) -> None:
+    report = Cluster(training(), ended(1, noted)).run(enough)
+    assert report.outcome is noted.outcome
+    assert noted.cause in report.cause
+
+
+def test_what_goes_wrong_by_itself_counts_with_what_the_other_nodes_have_seen_of_it() -> None:
+    """The connection breaks on one node because a rank dies on the other, whose report comes later."""
+    cluster = Cluster(ended(0, DIED), {StartTrial: [cleared(1, CLOSED)]})
+    report = cluster.run(go_on)
+    assert (report.outcome, report.cause) == (Outcome.CRASH, f"rank 1: {DIED.cause}")
+
+
+def test_an_end_that_is_asked_for_after_a_failure_does_not_undo_it() -> None:
+    cluster = Cluster(ended(0, DIED), {StartTrial: [cleared(1, CLOSED)]})
+    send = cluster.links[0].send
+
+    def end_too(line: bytes) -> bool:
+        if isinstance(from_line(line), EndTrial):
+            cluster.slot.end()
+        return send(line)
+
+    cluster.links[0].send = end_too  # type: ignore[method-assign]
+    assert cluster.run(go_on).outcome is Outcome.CRASH
+
+
+def test_a_node_alone_tells_by_itself_what_came_before_the_end() -> None:
+    report = Cluster(training(CLOSED)).run(enough)
+    assert report.outcome is Outcome.ERROR
+
+
+def test_every_node_is_told_of_the_end_once() -> None:
+    cluster = Cluster(training(), ended(1))
+    cluster.run(enough)
+    for link in cluster.links:
+        assert [type(command) for command in link.heard] == [Preload, StartTrial, EndTrial]
+
+
+def test_a_watch_that_raises_ends_the_trial_first() -> None:
+    cluster = Cluster(training(), ended(1, CLOSED))
+
+    def broken(_: BlockReport) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cluster.run(broken)
+    assert EndTrial("t") in cluster.links[1].heard

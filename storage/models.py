@@ -40,6 +40,7 @@ class StudyRow(Base):
     error: Mapped[str | None] = mapped_column(AnyText)
     verdict: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)
     facts: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # search_spaces.Facts
+    search_ended: Mapped[str | None] = mapped_column(AnyText)  # why; None while it goes on
     elapsed: Mapped[float] = mapped_column(Float, default=0.0)  # seconds that a daemon ran it
     created: Mapped[float] = mapped_column(Float)
 

@@ -57,6 +57,8 @@ class StoredStudy:
     verdict: dict[str, Any] | None
     facts: dict[str, Any] | None
     """search_spaces.Facts of the machine that it runs on; None before it has run."""
+    search_ended: str | None
+    """Why, in words; None while it goes on."""
     elapsed: float
     created: float
 

@@ -1,5 +1,6 @@
 """Studies: the queue of each cluster, and how far each study has come."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select, update
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session
 from autotune.errors import BadInput, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
-from storage.models import LeaseRow, StudyRow
+from storage.models import LeaseRow, MessageRow, StudyRow
 from storage.records import Lease, StoredStudy, StudyState
 from storage.transactions import Transactions
 
@@ -71,7 +72,11 @@ class Studies:
         """
         with self._transactions.writing() as session:
             row = self._locked(session, name)
-            row.spec = row.spec if spec is None else spec
+            if spec is not None and spec != row.spec:
+                row.spec, row.search_ended = (
+                    spec,
+                    None,
+                )  # with more budget there may be more to find
             row.workdir = row.workdir if workdir is None else workdir
             if row.state == StudyState.RUNNING:
                 row.resume_requested = row.stop_requested
@@ -137,6 +142,20 @@ class Studies:
         with self._transactions.fenced(lease) as session:
             session.execute(update(StudyRow).where(StudyRow.id == study_id).values(facts=facts))
 
+    def end_search(self, lease: Lease, study_id: int, reason: str, messages: Sequence[str]) -> None:
+        """Record why the search of a study ended, and say so. It does not go on by itself: whoever
+        takes over confirms what was found, and what was measured for that stays valid.
+
+        Args:
+            reason: in words.
+            messages: for whoever watches the study.
+        """
+        with self._transactions.fenced(lease) as session:
+            row = session.get_one(StudyRow, study_id, with_for_update=True)
+            row.search_ended = reason
+            now = self._transactions.now(session)
+            session.add_all(MessageRow(study_id=study_id, at=now, text=text) for text in messages)
+
     def finish(
         self,
         lease: Lease,
@@ -185,6 +204,7 @@ def _study(row: StudyRow) -> StoredStudy:
         error=row.error,
         verdict=row.verdict,
         facts=row.facts,
+        search_ended=row.search_ended,
         elapsed=row.elapsed,
         created=row.created,
     )

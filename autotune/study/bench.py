@@ -2,9 +2,10 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from autotune.runs.probe import Shape, as_timed
 from autotune.trial.protocol import TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
+    AttemptFeed,
     AttemptResult,
     Attempts,
     AttemptState,
@@ -65,11 +67,19 @@ class Job:
 
     def attempts(self) -> Attempts:
         """What is recorded by now."""
-        return Attempts(self.repository.attempts.of(self.study.id), self.plan.baseline)
+        return Attempts(self._feed.read(), self.plan.baseline)
+
+    @functools.cached_property
+    def _feed(self) -> AttemptFeed:
+        return AttemptFeed(self.repository.attempts, self.study.id)
 
     def say(self, message: str) -> None:
         """Leave a message for whoever watches the study."""
         self.repository.messages.say(self.lease, self.study.id, message)
+
+    def end_search(self, reason: str, messages: Sequence[str]) -> None:
+        """Record why the search has ended, and say so."""
+        self.repository.studies.end_search(self.lease, self.study.id, reason, messages)
 
     def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
         """The trial, ready to launch on this slot."""

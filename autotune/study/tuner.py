@@ -1,6 +1,7 @@
 """One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial, TrialState
@@ -77,9 +78,7 @@ class Tuner:
             bench.sigma_run = self._calibration.noise(self._job.attempts()).sigma_run
             for suggestion in Opening(self._job, self._space).run(bench, self._ledger):
                 self._job.say(f"To be tried first: {suggestion.reason}.")
-            reason = self._search(bench)
-            self._job.say(f"The search ends: {reason}.")
-            self._explain()
+            self._end_search(self._search(bench))
             finals = Finals(self._job, bench, lambda: self._budget.out_of_time)
             confirmation = finals.run()
         attempts = self._job.attempts()
@@ -120,7 +119,7 @@ class Tuner:
     def _search(self, bench: Bench) -> str:
         """Run trials until the budget is spent; returns why it ended."""
         unlaunched = self._recover()
-        reason = ""
+        reason = self._job.study.search_ended or ""
         while True:
             self._signals.check()
             # Trials that were begun before are finished, whatever the budget: none stays open.
@@ -163,11 +162,17 @@ class Tuner:
         expected = self._sampler.prediction(trials)
         return self._budget.why_not_worth_it(expected, len(attempts.searched()), sigma_run)
 
-    def _explain(self) -> None:
-        """Say what the sampler's model expects by now, if it has one."""
+    def _end_search(self, reason: str) -> None:
+        """Say why it ended and what the model expects by now, once and for all."""
+        if self._job.study.search_ended is None:
+            messages = [f"The search ends: {reason}.", *self._expectation()]
+            self._job.end_search(reason, messages)
+
+    def _expectation(self) -> Iterator[str]:
+        """What the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
             changed = difference(self._space.complete(expected.params), self._plan.baseline)
-            self._job.say(
+            yield (
                 f"The model takes {changed} for the best, with {quantity(expected.value)} "
                 f"{self.unit}, and expects one more trial to bring {expected.gain:.2%}."
             )

@@ -1,4 +1,4 @@
-"""Kinds of messages, facts about a study's machine, a resume that waits for a stop."""
+"""Kinds of messages, facts about a study's machine, why its search ended, a resume after a stop."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,6 +13,7 @@ _WAITING = "Waiting: "
 def upgrade() -> None:
     """Add columns, and tell the messages apart by kind that were told apart by their first word."""
     op.add_column("autotune_study", sa.Column("facts", sa.Text(), nullable=True))
+    op.add_column("autotune_study", sa.Column("search_ended", sa.Text(), nullable=True))
     op.add_column(
         "autotune_study",
         sa.Column("resume_requested", sa.Boolean(), nullable=False, server_default=sa.false()),

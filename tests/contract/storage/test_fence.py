@@ -35,6 +35,9 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "studies.add_elapsed": lambda r, lease, study, attempt: r.studies.add_elapsed(
         lease, study, 1.0
     ),
+    "studies.end_search": lambda r, lease, study, attempt: r.studies.end_search(
+        lease, study, "enough", ["late"]
+    ),
     "studies.record_facts": lambda r, lease, study, attempt: r.studies.record_facts(
         lease, study, {"device": "cpu"}
     ),

@@ -213,6 +213,17 @@ class TestStudies:
         assert repository.studies.named("first").facts == {**facts, "capability": [9, 0]}
         assert repository.studies.named("second") == other
 
+    def test_why_the_search_ended_is_said_once_and_kept_until_there_is_more_budget(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        assert study.search_ended is None
+        repository.studies.end_search(lease, study.id, "enough", ["The search ends: enough."])
+        assert [m.text for m in repository.messages.of(study.id)] == ["The search ends: enough."]
+        repository.studies.enqueue("first", study.spec)
+        assert repository.studies.named("first").search_ended == "enough"
+        repository.studies.enqueue("first", {**study.spec, "budget": 9})
+        assert repository.studies.named("first").search_ended is None
+
     def test_how_a_study_ended_is_kept(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:

@@ -151,6 +151,15 @@ CONFLICTS = (
         lambda v: v["precision"] == "fp16" and v["parallelism"] in _SHARDED,
         "gradients that ranks hold in parts would each be checked for overflow alone",
     ),
+    Conflict(
+        "optimizer_kernels",
+        "parallelism",
+        lambda v: (
+            (v["optimizer_kernels"], v["parallelism"], v["precision"]) == ("fused", "zero1", "fp16")
+        ),
+        "under precision=fp16 the scale of the loss, which a fused update takes off by itself, does not "
+        "reach the optimizer inside ZeroRedundancyOptimizer",
+    ),
     _not_beside(
         "static_graph",
         "accumulation_steps",
@@ -248,6 +257,11 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
         yield (
             "parallelism=data_parallel drives several devices of one node; this study has "
             f"{facts.world_size} rank(s) on {facts.nodes} node(s)"
+        )
+    if knobs["nccl_proto"] == "LL128" and facts.nodes > 1:
+        yield (
+            "nccl_proto=LL128 can corrupt data where a trial spans several nodes; this study has "
+            f"{facts.nodes} (NCCL's documentation of NCCL_PROTO)"
         )
     alone = (*_SHARDED, "data_parallel")
     if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in alone:

@@ -14,6 +14,8 @@ _OOM_PHRASES = (
     "can't allocate memory",
     "cannot allocate memory",
     "alloc_failed",  # cuBLAS, cuDNN, cuSOLVER
+    "cublas_status_not_initialized",  # what cublasCreate says where no memory is left for its workspace
+    "failed to cuda calloc",  # NCCL
     "bad_alloc",
 )
 _OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))

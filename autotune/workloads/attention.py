@@ -1,8 +1,14 @@
 """Multi-head attention whose Q, K and V projections can run on CUDA streams of their own."""
 
+import functools
+from typing import TypeVar
+
 import torch
 from torch import nn
 from torch.nn import functional
+
+T = TypeVar("T")
+Triple = tuple[T, T, T]
 
 
 class Attention(nn.Module):
@@ -54,22 +60,36 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if not self.qkv_streams:
             return self.query(queries), self.key(memory), self.value(memory)
-        current = torch.cuda.current_stream(queries.device)
-        projected = []
-        for layer, source in ((self.query, queries), (self.key, memory), (self.value, memory)):
-            side = torch.cuda.Stream(queries.device)
-            side.wait_stream(current)
-            with torch.cuda.stream(side):
-                result = layer(source)
-            current.wait_stream(side)
-            source.record_stream(side)
-            result.record_stream(current)
-            projected.append(result)
-        return projected[0], projected[1], projected[2]
+        layers, sources = (self.query, self.key, self.value), (queries, memory, memory)
+        return _side_by_side(layers, sources)
 
     def _split(self, tensor: torch.Tensor) -> torch.Tensor:
         batch, length, width = tensor.shape
         return tensor.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+
+
+@functools.cache
+def _side_streams(device: torch.device) -> Triple[torch.cuda.Stream]:
+    """Kept: the allocator has a pool of memory for every stream that there ever was."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+
+def _side_by_side(layers: Triple[nn.Linear], sources: Triple[torch.Tensor]) -> Triple[torch.Tensor]:
+    """Each layer on a stream of its own. All of them wait for what was before, and what comes next for
+    all of them: none waits for another."""
+    device = sources[0].device
+    current, sides = torch.cuda.current_stream(device), _side_streams(device)
+    for side in sides:
+        side.wait_stream(current)
+    results = []
+    for layer, source, side in zip(layers, sources, sides, strict=True):
+        with torch.cuda.stream(side):
+            results.append(layer(source))
+        source.record_stream(side)
+    for result, side in zip(results, sides, strict=True):
+        current.wait_stream(side)
+        result.record_stream(current)
+    return results[0], results[1], results[2]
 
 
 def feed_forward(width: int, hidden: int, activation: nn.Module) -> nn.Sequential:

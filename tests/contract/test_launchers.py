@@ -631,11 +631,16 @@ def test_end_from_another_thread(site: Site) -> None:
         ended_at.append(time.monotonic())
         site.slot.end()
 
-    timer = threading.Timer(0.5, end)
-    timer.start()
-    report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), go_on)
+    ending = threading.Thread(target=end)
+
+    def watch(block: BlockReport) -> bool:
+        if block.index == 1:
+            ending.start()
+        return False
+
+    report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), watch)
     assert time.monotonic() - ended_at[0] < 3
-    timer.join()
+    ending.join()
     assert report.outcome is None
     assert report.blocks
     assert site.strays() == []

@@ -107,15 +107,15 @@ def test_a_view_changes_no_number(accumulation):
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype", "matmul", "tf32", "scaled"),
+    ("precision", "dtype", "matmul", "scaled"),
     [
-        ("fp32", torch.float32, "highest", False, False),
-        ("tf32", torch.float32, "high", True, False),
-        ("bf16", torch.bfloat16, "highest", False, False),
-        ("fp16", torch.float16, "highest", False, True),
+        ("fp32", torch.float32, "highest", False),
+        ("tf32", torch.float32, "high", False),
+        ("bf16", torch.bfloat16, "highest", False),
+        ("fp16", torch.float16, "highest", True),
     ],
 )
-def test_precision(precision, dtype, matmul, tf32, scaled):
+def test_precision(precision, dtype, matmul, scaled):
     seen = collections.Counter()
     model = stack()
     for layer in model:
@@ -128,17 +128,29 @@ def test_precision(precision, dtype, matmul, tf32, scaled):
     loop.step()
     assert seen == {dtype: LAYERS}
     assert torch.get_float32_matmul_precision() == matmul
-    assert torch.backends.cudnn.allow_tf32 is tf32
     assert loop.applied.scaler.is_enabled() is scaled
     assert {parameter.dtype for parameter in model.parameters()} == gradients == {torch.float32}
 
 
+@pytest.mark.parametrize("usual", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_convolutions_run_as_in_a_plain_script(precision, usual):
+    torch.backends.cudnn.allow_tf32 = usual
+    training(regression(), precision=precision)
+    assert torch.backends.cudnn.allow_tf32 is usual
+
+
+def test_tf32_is_for_convolutions_too():
+    torch.backends.cudnn.allow_tf32 = False
+    training(regression(), precision="tf32")
+    assert torch.backends.cudnn.allow_tf32
+
+
 @pytest.mark.parametrize("before", ["tf32", "bf16", "fp16"])
-def test_fp32_is_strict_whatever_was_set_before(before):
+def test_fp32_products_are_strict_whatever_was_set_before(before):
     training(regression(), precision=before)
     training(regression(), precision="fp32")
     assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.allow_tf32
     assert not torch.is_autocast_enabled("cpu")
 
 

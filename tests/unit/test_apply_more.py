@@ -1,5 +1,6 @@
 """What the knobs of kernels, memory, loader and gradient format change, observed in torch itself."""
 
+import dataclasses
 import gc
 import os
 
@@ -10,7 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
 from autotune.trial.effects import feeding, process
+from autotune.trial.protocol import Placement, TrialRequest
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.main import environment
+from autotune.trial.rank.trajectory import run_trajectory
 from tests.one_rank import (
+    CPU,
     LAYER_BYTES,
     LAYERS,
     MIB,
@@ -265,6 +271,28 @@ def test_pure_bf16_has_no_fp32_copy():
     assert not loop.applied.scaler.is_enabled()
 
 
+@pytest.mark.parametrize("factor", [1, 1e30])
+def test_the_gate_sees_the_gradients_of_fused_fp16_without_their_scale(factor):
+    plain = regression(nn.Linear(16, 16), width=16, rate=0.01)
+
+    def loss(model, batch):
+        return plain.loss(model, batch) * factor
+
+    norms = []
+    for chosen in ("default", "fused"):
+        torch.manual_seed(0)
+        workload = dataclasses.replace(plain, model=nn.Linear(16, 16), loss=loss)
+        loop = training(workload, precision="fp16", optimizer_kernels=chosen)
+        request = TrialRequest("t", "m:f", {}, loop.knobs, 1, 0, "cpu", trajectory=1)
+        reports = []
+        run_trajectory(loop, request, RankContext(0, 0, 1, (CPU,)), reports.append)
+        norms.append(reports[0].observed.get("gradient_norm"))
+    if factor > 1:
+        assert norms == [None, None], "gradients overflow: no update, no norm"
+    else:
+        assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+
+
 # compile, attention
 
 
@@ -340,6 +368,14 @@ def test_threads_environment_and_garbage_collection():
         "NCCL_MAX_NCHANNELS": "4",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
+
+
+def test_collectives_take_the_interface_of_that_very_name():
+    """NCCL takes a bare name as the beginning of names: eth1 would also be eth10."""
+    request = TrialRequest("t", "m:f", {}, knobs(), world_size=1, seed=3, device="cpu")
+    here = Placement(0, 0, 1, "127.0.0.1", 1, "eth1")
+    found = environment(request, here, RankContext(0, 0, 1, (CPU,)))
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
 
 
 @pytest.mark.parametrize("frozen", [False, True])

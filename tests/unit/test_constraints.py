@@ -1,5 +1,6 @@
 """The knob catalogue, the presets, and which configurations can run."""
 
+import dataclasses
 import math
 
 import pytest
@@ -187,6 +188,24 @@ def test_a_static_graph_does_not_go_with_accumulation():
     assert infeasible(static, CPU) == []
     (reason,) = infeasible({**static, "accumulation_steps": 2}, CPU)
     assert reason.startswith("static_graph=true does not go with accumulation_steps=2")
+
+
+def test_a_fused_update_inside_zero1_never_sees_the_scale_of_the_loss():
+    scaled = {"parallelism": "zero1", "optimizer_kernels": "fused", "precision": "fp16"}
+    (reason,) = infeasible({**defaults(), **scaled}, AMPERE)
+    assert reason.startswith("optimizer_kernels=fused does not go with parallelism=zero1")
+    assert "precision=fp16" in reason
+    for name in scaled:
+        assert infeasible({**defaults(), **scaled, name: defaults()[name]}, AMPERE) == []
+
+
+def test_ll128_is_for_one_node():
+    chosen = {**defaults(), "nccl_proto": "LL128"}
+    assert infeasible(chosen, AMPERE) == []
+    across = dataclasses.replace(AMPERE, nodes=2)
+    (reason,) = infeasible(chosen, across)
+    assert reason.startswith("nccl_proto=LL128 can corrupt data")
+    assert infeasible({**chosen, "nccl_proto": "Simple"}, across) == []
 
 
 # The global batch

@@ -47,7 +47,15 @@ def test_running_out_of_memory_for_real(action):
         MemoryError(),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError(
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+        ),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        torch.distributed.DistBackendError(
+            "NCCL error in: ProcessGroupNCCL.cpp:2058, unhandled cuda error, NCCL version 2.21.5\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+            "Failed to CUDA calloc 10485760 bytes"
+        ),
         RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"

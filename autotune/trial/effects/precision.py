@@ -15,11 +15,13 @@ PURE_BF16 = "pure_bf16"
 def float32_matmul(knobs: Knobs) -> None:
     """precision: whether fp32 matrix products may run in TF32, for this process.
 
-    Strict fp32 also turns off TF32 in cuDNN convolutions, which PyTorch leaves on by default.
+    cuDNN's convolutions do so whatever is said here, unless the user's code forbids it: PyTorch's own
+    default, and so that of a plain script.
     """
     relaxed = knobs["precision"] == "tf32"
     torch.set_float32_matmul_precision("high" if relaxed else "highest")
-    torch.backends.cudnn.allow_tf32 = relaxed
+    if relaxed:
+        torch.backends.cudnn.allow_tf32 = True
 
 
 def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[Any]:

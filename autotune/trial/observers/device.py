@@ -3,6 +3,7 @@
 It is read between blocks only. Without an NVIDIA device, or without nvidia-ml-py, nothing is observed.
 """
 
+import contextlib
 import importlib
 import os
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ _NAN = float("nan")
 _THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
 """Hardware slow-down, software and hardware thermal slow-down, power brake. Not the power cap: devices
 run at that all the time."""
+_UNREADABLE = (Exception,)
+"""A trial does not fail for want of telemetry, and not all that pynvml raises is an NVMLError: a library
+of another version than the driver, or one that lacks a function, is something else."""
 
 
 class DeviceState(NamedTuple):
@@ -50,46 +54,38 @@ class DeviceWatch:
         self._energy = _NAN
         self._nvml: Any = None
         self._handle: Any = None
-        self._unreadable: Any = ()
         if device.type == "cuda":
             self._open(device)
 
     def _open(self, device: torch.device) -> None:
-        try:
+        with contextlib.suppress(*_UNREADABLE):
             self._nvml = importlib.import_module("pynvml")
-        except ImportError:
-            return
-        self._unreadable = self._nvml.NVMLError
-        try:
             self._nvml.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._energy = self._joules()
-        except self._unreadable:
-            self._handle = None
 
     def state(self) -> DeviceState:
         """Energy since this was last asked; clock, power and throttling as they are now."""
         if self._handle is None:
             return DeviceState()
-        nvml, handle = self._nvml, self._handle
         before, self._energy = self._energy, self._joules()
-        reasons = self._read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        reasons = self._read("nvmlDeviceGetCurrentClocksThrottleReasons")
         return DeviceState(
-            clock_mhz=self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            clock_mhz=self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             throttled=float(bool(int(reasons) & _THROTTLED)) if reasons == reasons else _NAN,
-            power_watts=self._read(nvml.nvmlDeviceGetPowerUsage, handle) / 1e3,
+            power_watts=self._read("nvmlDeviceGetPowerUsage") / 1e3,
             energy_joules=self._energy - before,
             foreign_processes=self._foreign(),
         )
 
     def _joules(self) -> float:
-        return self._read(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle) / 1e3
+        return self._read("nvmlDeviceGetTotalEnergyConsumption") / 1e3
 
     def _foreign(self) -> float:
         try:
             found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except self._unreadable:
+        except _UNREADABLE:
             return _NAN
         pids = {process.pid for process in found}
         if os.getpid() not in pids:
@@ -97,8 +93,8 @@ class DeviceWatch:
         ours = {os.getppid(), *processes.descendants(os.getppid())}
         return float(len(pids - ours))
 
-    def _read(self, question: Any, *arguments: Any) -> float:
+    def _read(self, question: str, *arguments: Any) -> float:
         try:
-            return float(question(*arguments))
-        except self._unreadable:
+            return float(getattr(self._nvml, question)(self._handle, *arguments))
+        except _UNREADABLE:
             return _NAN  # not every device answers every question

@@ -98,7 +98,7 @@ def _build(
     built = workload.build(request.factory, request.args)
     seconds = time.perf_counter() - started
     if context.local_rank == 0:
-        own = {*_environment(request, placement, context), *process.VARIABLES}
+        own = {*environment(request, placement, context), *process.VARIABLES}
         preload = brought.preload(request, own)
         connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
     return built
@@ -112,7 +112,7 @@ def _devices(request: TrialRequest, local_rank: int) -> tuple[torch.device, ...]
 
 
 def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
-    os.environ.update(_environment(request, placement, context))
+    os.environ.update(environment(request, placement, context))
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
     process.limit_threads(_threads(request))
@@ -132,9 +132,10 @@ def _threads(request: TrialRequest) -> int:
     return process.threads(request.knobs, request.cpus_per_rank, request.replicas)
 
 
-def _environment(
+def environment(
     request: TrialRequest, placement: Placement, context: RankContext
 ) -> dict[str, str]:
+    """What a rank finds in its environment besides what its agent has."""
     return {
         "RANK": str(context.rank),
         "LOCAL_RANK": str(context.local_rank),
@@ -142,7 +143,7 @@ def _environment(
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
         "OMP_NUM_THREADS": str(_threads(request)),
         "GLOO_SOCKET_IFNAME": placement.interface,
-        "NCCL_SOCKET_IFNAME": placement.interface,
+        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
         **process.environment(request.knobs),
         **request.env,
     }

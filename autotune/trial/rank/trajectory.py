@@ -6,11 +6,12 @@ exchanged behind a loss that falls all the same.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from autotune.trial.effects.compression import averaged_gradients
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
@@ -36,9 +37,7 @@ def run_trajectory(
 ) -> None:
     """Take `request.trajectory` optimizer steps; on rank 0 report each as a block of one step."""
     norms: list[float] = []
-    loop.optimizer.register_step_pre_hook(
-        lambda optimizer, *_: norms.append(_norm(averaged_gradients(optimizer)))
-    )
+    loop.optimizer.register_step_pre_hook(lambda optimizer, *_: norms.append(_norm(optimizer)))
     for index in range(request.trajectory):
         norms.clear()
         loop.begin_block()
@@ -75,9 +74,15 @@ def _spread(ranks: Sequence[_RankStep]) -> float:
     return (max(totals) - min(totals)) / max(*(rank.size for rank in ranks), 1e-30)
 
 
-def _norm(gradients: Iterable[Tensor]) -> float:
+def _norm(optimizer: Optimizer) -> float:
+    """Of the gradient that the update is about to see; NaN where it is going to be skipped."""
+    # fp16: a fused update takes the scale off by itself, and skips itself where gradients overflow.
+    scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    if overflow is not None and float(overflow):
+        return math.nan
+    gradients = averaged_gradients(optimizer)
     squares = [_whole(g.detach()).double().square().sum() for g in gradients]
-    return math.sqrt(float(sum(squares)))
+    return math.sqrt(float(sum(squares))) / (1.0 if scale is None else float(scale))
 
 
 def _whole(tensor: Tensor) -> Tensor:

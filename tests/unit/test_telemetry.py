@@ -1,0 +1,81 @@
+"""A trial never fails for want of telemetry. pynvml is a stand-in that raises what the real one may."""
+
+import math
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from autotune.trial.observers.device import DeviceState, DeviceWatch
+
+
+class NVMLError(Exception):
+    """As pynvml's own."""
+
+
+class NVMLLibraryMismatchError(Exception):
+    """pynvml raises it where library and driver differ: no NVMLError."""
+
+
+QUESTIONS = {
+    "nvmlDeviceGetTotalEnergyConsumption": lambda _: 5000,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0,
+    "nvmlDeviceGetClockInfo": lambda *_: 1410,
+    "nvmlDeviceGetPowerUsage": lambda _: 300_000,
+    "nvmlDeviceGetComputeRunningProcesses": lambda _: [],
+}
+
+
+def library(**changes: Callable[..., object]) -> types.SimpleNamespace:
+    answers = {"nvmlInit": lambda: None, "nvmlDeviceGetHandleByUUID": str, **QUESTIONS, **changes}
+    return types.SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, **answers)
+
+
+def state(monkeypatch: pytest.MonkeyPatch, pynvml: object) -> DeviceState:
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="1234")
+    )
+    return DeviceWatch(torch.device("cuda", 0)).state()
+
+
+def raising(error: type[Exception]) -> Callable[..., object]:
+    def ask(*_: object) -> object:
+        raise error("library 550.54, driver 535.161")
+
+    return ask
+
+
+def test_what_the_library_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = state(monkeypatch, library())
+    assert seen[:4] == (1410, 0, 300, 0)
+    assert math.isnan(seen.foreign_processes), "this process does not use the device"
+
+
+@pytest.mark.parametrize("error", [NVMLError, NVMLLibraryMismatchError, OSError, AttributeError])
+@pytest.mark.parametrize("where", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
+def test_a_library_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], where: str
+) -> None:
+    assert all(map(math.isnan, state(monkeypatch, library(**{where: raising(error)}))))
+
+
+@pytest.mark.parametrize("error", [NVMLError, NVMLLibraryMismatchError, OSError, AttributeError])
+@pytest.mark.parametrize("where", QUESTIONS)
+def test_a_question_that_is_not_answered(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], where: str
+) -> None:
+    seen = state(monkeypatch, library(**{where: raising(error)}))
+    assert sum(map(math.isnan, seen)) == (1 if "Processes" in where else 2)
+
+
+def test_a_library_that_lacks_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = library()
+    del old.nvmlDeviceGetCurrentClocksThrottleReasons
+    assert state(monkeypatch, old).power_watts == 300
+
+
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(map(math.isnan, state(monkeypatch, None)))

@@ -11,7 +11,7 @@ from autotune.errors import BadInput, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
 from storage.models import LeaseRow, MessageRow, StudyRow
-from storage.records import Lease, StoredStudy, StudyState
+from storage.records import Lease, MessageKind, StoredStudy, StudyState
 from storage.transactions import Transactions
 
 
@@ -154,7 +154,10 @@ class Studies:
             row = session.get_one(StudyRow, study_id, with_for_update=True)
             row.search_ended = reason
             now = self._transactions.now(session)
-            session.add_all(MessageRow(study_id=study_id, at=now, text=text) for text in messages)
+            said = MessageKind.SAID
+            session.add_all(
+                MessageRow(study_id=study_id, at=now, text=text, kind=said) for text in messages
+            )
 
     def finish(
         self,

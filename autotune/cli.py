@@ -163,8 +163,8 @@ def status(
     from autotune.report.overview import describe, status_of
 
     url, name = _locate(study, storage)
-    found = status_of(_open(url, existing=True), name)
-    print(json.dumps(found, indent=2) if as_json else describe(found))
+    standing = status_of(_open(url, existing=True), name)
+    print(json.dumps(standing, indent=2) if as_json else describe(standing))
 
 
 @app.command("list")
@@ -188,8 +188,8 @@ def logs(
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    found = study_log(repository, name) if trial is None else trial_log(repository, name, trial)
-    for line in found:
+    lines = study_log(repository, name) if trial is None else trial_log(repository, name, trial)
+    for line in lines:
         print(line)
 
 
@@ -212,7 +212,7 @@ def export(
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    found = repository.studies.named(name)
+    stored = repository.studies.named(name)
     if trials:
         frame = attempts_frame(repository, name)
         if str(trials) == "-":
@@ -224,13 +224,13 @@ def export(
             raise BadInput(f"{trials} cannot be written: {error}") from None
         print(trials)
         return
-    content = repository.recommendations.newest_of(found.id)
+    content = repository.recommendations.newest_of(stored.id)
     if content is None:
-        why = f"it is {found.state}; let it run to its verdict"
-        if found.verdict:
-            why = Verdict.from_dict(found.verdict).sentence
+        why = f"it is {stored.state}; let it run to its verdict"
+        if stored.verdict:
+            why = Verdict.from_dict(stored.verdict).sentence
         raise BadInput(f"{name} recommends nothing: {why}")
-    target = output or _export_path(found)
+    target = output or _export_path(stored)
     try:
         write(target, of_today(content))
     except OSError as error:
@@ -255,15 +255,15 @@ def report(
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    found = repository.studies.named(name)
+    stored = repository.studies.named(name)
     if recompute:
         verdict = recomputed_verdict(repository, name)
-    elif found.verdict is None:
-        raise BadInput(f"{name} has no verdict yet ({found.state}); autotune status {name}")
+    elif stored.verdict is None:
+        raise BadInput(f"{name} has no verdict yet ({stored.state}); autotune status {name}")
     else:
-        verdict = Verdict.from_dict(found.verdict)
+        verdict = Verdict.from_dict(stored.verdict)
     if as_json:
-        attempts = Attempts(repository.attempts.of(found.id), {})
+        attempts = Attempts(repository.attempts.of(stored.id), {})
         ran = paper.how_it_ran(repository, attempts, verdict.trial)
         shown = {**verdict.as_dict(), "running": ran and dataclasses.asdict(ran)}
         print(json.dumps(shown, indent=2))
@@ -327,11 +327,11 @@ def diagnose(
     from autotune.standalone.diagnosis import diagnose as examine
 
     spec = load(study)
-    found = examine(spec, StudyPaths(Path.cwd(), spec.name).diagnosis, Path.cwd())
+    diagnosis = examine(spec, StudyPaths(Path.cwd(), spec.name).diagnosis, Path.cwd())
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), indent=2, default=str))
+        print(json.dumps(dataclasses.asdict(diagnosis), indent=2, default=str))
     else:
-        print("\n".join(described(found)))
+        print("\n".join(described(diagnosis)))
 
 
 @app.command()

@@ -108,8 +108,8 @@ def _address(name: str) -> str:
 
 
 def _peer(connected: socket.socket) -> int:
-    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(found)[0])
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])
 
 
 def _has_hung_up(asker: socket.socket) -> bool:

@@ -217,9 +217,9 @@ class _Agents:
         self._inbox.put((index, None))
 
     def _hellos(self) -> list[Hello]:
-        found: dict[int, Hello] = {}
+        ready: dict[int, Hello] = {}
         give_up = time.monotonic() + START_SECONDS
-        while len(found) < len(self.links):
+        while len(ready) < len(self.links):
             try:
                 index, message = self.receive(timeout=max(0.0, give_up - time.monotonic()))
             except queue.Empty:
@@ -229,8 +229,8 @@ class _Agents:
                     f"the agent of node {index} died while it started; its messages are in "
                     "agent.log in the study's log folder (`autotune logs`)"
                 )
-            found[index] = message
-        return [found[index] for index in sorted(found)]
+            ready[index] = message
+        return [ready[index] for index in sorted(ready)]
 
 
 class _Run:

@@ -58,8 +58,8 @@ def _less(winner: Knobs, baseline: Knobs, name: str) -> dict[str, Any]:
 
 def contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> list[Contribution]:
     """The largest gain first."""
-    found = list(_contributions(attempts, winner, baseline))
-    return sorted(found, key=lambda contribution: -contribution.gain.value)
+    gains = list(_contributions(attempts, winner, baseline))
+    return sorted(gains, key=lambda contribution: -contribution.gain.value)
 
 
 def _contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> Iterator[Contribution]:

@@ -59,10 +59,10 @@ def findings(
         rising: throughput with twice the micro-batch over that of this configuration, if measured.
     """
     made = breakdown(profile["parts"])
-    found = [_part(name, made[name], facts) for name in _TEXTS]
-    found.append(_straggler(made[STRAGGLER], profile["parts"]))
-    found.sort(key=lambda finding: -(finding.share or 0.0))
-    worth = [finding for finding in found if (finding.share or 0.0) >= _WORTH_SAYING]
+    parts = [_part(name, made[name], facts) for name in _TEXTS]
+    parts.append(_straggler(made[STRAGGLER], profile["parts"]))
+    parts.sort(key=lambda finding: -(finding.share or 0.0))
+    worth = [finding for finding in parts if (finding.share or 0.0) >= _WORTH_SAYING]
     return [*worth, *_beside(profile, made, knobs, facts, rising)]
 
 
@@ -107,16 +107,16 @@ def _beside(
     rising: float | None,
 ) -> list[Finding]:
     """What has no share of the step."""
-    found = []
+    findings = []
     if made["idle"] >= _WORTH_SAYING:
         text = f"the device does nothing in {made['idle']:.0%} of the time"
-        found.append(Finding("idle", made["idle"], text))
+        findings.append(Finding("idle", made["idle"], text))
     if rising is not None and rising >= _RISING:
         text = (
             f"twice the micro-batch gives {rising:.2f}x the throughput: the batch is too small for "
             "the devices"
         )
-        found.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
+        findings.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
     peaks = profile["peaks"]
     if max(peaks) > _IMBALANCE * min(peaks) > 0:
         alone = knobs["parallelism"] == "data_parallel"
@@ -128,22 +128,22 @@ def _beside(
         if knobs["loss_placement"] == "outside":
             text += f": compute the loss on every {one}"
         answers = ("loss_placement", "parallelism") if alone else ()
-        found.append(Finding("memory", None, text, answers))
+        findings.append(Finding("memory", None, text, answers))
     for module, move in profile.get("batch_moves", {}).items():
         text = (
             f"{module} permutes {move}: the batch is no longer outermost, which costs copies, and "
             "communication under automatic parallelisation; keep it first and index further in"
         )
-        found.append(Finding("layout", None, text))
+        findings.append(Finding("layout", None, text))
     if facts.device == "cuda" and int(knobs["log_interval"]) < _OFTEN:
         text = f"the loss is read every {knobs['log_interval']} steps; every 10 to 100 is plenty"
-        found.append(Finding("logging", None, text, ("log_interval",)))
-    return found
+        findings.append(Finding("logging", None, text, ("log_interval",)))
+    return findings
 
 
-def listed(found: list[Finding]) -> Iterator[str]:
+def listed(findings: list[Finding]) -> Iterator[str]:
     """Findings as a numbered list, in Markdown."""
-    for number, finding in enumerate(found, 1):
+    for number, finding in enumerate(findings, 1):
         share = f", {finding.share:.0%} of the step" if finding.share is not None else ""
         yield f"{number}. **{finding.name}**{share}: {finding.text}"
         if finding.knobs:

@@ -69,8 +69,8 @@ def next_check(
             return Check(Purpose.REFERENCE, candidate.trial, safe)
         done = attempts.of(Purpose.NUMERICS).of_trial(candidate.trial).recorded()
         if not done and reference.result.state == AttemptState.COMPLETE:
-            found = trajectory(blocks(reference.id))
-            return Check(Purpose.NUMERICS, candidate.trial, checked, found)
+            expected = trajectory(blocks(reference.id))
+            return Check(Purpose.NUMERICS, candidate.trial, checked, expected)
     return None
 
 

@@ -94,8 +94,8 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
-        found: dict[str, Any] = _finite(asdict(self))
-        return found
+        body: dict[str, Any] = _finite(asdict(self))
+        return body
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
@@ -265,8 +265,8 @@ def _schedule_changes(knobs: Mapping[str, Any], today: Mapping[str, Any]) -> str
 
 def _numerics(trial: int, checks: GateRecord) -> Numerics | None:
     if trial in checks.passed:
-        found = checks.passed[trial]
-        return Numerics(found.loss_distance, found.norm_ratio)
+        agreement = checks.passed[trial]
+        return Numerics(agreement.loss_distance, agreement.norm_ratio)
     if trial in checks.unchecked:
         return Numerics(unchecked=checks.unchecked[trial])
     return None

@@ -22,10 +22,10 @@ def breakdown(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """
     waiting = parts[_WAITING]
     slowest = waiting.index(min(waiting))
-    found = {name: shares[slowest] for name, shares in parts.items()}
+    pace = {name: shares[slowest] for name, shares in parts.items()}
     others = [rank for rank in range(len(waiting)) if rank != slowest]
     if not others:
-        return {**found, STRAGGLER: 0.0}
+        return {**pace, STRAGGLER: 0.0}
     excess = {
         name: max(0.0, shares[slowest] - statistics.median(shares[rank] for rank in others))
         for name, shares in parts.items()
@@ -35,5 +35,5 @@ def breakdown(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
     straggling = min(sum(excess.values()), waited)
     for name, more in excess.items():
         if straggling:
-            found[name] -= more * straggling / sum(excess.values())
-    return {**found, STRAGGLER: straggling}
+            pace[name] -= more * straggling / sum(excess.values())
+    return {**pace, STRAGGLER: straggling}

@@ -64,18 +64,18 @@ class Agreement:
     norm_ratio: float
 
 
-def agreement(found: Trajectory, reference: Trajectory) -> Agreement:
+def agreement(run: Trajectory, reference: Trajectory) -> Agreement:
     """Hold a trajectory against the reference with the same seed and data.
 
     Both must have STEPS steps; a run that ended earlier is a failed one and not to be compared.
     """
-    distances = _distances(found.losses, reference.losses)
+    distances = _distances(run.losses, reference.losses)
     furthest = max(range(len(distances)), key=lambda step: distances[step])
-    ratio = _median_norm(found) / _median_norm(reference)
+    ratio = _median_norm(run) / _median_norm(reference)
     problem = ""
-    if found.spread > SPREAD_TOLERANCE:
+    if run.spread > SPREAD_TOLERANCE:
         problem = (
-            f"the ranks' models drift apart (relative difference {found.spread:.1e}): gradients are "
+            f"the ranks' models drift apart (relative difference {run.spread:.1e}): gradients are "
             "not exchanged"
         )
     elif not distances[furthest] <= LOSS_TOLERANCE:

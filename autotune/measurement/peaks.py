@@ -25,6 +25,6 @@ def peak_flops(device: str, precision: str) -> float | None:
     words = device.replace("-", " ").split()
     for name, peaks in _PEAKS.items():
         if all(word in words for word in name.split()):
-            found = peaks.get(precision)
-            return found * _TERA if found else None
+            tera = peaks.get(precision)
+            return tera * _TERA if tera else None
     return None

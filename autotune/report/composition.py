@@ -28,8 +28,8 @@ def composition(
     repository: Repository, attempts: Attempts, trial: int | None
 ) -> dict[str, float] | None:
     """Shares of a step by part, see autotune.measurement.bottleneck; None if it was not profiled."""
-    found = _profile(attempts, trial)
-    blocks = repository.attempts.blocks(found.id) if found else []
+    profile = _profile(attempts, trial)
+    blocks = repository.attempts.blocks(profile.id) if profile else []
     return breakdown(blocks[0].observed["parts"]) if blocks else None
 
 
@@ -73,14 +73,14 @@ def held_back(
 ) -> Iterator[str]:
     """What holds the baseline back, from its profile."""
     own = attempts.of_baseline().first
-    found = _profile(attempts, own.trial if own else None)
-    blocks = repository.attempts.blocks(found.id) if found else []
-    if not found or not blocks:
+    profile = _profile(attempts, own.trial if own else None)
+    blocks = repository.attempts.blocks(profile.id) if profile else []
+    if not profile or not blocks:
         return
     if study.facts is not None:
         facts = _recorded(study.facts)
     else:
-        environment = repository.environments.of_attempt(found.id) or {"devices": []}
+        environment = repository.environments.of_attempt(profile.id) or {"devices": []}
         facts = _guessed(environment, blocks[0].workers)
     known = findings(blocks[0].observed, baseline, facts)
     yield "### What holds the baseline back"
@@ -109,6 +109,6 @@ def _profile(attempts: Attempts, trial: int | None) -> StoredAttempt | None:
 
 
 def _trace(study: StoredStudy, attempts: Attempts, trial: int) -> Path:
-    found = _profile(attempts, trial)
-    assert found is not None
-    return StudyPaths(Path(study.workdir), study.name).attempt(found.name).trace(0)
+    profile = _profile(attempts, trial)
+    assert profile is not None
+    return StudyPaths(Path(study.workdir), study.name).attempt(profile.name).trace(0)

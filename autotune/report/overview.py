@@ -41,32 +41,32 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     }
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(status: dict[str, Any]) -> str:
     """The same for a person."""
-    unit = found["unit"]
-    counted = ", ".join(f"{count} {state}" for state, count in found["trials_by_state"].items())
+    unit = status["unit"]
+    counted = ", ".join(f"{count} {state}" for state, count in status["trials_by_state"].items())
     lines = [
-        f"{found['study']}: {found['state']}",
-        f"  trials    {found['trials']}" + (f" ({counted})" if counted else ""),
-        f"  elapsed   {found['elapsed_seconds']:.0f} s",
-        f"  storage   {found['storage']}",
+        f"{status['study']}: {status['state']}",
+        f"  trials    {status['trials']}" + (f" ({counted})" if counted else ""),
+        f"  elapsed   {status['elapsed_seconds']:.0f} s",
+        f"  storage   {status['storage']}",
     ]
-    if found["daemon"]:
-        lines.append(f"  daemon    pid {found['daemon']['pid']} on {found['daemon']['host']}")
-    elif found["state"] in _UNFINISHED:
-        lines.append(f"  daemon    none; autotune resume {found['study']} starts one")
-    if found["waiting"]:
-        lines.append(f"  waits     {found['waiting']}")
-    if found["best"] and not found["verdict"]:
-        best = f"  best      {quantity(found['best'])} {unit}, trial {found['best_trial']}"
-        if found["speedup_in_search"]:
-            best += f", {found['speedup_in_search']:.2f}x baseline (seen once, not confirmed)"
+    if status["daemon"]:
+        lines.append(f"  daemon    pid {status['daemon']['pid']} on {status['daemon']['host']}")
+    elif status["state"] in _UNFINISHED:
+        lines.append(f"  daemon    none; autotune resume {status['study']} starts one")
+    if status["waiting"]:
+        lines.append(f"  waits     {status['waiting']}")
+    if status["best"] and not status["verdict"]:
+        best = f"  best      {quantity(status['best'])} {unit}, trial {status['best_trial']}"
+        if status["speedup_in_search"]:
+            best += f", {status['speedup_in_search']:.2f}x baseline (seen once, not confirmed)"
         lines.append(best)
-    if found["verdict"]:
-        again = "" if found["state"] == "DONE" else "(before it went on) "
-        lines.append(f"  verdict   {again}{found['verdict']['sentence']}")
-    if found["error"]:
-        lines.append(f"  error     {found['error']}")
+    if status["verdict"]:
+        again = "" if status["state"] == "DONE" else "(before it went on) "
+        lines.append(f"  verdict   {again}{status['verdict']['sentence']}")
+    if status["error"]:
+        lines.append(f"  error     {status['error']}")
     return "\n".join(lines)
 
 

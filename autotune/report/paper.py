@@ -36,14 +36,14 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
 
 def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
     """What each knob of the winner brings."""
-    found = contributions(attempts, verdict.knobs or {}, spec.full_baseline())
-    if not found:
+    gains = contributions(attempts, verdict.knobs or {}, spec.full_baseline())
+    if not gains:
         return
     yield "### What each knob brings"
     yield ""
     yield "| knob | baseline | winner | gain (95 % interval) |"
     yield "|---|---|---|---|"
-    for one in found:
+    for one in gains:
         bounds = f"{one.gain.low:.2f} to {one.gain.high:.2f}" if one.rounds > 1 else "once"
         yield (
             f"| {_tied(one)} | {written(one.before)} | {written(one.after)} | "
@@ -63,13 +63,13 @@ def _tied(one: Contribution) -> str:
 
 def _confirmed(verdict: Verdict) -> dict[int, float]:
     """The recommended trial and the baseline, with their confirmed rates."""
-    found = {}
+    rates = {}
     if verdict.trial is not None and verdict.throughput:
-        found[verdict.trial] = verdict.throughput.value
+        rates[verdict.trial] = verdict.throughput.value
     for finalist in verdict.finalists:
         if finalist.baseline and verdict.baseline:
-            found[finalist.trial] = verdict.baseline.value
-    return found
+            rates[finalist.trial] = verdict.baseline.value
+    return rates
 
 
 def how_it_ran(repository: Repository, attempts: Attempts, trial: int | None) -> Running | None:

@@ -84,8 +84,10 @@ class ProgressLines:
         ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
         baseline = standing(attempts).baseline
         lines = [(message.at, _told(message)) for message in messages]
-        found = {a.trial: a.knobs for a in attempts.of(Purpose.SEARCH)}
-        lines += [(a.ended or 0.0, self._line(a, baseline, found.get(a.trial, {}))) for a in ended]
+        searched = {a.trial: a.knobs for a in attempts.of(Purpose.SEARCH)}
+        lines += [
+            (a.ended or 0.0, self._line(a, baseline, searched.get(a.trial, {}))) for a in ended
+        ]
         self._shown.update(attempt.id for attempt in ended)
         self._last_message = max([self._last_message, *(m.number for m in messages)])
         for _, text in sorted(lines):

@@ -25,10 +25,10 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """All attempts, each with the throughput that its blocks give."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    found = []
+    recomputed = []
     for attempt in repository.attempts.of(study.id):
         if attempt.result.throughput is None:
-            found.append(attempt)
+            recomputed.append(attempt)
             continue
         blocks = repository.attempts.blocks(attempt.id)
         again = estimate_of(blocks, tokens=spec.objective.metric == "tokens_per_second")
@@ -39,8 +39,8 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             block_half_width=own,
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
-        found.append(dataclasses.replace(attempt, result=result))
-    return Attempts(found, spec.full_baseline())
+        recomputed.append(dataclasses.replace(attempt, result=result))
+    return Attempts(recomputed, spec.full_baseline())
 
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:

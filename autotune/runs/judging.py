@@ -44,12 +44,12 @@ class TimedRun:
             return AttemptResult(
                 AttemptState.ERROR, "ended before a block could be timed", **common
             )
-        found = watch.estimate()
-        half_width = found.half_width if math.isfinite(found.half_width) else 1.0
+        timed = watch.estimate()
+        half_width = timed.half_width if math.isfinite(timed.half_width) else 1.0
         return AttemptResult(
             state=AttemptState.PRUNED if watch.lost else AttemptState.COMPLETE,
             cause="cannot catch up with the best" if watch.lost else "",
-            throughput=found.rate,
+            throughput=timed.rate,
             half_width=total_half_width(half_width, self._sigma_run),
             block_half_width=half_width,
             sigma_run=self._sigma_run,
@@ -85,14 +85,14 @@ class TrajectoryRun(_WholeRun):
         if len(self.seen) < STEPS:
             cause = f"ended after {len(self.seen)} of {STEPS} steps"
             return AttemptResult(AttemptState.ERROR, cause, **_common(report))
-        found = trajectory([seen.block for seen in self.seen])
+        run = trajectory([seen.block for seen in self.seen])
         if self._reference is None:
-            if not all(map(math.isfinite, found.losses)):
+            if not all(map(math.isfinite, run.losses)):
                 return AttemptResult(
                     AttemptState.ERROR, "its loss is not finite", **_common(report)
                 )
             return AttemptResult(AttemptState.COMPLETE, **_common(report))
-        problem = agreement(found, self._reference).problem
+        problem = agreement(run, self._reference).problem
         state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
         return AttemptResult(state, problem, **_common(report))
 

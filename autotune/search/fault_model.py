@@ -51,12 +51,12 @@ class FaultModel:
         """How likely each cause is; 0: something that worked has it, too."""
         harmless = _together(self._worked, failure) > 0
         further = _together(self._failed, failure) - 1
-        found: Matrix = np.where(harmless, 0.0, self._prior * _SHARED**further)
-        return found
+        weights: Matrix = np.where(harmless, 0.0, self._prior * _SHARED**further)
+        return weights
 
 
 def _together(rows: Rows, failure: NDArray[np.int64]) -> Matrix:
     """(knob, knob): how many rows have both values of the failure."""
     has = (rows == failure).astype(float)
-    found: Matrix = has.T @ has
-    return found
+    pairs: Matrix = has.T @ has
+    return pairs

@@ -28,7 +28,7 @@ class Grid:
     """A search space as finitely many values per parameter, and distances between them."""
 
     def __init__(self, search_space: Mapping[str, BaseDistribution]) -> None:
-        self._values = {name: _values(found) for name, found in sorted(search_space.items())}
+        self._values = {name: _values(domain) for name, domain in sorted(search_space.items())}
         self.names = list(self._values)
         # Numbers are ordered: their distance is how far they lie apart on a logarithmic scale.
         self._places = {name: _places(values) for name, values in self._values.items()}
@@ -92,8 +92,8 @@ class Grid:
     def numbers(self, rows: Rows, name: str) -> Vector:
         """The values of a parameter of numbers in these rows."""
         values = np.array(self._values[name], dtype=float)
-        found: Vector = values[rows[:, self.names.index(name)]]
-        return found
+        numbers: Vector = values[rows[:, self.names.index(name)]]
+        return numbers
 
     def extremes(self, name: str) -> tuple[float, float]:
         """The smallest and the largest value of a parameter of numbers."""
@@ -112,8 +112,8 @@ class Grid:
         if math.prod(sizes) > _MOST_NUMBERED:
             everything = np.arange(len(rows))
             return everything, everything
-        found = rows[:, axes] @ np.cumprod([1, *sizes[:-1]])[: len(axes)]
-        _, first, back = np.unique(found, return_index=True, return_inverse=True)
+        keys = rows[:, axes] @ np.cumprod([1, *sizes[:-1]])[: len(axes)]
+        _, first, back = np.unique(keys, return_index=True, return_inverse=True)
         return first, back
 
     def indicators(self, rows: Rows, names: Collection[str]) -> Matrix:
@@ -134,8 +134,8 @@ class Grid:
             if name in names
         ]
         there = np.concatenate([np.zeros((0, len(others))), *from_values])
-        found: Matrix = self.indicators(rows, names) @ there
-        return found
+        distances: Matrix = self.indicators(rows, names) @ there
+        return distances
 
     def _index(self, name: str, value: Any) -> int:
         known = self._known[name].get((type(value), value))
@@ -151,15 +151,15 @@ def _values(distribution: BaseDistribution) -> list[Any]:
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     low, high, step = distribution.low, distribution.high, distribution.step
     if step and (high - low) / step < _MOST_VALUES:
-        found = low + step * np.arange(round((high - low) / step) + 1)
+        numbers = low + step * np.arange(round((high - low) / step) + 1)
     elif low > 0:
-        found = np.geomspace(low, high, _MOST_VALUES)
+        numbers = np.geomspace(low, high, _MOST_VALUES)
     else:
-        found = np.linspace(low, high, _MOST_VALUES)
+        numbers = np.linspace(low, high, _MOST_VALUES)
     if isinstance(distribution, IntDistribution):
         step = distribution.step
-        return sorted({int(low + step * round((value - low) / step)) for value in found})
-    return [float(value) for value in found]
+        return sorted({int(low + step * round((value - low) / step)) for value in numbers})
+    return [float(value) for value in numbers]
 
 
 def _places(values: Sequence[Any]) -> Vector | None:
@@ -176,11 +176,11 @@ def _places(values: Sequence[Any]) -> Vector | None:
 def _distances(values: Sequence[Any], places: Vector | None) -> Matrix:
     if places is None:
         return 1.0 - np.eye(len(values))
-    found: Matrix = 2 * np.abs(places[:, None] - places[None, :])
-    return found
+    steps: Matrix = 2 * np.abs(places[:, None] - places[None, :])
+    return steps
 
 
 def _changed(row: NDArray[np.int64], axis: int, index: int) -> NDArray[np.int64]:
-    found = row.copy()
-    found[axis] = index
-    return found
+    changed = row.copy()
+    changed[axis] = index
+    return changed

@@ -92,23 +92,23 @@ class MemoryModel:
         if self._walkers is None:
             return self._untouched(rows)
         largest = _largest(self._walkers, self._grid.indicators(rows, self._names))
-        found: Vector = special.expit((self._octaves(rows) - largest) / _BLUR).mean(axis=0)
-        return np.where(self._at_least(rows, self._failed), 1.0, found)
+        risk: Vector = special.expit((self._octaves(rows) - largest) / _BLUR).mean(axis=0)
+        return np.where(self._at_least(rows, self._failed), 1.0, risk)
 
     def _at_least(self, rows: Rows, failed: Rows) -> NDArray[np.bool_]:
         """Whether a row has at least the micro-batch of one that failed, and all else the same."""
         same = (rows[:, None, self._axes] == failed[None, :, self._axes]).all(axis=2)
         larger = self._octaves(rows)[:, None] >= self._octaves(failed)[None, :]
-        found: NDArray[np.bool_] = (same & larger).any(axis=1)
-        return found
+        covered: NDArray[np.bool_] = (same & larger).any(axis=1)
+        return covered
 
     def _untouched(self, rows: Rows) -> Vector:
         """While nothing has failed: the farther beyond what has fitted, the likelier."""
         known = self._fits_to
         largest = float(known.max()) if len(known) else float(self._octaves(self._all()).min())
         beyond = np.maximum(0.0, self._octaves(rows) - largest)
-        found: Vector = 1 - (1 - _PER_OCTAVE) ** beyond
-        return found
+        chance: Vector = 1 - (1 - _PER_OCTAVE) ** beyond
+        return chance
 
     def _learn_from_peaks(self, shares: Vector) -> None:
         sizes = 2**self._fits_to
@@ -159,21 +159,21 @@ class MemoryModel:
             moved = walkers + random.normal(0, step, walkers.shape) * (
                 random.random(walkers.shape) < max(0.3, 2 / width)
             )
-            found = self._likelihood(moved, low, high)
-            taken = np.log(random.random(_WALKERS)) < found - likelihood
-            walkers[taken], likelihood[taken] = moved[taken], found[taken]
+            proposed = self._likelihood(moved, low, high)
+            taken = np.log(random.random(_WALKERS)) < proposed - likelihood
+            walkers[taken], likelihood[taken] = moved[taken], proposed[taken]
         return walkers
 
     def _likelihood(self, walkers: Matrix, low: float, high: float) -> Vector:
         base = walkers[:, 0]
         prior = -(walkers[:, 1:] ** 2).sum(axis=1) / (2 * _SHIFT**2)
         prior = np.where((base < low) | (base > high), -np.inf, prior)
-        found: Vector = prior + self._told.evidence(walkers)
-        return found
+        posterior: Vector = prior + self._told.evidence(walkers)
+        return posterior
 
     def _octaves(self, rows: Rows) -> Vector:
-        found: Vector = np.log2(self._grid.numbers(rows, MICRO_BATCH))
-        return found
+        octaves: Vector = np.log2(self._grid.numbers(rows, MICRO_BATCH))
+        return octaves
 
     def _all(self) -> Rows:
         """One row per micro-batch."""
@@ -200,17 +200,17 @@ class _Told:
         """Logarithm of each walker's likelihood."""
         beyond = (self.octaves - _largest(walkers, self.indicators)) / _BLUR
         against = np.clip(self.sides * beyond, -_SUREST, _SUREST)
-        found: Vector = -np.log1p(np.exp(against)).sum(axis=1)
-        return found
+        evidence: Vector = -np.log1p(np.exp(against)).sum(axis=1)
+        return evidence
 
 
 def _largest(walkers: Matrix, indicators: Matrix) -> Matrix:
     """(walkers, rows): octaves of the largest micro-batch that fits."""
-    found: Matrix = walkers[:, :1] + walkers[:, 1:] @ indicators.T
-    return found
+    largest: Matrix = walkers[:, :1] + walkers[:, 1:] @ indicators.T
+    return largest
 
 
-def rows_of(grid: Grid, found: Sequence[dict[str, object]]) -> Rows:
+def rows_of(grid: Grid, configurations: Sequence[dict[str, object]]) -> Rows:
     """Configurations as rows of the grid."""
-    rows = [grid.encode(params) for params in found]
+    rows = [grid.encode(params) for params in configurations]
     return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))

@@ -73,25 +73,25 @@ class Observations:
         Args:
             rate: their values are rates; else times per sample.
         """
-        found = [
+        timed = [
             (1 / value if rate else value, t)
             for t in trials
             if grid.covers(t.params) and (value := measured(t)) is not None
         ]
-        if len(found) > _MOST_OBSERVATIONS:
+        if len(timed) > _MOST_OBSERVATIONS:
             half = _MOST_OBSERVATIONS // 2
-            older, newer = found[:-half], found[-half:]
-            found = sorted(older, key=lambda one: one[0])[:half] + newer
+            older, newer = timed[:-half], timed[-half:]
+            timed = sorted(older, key=lambda one: one[0])[:half] + newer
         running = [
             grid.encode(t.params)
             for t in trials
             if t.state == TrialState.RUNNING and grid.covers(t.params)
         ]
         width = len(grid.names)
-        times = np.array([time for time, _ in found])
+        times = np.array([time for time, _ in timed])
         unit = float(times.min()) if len(times) else 1.0
-        relative = np.array([_relative_noise(trial) for _, trial in found])
-        rows = [grid.encode(trial.params) for _, trial in found]
+        relative = np.array([_relative_noise(trial) for _, trial in timed])
+        rows = [grid.encode(trial.params) for _, trial in timed]
         return cls(
             rows=np.array(rows, dtype=np.int64).reshape(-1, width),
             times=times / unit,
@@ -169,8 +169,8 @@ class StepModel:
         """Mean time per sample."""
         shapes = self._shapes(rows)
         cross = self._covariance(self._alike(rows), shapes)
-        found: Vector = self._mean(shapes) + cross @ self._weights
-        return found
+        times: Vector = self._mean(shapes) + cross @ self._weights
+        return times
 
     def predict(self, rows: Rows) -> tuple[Vector, Vector]:
         """Mean and standard deviation of the time per sample."""
@@ -189,13 +189,19 @@ class StepModel:
         mean, spread = self.predict(rows)
         spread = boldness * spread
         score = (self.incumbent - mean) / spread
-        found: Vector = spread * (score * special.ndtr(score) + np.exp(-(score**2) / 2) / _ROOT_2PI)
-        order = np.argsort(-found, kind="stable")
+        improvement: Vector = spread * (
+            score * special.ndtr(score) + np.exp(-(score**2) / 2) / _ROOT_2PI
+        )
+        order = np.argsort(-improvement, kind="stable")
         leading, others = order[:_LEADING], order[_LEADING:]
-        found[leading] = np.minimum(found[leading], self._above_its_floor(rows[leading], boldness))
-        if len(others) and found[others].max() > found[leading].max():
-            found[others] = np.minimum(found[others], self._above_its_floor(rows[others], boldness))
-        return found
+        improvement[leading] = np.minimum(
+            improvement[leading], self._above_its_floor(rows[leading], boldness)
+        )
+        if len(others) and improvement[others].max() > improvement[leading].max():
+            improvement[others] = np.minimum(
+                improvement[others], self._above_its_floor(rows[others], boldness)
+            )
+        return improvement
 
     def _above_its_floor(self, rows: Rows, boldness: float) -> Vector:
         """The same, where no part is below 0: nothing is faster than with the largest micro-batch, most
@@ -253,8 +259,8 @@ class StepModel:
 
     def _mean(self, shapes: Mapping[str, Vector]) -> Vector:
         nothing = np.zeros_like(shapes["compute"])
-        found: Vector = sum((mean * shapes[p] for p, (mean, _) in self._PRIOR.items()), nothing)
-        return found
+        mean_time: Vector = sum((mean * shapes[p] for p, (mean, _) in self._PRIOR.items()), nothing)
+        return mean_time
 
     def _sum(self, alike: "_Alike", shapes: Mapping[str, Vector]) -> tuple[Vector, Vector]:
         """Mean and standard deviation of a sum of parts in these proportions."""
@@ -267,11 +273,11 @@ class StepModel:
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def _covariance(self, alike: "_Alike", shapes: Mapping[str, Vector]) -> Matrix:
-        found: Matrix = self._hyper.residual**2 * alike.all
+        covariance: Matrix = self._hyper.residual**2 * alike.all
         for part, (_, size) in self._PRIOR.items():
             here, there = size * shapes[part], size * self._own_shapes[part]
-            found = found + alike.parts[part] * np.outer(here, there)
-        return found
+            covariance = covariance + alike.parts[part] * np.outer(here, there)
+        return covariance
 
     def _alike(self, rows: Rows, shared: float | None = None) -> "_Alike":
         """The correlations, at first with a given one of sizes."""
@@ -306,8 +312,8 @@ class StepModel:
         if not self._grid.has_numbers(CHECKPOINTING):
             return np.zeros(len(rows))
         every = self._grid.numbers(rows, CHECKPOINTING)
-        found: Vector = np.where(every > 0, 1 / np.maximum(every, 1), 0.0)
-        return found
+        share: Vector = np.where(every > 0, 1 / np.maximum(every, 1), 0.0)
+        return share
 
     def _relative(self, rows: Rows, name: str) -> Vector:
         """A number against the smallest that it can be; 1 where it does not vary."""

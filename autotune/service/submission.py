@@ -172,11 +172,11 @@ def _is_daemon(pid: int) -> bool:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:
-    found: set[str] = set()
+    changed: set[str] = set()
     for name in {*old, *new}:
         before, after = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(after, dict):
-            found |= _differences(before, after, f"{prefix}{name}.")
+            changed |= _differences(before, after, f"{prefix}{name}.")
         elif before != after:
-            found.add(f"{prefix}{name}")
-    return found
+            changed.add(f"{prefix}{name}")
+    return changed

@@ -40,20 +40,20 @@ def of_search_space(space: str | Mapping[str, Sequence[Any]]) -> Problems:
         return {} if space in preset_names() else {("search_space",): _no_space(space)}
     if not space:
         return {("search_space",): "names no knob; give at least one with values to try"}
-    found: Problems = {}
+    problems: Problems = {}
     for name, values in space.items():
         path = ("search_space", name)
         if problem := unknown_knob(name):
-            found[path] = problem
+            problems[path] = problem
         elif not values:
-            found[path] = "has no values; give a list with at least one"
+            problems[path] = "has no values; give a list with at least one"
         else:
-            found.update(_of_values(name, values))
-    return found
+            problems.update(_of_values(name, values))
+    return problems
 
 
 def _of_values(name: str, values: Sequence[Any]) -> Problems:
-    found: Problems = {}
+    problems: Problems = {}
     seen = set()
     for index, value in enumerate(values):
         path = ("search_space", name, index)
@@ -61,23 +61,23 @@ def _of_values(name: str, values: Sequence[Any]) -> Problems:
         problem = None if is_largest else CATALOGUE[name].domain.problem(value)
         if problem:
             also = f", or {LARGEST}" if name == "micro_batch" else ""
-            found[path] = f"{problem}{also}, got {in_yaml(value)}"
+            problems[path] = f"{problem}{also}, got {in_yaml(value)}"
         elif value in seen:
-            found[path] = f"has {in_yaml(value)} twice"
+            problems[path] = f"has {in_yaml(value)} twice"
         seen.add(value)
-    return found
+    return problems
 
 
 def of_baseline(baseline: Mapping[str, Any]) -> Problems:
     """Unknown knobs and values outside a knob's domain."""
-    found: Problems = {}
+    problems: Problems = {}
     for name, value in baseline.items():
         problem = unknown_knob(name)
         if not problem and (wrong := CATALOGUE[name].domain.problem(value)):
             problem = f"{wrong}, got {in_yaml(value)}"
         if problem:
-            found[("baseline", name)] = problem
-    return found
+            problems[("baseline", name)] = problem
+    return problems
 
 
 def of_global_batch(
@@ -112,12 +112,12 @@ def of_fields(error: ValidationError, data: Any, model: type[BaseModel]) -> Prob
     Args:
         error: of validating `data` against `model`.
     """
-    found: Problems = {}
+    problems: Problems = {}
     for detail in error.errors(include_url=False, include_context=False):
         path = _own_path(detail["loc"], data)
-        found[path] = _explain(detail, path, model)
-    outer = {path[:length] for path in found for length in range(len(path))}
-    return {path: text for path, text in found.items() if path not in outer}
+        problems[path] = _explain(detail, path, model)
+    outer = {path[:length] for path in problems for length in range(len(path))}
+    return {path: text for path, text in problems.items() if path not in outer}
 
 
 def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:

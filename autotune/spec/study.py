@@ -284,17 +284,17 @@ def load(path: Path) -> StudySpec:
     return check(document.read(path))
 
 
-def check(found: document.Document) -> StudySpec:
+def check(written: document.Document) -> StudySpec:
     """The study in a document.
 
     Raises:
         SpecError: with one line per mistake.
     """
-    if not isinstance(found.data, dict):
+    if not isinstance(written.data, dict):
         raise SpecError(
-            [f"{found.where(())}: a study file is a mapping with at least `name` and `workload`"]
+            [f"{written.where(())}: a study file is a mapping with at least `name` and `workload`"]
         )
-    data = dict(found.data)
+    data = dict(written.data)
     if isinstance(data.get("workload"), str):
         data["workload"] = {"name": data["workload"]}
     if isinstance(space := data.get("search_space"), dict):
@@ -308,9 +308,9 @@ def check(found: document.Document) -> StudySpec:
     except ValidationError as error:
         problems = mistakes.of_fields(error, data, StudySpec)
         problems |= _beside(problems, data)
-    in_order = sorted(problems.items(), key=lambda item: found.line(item[0]))
+    in_order = sorted(problems.items(), key=lambda item: written.line(item[0]))
     raise SpecError(
-        [f"{found.where(path)}: {mistakes.dotted(path)}: {text}" for path, text in in_order]
+        [f"{written.where(path)}: {mistakes.dotted(path)}: {text}" for path, text in in_order]
     )
 
 

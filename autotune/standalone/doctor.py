@@ -54,8 +54,8 @@ def _system() -> Check:
 
 
 def _packages() -> Check:
-    found = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
-    return Check("packages", "ok", ", ".join(found))
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
+    return Check("packages", "ok", ", ".join(versions))
 
 
 def _shared_memory() -> Check:

@@ -101,13 +101,13 @@ class Job:
 
     def known_sigma(self) -> float | None:
         """Run-to-run noise that an earlier study has found here."""
-        found = self.repository.noise.of_others(
+        known = self.repository.noise.of_others(
             self.study.id,
             self.environment_id,
             workload=self.workload,
             world_size=self.plan.launcher.workers,
         )
-        return found.sigma_run if found else None
+        return known.sigma_run if known else None
 
     def record_noise(self, noise: StoredNoise) -> None:
         """Keep what this study has found of run-to-run noise."""

@@ -86,11 +86,11 @@ class LargestBatch:
         self._check_limit()
         # Why a baseline cannot run at all, the search says.
         can_run = not infeasible(plan.baseline, plan.facts)
-        found = self._found() if can_run else None
+        largest = self._found() if can_run else None
         values = spec.values()
         numbers = [value for value in values["micro_batch"] if value != LARGEST]
-        if found is not None and found not in numbers:
-            numbers.append(found)
+        if largest is not None and largest not in numbers:
+            numbers.append(largest)
         space = {**values, "micro_batch": numbers or [self._first]}
         return spec.model_copy(update={"search_space": space})
 
@@ -113,10 +113,10 @@ class LargestBatch:
                 attempts = self._job.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
-        found = bracket.with_headroom(self._first) if bracket.fits else None
+        largest = bracket.with_headroom(self._first) if bracket.fits else None
         if len(runs) > len(_runs(known)):
-            self._job.say(_told(bracket, runs, found))
-        return found
+            self._job.say(_told(bracket, runs, largest))
+        return largest
 
     def _next(self, attempts: Attempts) -> int | None:
         runs = _runs(attempts)
@@ -156,9 +156,9 @@ def _bracket(runs: Sequence[StoredAttempt]) -> Bracket:
     return Bracket.of([(_size(run), run.result.state == AttemptState.COMPLETE) for run in runs])
 
 
-def _told(bracket: Bracket, runs: Sequence[StoredAttempt], found: int | None) -> str:
+def _told(bracket: Bracket, runs: Sequence[StoredAttempt], taken: int | None) -> str:
     """What came of it, for the user."""
-    if found is None:
+    if taken is None:
         return f"micro_batch: max is not known, the baseline fails: {runs[-1].result.cause}."
     text = f"micro_batch: {bracket.fits} fits"
     for beyond in (run for run in runs if _size(run) == bracket.fails):
@@ -166,7 +166,7 @@ def _told(bracket: Bracket, runs: Sequence[StoredAttempt], found: int | None) ->
         text += f", {bracket.fails} does not ({beyond.result.state}{why})"
     if bracket.fails is None:
         text += ", more was not tried"
-    return f"{text}; max is taken to be {found}."
+    return f"{text}; max is taken to be {taken}."
 
 
 def _size(attempt: StoredAttempt) -> int:

@@ -21,9 +21,11 @@ class Opening:
         """Enqueue what is to be tried before the sampler is asked; returns what is new of it."""
         if self._job.attempts().of(Purpose.SEARCH):
             return []
-        found = self._look(bench)
+        findings = self._look(bench)
         # Nothing is built upon a baseline that does not run.
-        suggestions = [] if found is None else experts(self._space, self._plan.baseline, found)
+        suggestions = (
+            [] if findings is None else experts(self._space, self._plan.baseline, findings)
+        )
         if known := self._remembered():
             suggestions.insert(0, known)
         trials = self._plan.spec.budget.trials

@@ -37,12 +37,12 @@ class Place:
     """Names of the CUDA devices; the model of the processor where there are none."""
 
     @classmethod
-    def of(cls, found: Recommended) -> "Place":
+    def of(cls, recommended: Recommended) -> "Place":
         """Where that was recommended."""
-        environment = found.body["provenance"]["environment"]
-        named = found.spec["workload"]
+        environment = recommended.body["provenance"]["environment"]
+        named = recommended.spec["workload"]
         workload = {"name": named["name"], "args": named.get("args", {})}
-        return cls(workload, found.body["world_size"], devices(environment))
+        return cls(workload, recommended.body["world_size"], devices(environment))
 
 
 def devices(environment: Mapping[str, Any]) -> tuple[str, ...]:
@@ -59,23 +59,23 @@ def remembered(
 ) -> Suggestion | None:
     """What the newest study of the same workload on the same kind of machine has recommended, as far as
     it is in this space. Only the configuration: it is measured anew."""
-    for found in earlier:
-        if Place.of(found) != place:
+    for recommended in earlier:
+        if Place.of(recommended) != place:
             continue
-        wanted = {**baseline, **found.body["knobs"]}
+        wanted = {**baseline, **recommended.body["knobs"]}
         near = {name: space.nearest(name, wanted[name]) for name in space.distributions()}
         params = {name: baseline[name] if v is None else v for name, v in near.items()}
         changed = any(value != baseline[name] for name, value in params.items())
         if changed and not space.problems(params):
-            return Suggestion(params, f"study {found.study} recommended it here before")
+            return Suggestion(params, f"study {recommended.study} recommended it here before")
     return None
 
 
 def experts(
-    space: Space, baseline: Mapping[str, KnobValue], found: Sequence[Finding]
+    space: Space, baseline: Mapping[str, KnobValue], findings: Sequence[Finding]
 ) -> list[Suggestion]:
     """At most two: an answer to what holds the baseline back most, and all that experience favours."""
-    answers = [finding for finding in found if set(finding.knobs) & set(space.distributions())]
+    answers = [finding for finding in findings if set(finding.knobs) & set(space.distributions())]
     suggestions = []
     if answers:
         first = answers[0]

@@ -184,9 +184,9 @@ class Tuner:
         bench.start(trial.number, knobs, incumbent_low=_incumbent_low(attempts) if racing else 0.0)
 
     def _learn_noise(self, bench: Bench) -> None:
-        found = self._calibration.noise(self._job.attempts())
-        bench.sigma_run = found.sigma_run
-        self._job.record_noise(StoredNoise(**vars(found)))
+        noise = self._calibration.noise(self._job.attempts())
+        bench.sigma_run = noise.sigma_run
+        self._job.record_noise(StoredNoise(**vars(noise)))
 
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
         number = finished.attempt.trial

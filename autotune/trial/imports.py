@@ -178,8 +178,8 @@ def _lies_in(module: Any, folders: Iterable[Path]) -> bool:
 
 
 def _is_found_in(name: str, folders: Sequence[str]) -> bool:
-    found = PathFinder.find_spec(name, list(folders))
-    return found is not None and found.loader is not None  # a folder of data is no package
+    spec = PathFinder.find_spec(name, list(folders))
+    return spec is not None and spec.loader is not None  # a folder of data is no package
 
 
 def _root(name: str) -> str:

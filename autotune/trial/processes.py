@@ -27,13 +27,13 @@ def descendants(root: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, parent, _ in _process_table():
         children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    below: set[int] = set()
     pending = [root]
     while pending:
         for child in children.get(pending.pop(), []):
-            found.add(child)
+            below.add(child)
             pending.append(child)
-    return found
+    return below
 
 
 def kill_descendants(spare: set[int], timeout: float = 30.0) -> None:
@@ -67,11 +67,11 @@ def kill_marked(agent_id: str) -> list[int]:
     killed: list[int] = []
     quiet = 0
     while quiet < 2:  # one look may miss a child whose parent forks and dies while it is looked at
-        found = [pid for pid, _, letter in _process_table() if _living_with(mark, pid, letter)]
-        for pid in found:
+        marked = [pid for pid, _, letter in _process_table() if _living_with(mark, pid, letter)]
+        for pid in marked:
             kill(pid)
-        killed += [pid for pid in found if pid not in killed]
-        quiet = 0 if found else quiet + 1
+        killed += [pid for pid in marked if pid not in killed]
+        quiet = 0 if marked else quiet + 1
         time.sleep(_POLL_SECONDS)
     return killed
 
@@ -96,7 +96,7 @@ def kill(pid: int) -> None:
 
 def state(pid: int) -> str:
     """The kernel's letter for what the process does (R, S, D, T, Z), or '?' if it is gone."""
-    return next((letter for found, _, letter in _process_table([pid]) if found == pid), "?")
+    return next((letter for number, _, letter in _process_table([pid]) if number == pid), "?")
 
 
 def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:

@@ -32,8 +32,8 @@ def linear_cross_entropy(
         )
     slices, start = [], 0
     for part in weight.chunk(chunks):
-        found = checkpoint(_slice, hidden, part, targets - start, use_reentrant=False)
-        slices.append(found)
+        loss = checkpoint(_slice, hidden, part, targets - start, use_reentrant=False)
+        slices.append(loss)
         start += len(part)
     partitions, picked, sums = (torch.stack(column) for column in zip(*slices, strict=True))
     expected = (1 - label_smoothing) * picked.sum(0) + label_smoothing / len(weight) * sums.sum(0)

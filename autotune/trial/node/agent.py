@@ -193,8 +193,8 @@ def _introduce(connection: Connection, agent: int, store_port: int, interface: s
 
     if unfit := preloaded.unfit():
         print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
-    found = environment.describe()
-    hello = Hello(agent, store_port, interface, found, environment.cuda_devices(), unfit)
+    fingerprint = environment.describe()
+    hello = Hello(agent, store_port, interface, fingerprint, environment.cuda_devices(), unfit)
     connection.send_bytes(hello.to_line())
 
 

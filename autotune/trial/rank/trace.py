@@ -154,18 +154,18 @@ def difference(intervals: Intervals, others: Intervals) -> Intervals:
 
 def intersection(intervals: Intervals, others: Intervals) -> Intervals:
     """What is in both."""
-    found: Intervals = []
+    common: Intervals = []
     i = j = 0
     while i < len(intervals) and j < len(others):
         start = max(intervals[i][0], others[j][0])
         end = min(intervals[i][1], others[j][1])
         if start < end:
-            found.append((start, end))
+            common.append((start, end))
         if intervals[i][1] < others[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return common
 
 
 def length(intervals: Intervals) -> float:

@@ -26,6 +26,7 @@ class Space:
         values: Mapping[str, list[KnobValue]],
         baseline: Mapping[str, KnobValue],
         facts: Facts,
+        refusal: Callable[[dict[str, KnobValue]], str] = lambda _: "",
     ) -> None:
         """Take in what may vary.
 
@@ -33,9 +34,11 @@ class Space:
             values: to try per knob; a knob that is not named keeps the baseline's value.
             baseline: a value for every knob. It belongs to the space: its values join the others.
             facts: about the machine and the study.
+            refusal: what else keeps a configuration from running; empty: nothing.
         """
         self._baseline = dict(baseline)
         self._facts = facts
+        self._refusal = refusal
         self.left_out: list[str] = []
         self._values = {name: self._usable(name, given) for name, given in values.items()}
 
@@ -68,7 +71,9 @@ class Space:
 
     def problems(self, params: Mapping[str, KnobValue]) -> list[str]:
         """Reasons why a configuration cannot run or may not compete."""
-        return infeasible(self.complete(params), self._facts)
+        knobs = self.complete(params)
+        problems, refusal = infeasible(knobs, self._facts), self._refusal(knobs)
+        return [*problems, refusal] if refusal else problems
 
     def nearest(self, name: str, wanted: KnobValue) -> KnobValue | None:
         """The value of a knob that is wanted or, among numbers, lies nearest to it; None if there is

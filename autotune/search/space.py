@@ -90,9 +90,14 @@ class Space:
         """Combinations, infeasible ones included."""
         return math.prod(len(values) for values in self._values.values())
 
+    @property
+    def enumerable(self) -> bool:
+        """Whether all combinations can be looked at."""
+        return self.size <= _ENUMERABLE
+
     def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
         """Whether some configuration is worth it; a space too large to enumerate has one."""
-        if self.size > _ENUMERABLE:
+        if not self.enumerable:
             return True
         names = list(self.distributions())
         everything = itertools.product(*(self._values[name] for name in names))
@@ -102,7 +107,7 @@ class Space:
         """Feasible sampled parameters in random order: all of them, each once, where the space can be
         enumerated; otherwise independent draws without end."""
         names = list(self.distributions())
-        if self.size <= _ENUMERABLE:
+        if self.enumerable:
             everything = list(itertools.product(*(self._values[name] for name in names)))
             generator.shuffle(everything)
             candidates = iter(everything)

@@ -28,7 +28,7 @@ from sqlalchemy import insert
 from autotune.report import paper
 from autotune.report.overview import status_of
 from autotune.report.recompute import recomputed_verdict
-from autotune.runs import requests as plan
+from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.study.bench import Job
@@ -87,12 +87,13 @@ class Recorded:
         self.study, self.folder = study, folder
         self.launcher = ReplayLauncher(noisy(running_at(rate), run=0.02, block=0.01))
         self._fill(trials)
-        verdict = recomputed_verdict(self.repository, SPEC.name).as_dict()
-        self.repository.finish_study(lease, study.id, StudyState.RUNNING, verdict=verdict)
-        self.verdict = verdict
+        self.verdict = recomputed_verdict(self.repository, SPEC.name)
+        self.repository.finish_study(
+            lease, study.id, StudyState.RUNNING, verdict=self.verdict.as_dict()
+        )
 
     def _fill(self, trials: int) -> None:
-        space = plan.space(SPEC, self.launcher)
+        space = Plan(SPEC, self.launcher).space()
         baseline = SPEC.full_baseline()
         first = {name: baseline[name] for name in space.distributions()}
         others = (p for p in space.feasible(random.Random(0)) if p != first)
@@ -155,17 +156,10 @@ class Recorded:
 
         launcher = ReplayLauncher(watched)
         environment = launcher.slots[0].environment
-        job = Job(
-            self.study,
-            SPEC,
-            self.lease,
-            self.repository,
-            self.folder,
-            self.repository.record_environment(self.lease, environment),
-            launcher.workers,
-        )
+        recorded = self.repository.record_environment(self.lease, environment)
+        job = Job(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
         try:
-            Tuner(job, launcher, signals).run()
+            Tuner(job, signals).run()
         except Stopped:
             pass
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from autotune.analysis.verdict import difference
 from autotune.errors import BadInput
-from autotune.runs import requests as plan
+from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.study.bench import Job
@@ -142,7 +142,7 @@ def _space(wanted: StudySpec, own: StudySpec, table: Table, launcher: ReplayLaun
         problems += _beyond(wanted, own, table, launcher)
     if problems:
         raise BadInput("the table does not hold what the study asks for:\n" + "\n".join(problems))
-    return Space(wanted.values(), wanted.full_baseline(), plan.facts(wanted, launcher))
+    return _everything(wanted, launcher)
 
 
 def _other_measurements(
@@ -160,8 +160,8 @@ def _beyond(
     wanted: StudySpec, own: StudySpec, table: Table, launcher: ReplayLauncher
 ) -> Iterator[str]:
     """Values of the study's space, baseline included, that no row has."""
-    space = Space(wanted.values(), wanted.full_baseline(), plan.facts(wanted, launcher))
-    recorded_space = Space(own.values(), own.full_baseline(), plan.facts(own, launcher))
+    space = _everything(wanted, launcher)
+    recorded_space = _everything(own, launcher)
     constant = recorded_space.complete({})
     varying: dict[str, Any] = space.distributions()
     for name, value in space.complete({}).items():
@@ -171,6 +171,11 @@ def _beyond(
             yield (
                 f"{name}: {', '.join(map(written, lacking))}; it has {', '.join(map(written, held))}"
             )
+
+
+def _everything(spec: StudySpec, launcher: ReplayLauncher) -> Space:
+    """What the study asks for, whether there is a row for it or not."""
+    return Space(spec.values(), spec.full_baseline(), Plan(spec, launcher).facts)
 
 
 def _missing(space: Space, table: Table) -> int:
@@ -199,8 +204,7 @@ def _run(
     study = repository.claim(lease)
     assert study is not None
     environment = repository.record_environment(lease, launcher.slots[0].environment)
-    job = Job(study, spec, lease, repository, folder, environment, launcher.workers)
-    tuner = Tuner(job, launcher, Signals())
+    tuner = Tuner(Job(study, Plan(spec, launcher), lease, repository, environment), Signals())
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(

@@ -6,6 +6,7 @@ import math
 import pytest
 import yaml
 
+from autotune.analysis.verdict import Verdict
 from autotune.report import paper
 from autotune.report.frame import attempts_frame
 from autotune.report.overview import describe, status_of
@@ -142,7 +143,7 @@ def test_attribution_and_profiles_tell_what_each_knob_brings(played: Replayed) -
     assert {a.round for a in played.recorded("attribute")} == {1, 2}
     profiled = [configuration(a) for a in played.recorded("profile")]
     assert profiled == [(2, 1), (16, 2)]
-    shown = paper.report(played.repository, played.name, verdict)
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
     assert "micro_batch" in shown
     assert "communication" in shown
 
@@ -152,7 +153,9 @@ def test_what_people_read_of_a_study(played: Replayed) -> None:
     status = status_of(played.repository, played.name)
     assert json.loads(json.dumps(status))["state"] == "DONE"
     assert verdict["sentence"] in describe(status)
-    assert verdict["sentence"] in paper.report(played.repository, played.name, verdict)
+    assert verdict["sentence"] in paper.report(
+        played.repository, played.name, Verdict.from_dict(verdict)
+    )
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
     assert len(attempts_frame(played.repository, played.name)) == len(played.attempts())

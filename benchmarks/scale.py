@@ -78,17 +78,17 @@ class Recorded:
     def __init__(self, folder: Path, trials: int) -> None:
         self.repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
         stored = SPEC.model_dump(mode="json", exclude={"storage"})
-        self.repository.submit(SPEC.name, CLUSTER, stored, str(folder))
-        lease = self.repository.acquire(CLUSTER, CLUSTER, 0, 1e6)
+        self.repository.studies.submit(SPEC.name, CLUSTER, stored, str(folder))
+        lease = self.repository.leases.acquire(CLUSTER, CLUSTER, 0, 1e6)
         assert lease is not None
         self.lease: Lease = lease
-        study = self.repository.claim(lease)
+        study = self.repository.studies.claim(lease)
         assert study is not None
         self.study, self.folder = study, folder
         self.launcher = ReplayLauncher(noisy(running_at(rate), run=0.02, block=0.01))
         self._fill(trials)
         self.verdict = recomputed_verdict(self.repository, SPEC.name)
-        self.repository.finish_study(
+        self.repository.studies.finish(
             lease, study.id, StudyState.RUNNING, verdict=self.verdict.as_dict()
         )
 
@@ -104,12 +104,12 @@ class Recorded:
             connection.execute(insert(AttemptRow), attempts)
             for table, rows in _in_optuna(ledger.optuna_id, space, chosen):
                 connection.execute(insert(table), rows)
-        ids = [attempt.id for attempt in self.repository.attempts(self.study.id)]
+        ids = [attempt.id for attempt in self.repository.attempts.of(self.study.id)]
         with self.repository.database.writing() as connection:
             connection.execute(insert(BlockRow), [block for i in ids for block in _blocks(i)])
 
     def _attempts(self, space: Space, chosen: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        environment = self.repository.record_environment(
+        environment = self.repository.environments.record(
             self.lease, self.launcher.slots[0].environment
         )
         noise = random.Random(1)
@@ -156,7 +156,7 @@ class Recorded:
 
         launcher = ReplayLauncher(watched)
         environment = launcher.slots[0].environment
-        recorded = self.repository.record_environment(self.lease, environment)
+        recorded = self.repository.environments.record(self.lease, environment)
         job = Job(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
         try:
             Tuner(job, signals).run()
@@ -168,7 +168,7 @@ class Recorded:
         json.dumps(status_of(self.repository, SPEC.name))
 
     def list(self) -> None:
-        for study in self.repository.studies():
+        for study in self.repository.studies.all():
             status_of(self.repository, study.name)
 
     def report(self) -> None:

@@ -33,12 +33,12 @@ class Records:
         return Repository(Database(self.url))
 
     def study(self) -> StoredStudy:
-        return self.repository.study(self.name)
+        return self.repository.studies.named(self.name)
 
     def attempts(self, purpose: str | None = None) -> list[StoredAttempt]:
         """All attempts in the order in which they were begun, or those for one purpose."""
         try:
-            found = self.repository.attempts(self.study().id)
+            found = self.repository.attempts.of(self.study().id)
         except StudyNotFound:
             return []
         return [a for a in found if purpose in (None, a.purpose)]
@@ -54,7 +54,7 @@ class Records:
 
     def lease(self) -> LeaseState | None:
         """Who holds the lease; None if nobody does."""
-        return self.repository.holder(this_cluster())
+        return self.repository.leases.holder(this_cluster())
 
     def assert_complete(self, trials: int | None = None) -> None:
         """The study is done, and its records are whole: each trial once, none missing, none open."""

@@ -198,18 +198,18 @@ def _run(
 ) -> Simulation:
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
     stored = spec.model_dump(mode="json", exclude={"storage"})
-    repository.submit(spec.name, _CLUSTER, stored, str(folder))
-    lease = repository.acquire(_CLUSTER, _CLUSTER, 0, _LEASE_SECONDS)
+    repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
+    lease = repository.leases.acquire(_CLUSTER, _CLUSTER, 0, _LEASE_SECONDS)
     assert lease is not None
-    study = repository.claim(lease)
+    study = repository.studies.claim(lease)
     assert study is not None
-    environment = repository.record_environment(lease, launcher.slots[0].environment)
+    environment = repository.environments.record(lease, launcher.slots[0].environment)
     tuner = Tuner(Job(study, Plan(spec, launcher), lease, repository, environment), Signals())
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(
         trials=len(tuner.ledger.trials()),
-        launches=len(repository.attempts(study.id)),
+        launches=len(repository.attempts.of(study.id)),
         seconds=launcher.clock(),
         missing=missing,
         verdict=verdict.kind,

@@ -11,14 +11,29 @@ import pytest
 from optuna.storages._cached_storage import _CachedStorage
 
 from autotune.errors import LeaseLost
-from storage import Repository, TrialLedger
+from storage import TrialLedger
+from storage.attempts import AttemptRecords
+from storage.environments import Environments
+from storage.leases import Leases
+from storage.messages import Messages
+from storage.noise import Noise
+from storage.recommendations import Recommendations
+from storage.studies import Studies
 
 OWNERS: dict[str, type] = {
-    "Repository": Repository,
-    "TrialLedger": TrialLedger,
-    "Optuna": _CachedStorage,
-}
-HEARTBEATS = ("Repository.renew", "Repository.add_elapsed")
+    owner.__name__: owner
+    for owner in (
+        AttemptRecords,
+        Environments,
+        Leases,
+        Messages,
+        Noise,
+        Recommendations,
+        Studies,
+        TrialLedger,
+    )
+} | {"Optuna": _CachedStorage}
+HEARTBEATS = ("Leases.renew", "Studies.add_elapsed")
 """Called by a thread of its own, which takes the loss of the lease for its end."""
 
 

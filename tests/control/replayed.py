@@ -99,7 +99,7 @@ class Replayed(Records):
 
     def said(self) -> str:
         """All messages."""
-        found = self.repository.messages(self.study().id)
+        found = self.repository.messages.of(self.study().id)
         return "\n".join(message.text for message in found)
 
     def states(self, purpose: str = "search") -> list[str]:
@@ -109,7 +109,7 @@ class Replayed(Records):
     def bury_daemon(self) -> None:
         """End the lease of a daemon that is dead."""
         if lease := self.lease():
-            self.repository.reclaim(lease)
+            self.repository.leases.reclaim(lease)
 
 
 def configuration(attempt: StoredAttempt) -> tuple[int, int]:

@@ -12,14 +12,15 @@ SHORT = {
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 2},
 }
 COMMITS = [
-    Commit("Repository.claim", 2),
-    Commit("Repository.record_environment", 1),
-    Commit("Repository.say", 3),
-    Commit("Repository.begin_attempt", 3),
-    Commit("Repository.finish_attempt", 3),
-    Commit("Repository.record_noise", 1),
-    Commit("Repository.recommend", 1),
-    Commit("Repository.finish_study", 1),
+    Commit("Studies.claim", 2),
+    Commit("Studies.record_facts", 1),
+    Commit("Environments.record", 1),
+    Commit("Messages.say", 3),
+    Commit("AttemptRecords.begin", 3),
+    Commit("AttemptRecords.finish", 3),
+    Commit("Noise.record", 1),
+    Commit("Recommendations.record", 1),
+    Commit("Studies.finish", 1),
     Commit("TrialLedger.enqueue", 2),
     Commit("TrialLedger.ask", 2),
     Commit("TrialLedger.tell", 2),
@@ -32,7 +33,7 @@ COMMITS = [
     Commit("Optuna.set_trial_user_attr", 3),
     Commit("Optuna.set_trial_system_attr", 2),
 ]
-METHODS = [*(commit.method for commit in COMMITS), *HEARTBEATS, "Repository.release"]
+METHODS = [*(commit.method for commit in COMMITS), *HEARTBEATS, "Leases.release"]
 POINTS = [point for commit in COMMITS for point in commit.points]
 
 

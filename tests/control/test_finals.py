@@ -117,7 +117,7 @@ def test_when_all_fail_in_the_confirmation_there_is_no_result(played: Replayed) 
     failing = where(PLAIN, lambda launch: purpose(launch, "confirm"), outcome=Outcome.ERROR)
     verdict = played.on(failing).run(budget={"trials": 3})
     assert verdict["trial"] is None
-    assert played.repository.recommendation(played.study().id) is None
+    assert played.repository.recommendations.newest_of(played.study().id) is None
     played.assert_complete(trials=3)
 
 

@@ -56,7 +56,7 @@ def test_calibration_finds_the_noise_between_runs(played: Replayed, slots: int) 
     played.run(budget={"trials": 9}, measurement={"baseline_runs": 8, "longest": 3.0})
     played.assert_complete(trials=9)
     assert len(played.recorded("calibrate")) == 8  # seven at first, one after eight trials
-    found = played.repository.noise_of(played.study().id)
+    found = played.repository.noise.of(played.study().id)
     assert found is not None
     assert 0.02 < found.sigma_run < 0.09
 
@@ -104,7 +104,7 @@ def test_a_study_that_only_fails_ends_soon_without_a_result(
     assert verdict["trial"] is None
     assert "planted error" in verdict["sentence"]
     assert "every trial ends in an error" in played.said()
-    assert played.repository.recommendation(played.study().id) is None
+    assert played.repository.recommendations.newest_of(played.study().id) is None
     assert not (played.folder / "best.yaml").exists()
     played.assert_complete(trials=5)
 

@@ -58,7 +58,8 @@ class Table:
     @cached_property
     def best(self) -> float:
         """The highest throughput."""
-        return max(rate for row in self.rows if (rate := row[THROUGHPUT]) is not None)
+        rates: list[float | None] = [row[THROUGHPUT] for row in self.rows]
+        return max(rate for rate in rates if rate is not None)
 
     def _key(self, knobs: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(knobs[name] for name in self.names)

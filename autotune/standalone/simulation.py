@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.analysis.verdict import difference
+from autotune.analysis.wording import difference
 from autotune.errors import BadInput
 from autotune.runs.plan import Plan
 from autotune.search.space import Space

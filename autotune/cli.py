@@ -366,6 +366,32 @@ def record(
 
 
 @app.command()
+def simulate(
+    study: Annotated[
+        Path | None, typer.Argument(help="The study.yaml; else the table's own study.")
+    ] = None,
+    table: Annotated[Path, typer.Option(help="A table that `autotune record` has written.")] = Path(
+        "table.csv"
+    ),
+    seed: Annotated[
+        int | None, typer.Option(help="Of sampler and noise; else the study's.", min=0)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a study over a recorded table: how many trials, how long, which verdict."""
+    from autotune.spec import load
+    from autotune.standalone.simulation import described
+    from autotune.standalone.simulation import simulate as play
+
+    found = play(table, load(study) if study else None, seed)
+    if as_json:
+        shown = {**dataclasses.asdict(found), "shortfall": found.shortfall}
+        print(json.dumps(shown, indent=2))
+    else:
+        print("\n".join(described(found)))
+
+
+@app.command()
 def knobs() -> None:
     """Print the catalogue of knobs, in Markdown."""
     from autotune.report.catalogue import knobs_page

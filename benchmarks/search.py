@@ -11,6 +11,10 @@ anything, and after a few in a row a random new row is taken instead. Optuna's s
 ordered. Nobody is told which rows run out of memory before it happens.
 
 Tables named in BUILT_ON were looked at while our sampler was built; all others are held out.
+
+That is the sampler alone. Whole studies, with opening, calibration, racing, stop rule and confirmation,
+run over the same tables from the same baselines as `autotune simulate` runs them, noise included: after
+how many trials do they end, and how far is what they recommend from the best row?
 """
 
 import argparse
@@ -19,6 +23,7 @@ import os
 import random
 import statistics
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +38,9 @@ from optuna.trial import TrialState
 
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
-from autotune.standalone.recording import SECONDS, STATE, THROUGHPUT, read_table
+from autotune.spec import StudySpec
+from autotune.standalone.simulation import Simulation, simulate
+from launchers.tables import SECONDS, STATE, THROUGHPUT, read_origin, read_table
 from search_spaces import CATALOGUE
 
 BUILT_ON = ("gpt", "mlp", "images", "translation")
@@ -50,10 +57,9 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
-        self.names, rows = read_table(path)
-        self.values = {name: _in_order({row[name] for row in rows}) for name in self.names}
-        self.rows = {key({name: row[name] for name in self.names}): row for row in rows}
-        self.best = max(rate for row in rows if (rate := row[THROUGHPUT]) is not None)
+        found = read_table(path)
+        self.names, self.values, self.best = found.names, found.values, found.best
+        self.rows = {key({name: row[name] for name in self.names}): row for row in found.rows}
 
     def baseline(self, seed: int) -> dict[str, Any]:
         """What a user may have today: with seed 0 the row nearest to the defaults of all knobs, else a
@@ -79,12 +85,6 @@ class Table:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return 0.0
         return abs(float(np.log2(max(value, 1e-3)) - np.log2(max(float(default), 1e-3))))
-
-
-def _in_order(values: set[Any]) -> list[Any]:
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-        return sorted(values)
-    return sorted(values, key=str)
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -207,6 +207,31 @@ def _tell(study: optuna.Study, trial: optuna.Trial, row: Mapping[str, Any]) -> N
         study.tell(trial, state=TrialState.PRUNED if row[STATE] == "OOM" else TrialState.FAIL)
 
 
+# Whole studies
+
+
+def study(path: str, seed: int) -> Simulation:
+    """One of MOST trials at most, from the baseline of that seed, with its finals."""
+    warnings.simplefilter("ignore")
+    own = read_origin(Path(path)).study
+    baseline = {**own.get("baseline", {}), **Table(Path(path)).baseline(seed)}
+    changes = {"baseline": baseline, "budget": {"trials": MOST}}
+    return simulate(Path(path), StudySpec.model_validate({**own, **changes}), seed)
+
+
+def summary_of_studies(found: Sequence[Simulation]) -> dict[str, Any]:
+    """Medians over seeds; a study without a recommendation falls short of everything."""
+    shortfalls = [1.0 if s.shortfall is None else s.shortfall for s in found]
+    return {
+        "median_trials": statistics.median(s.trials for s in found),
+        "median_launches": statistics.median(s.launches for s in found),
+        "median_seconds": statistics.median(s.seconds for s in found),
+        "median_shortfall": statistics.median(shortfalls),
+        "worst_shortfall": max(shortfalls),
+        "verdicts": dict(Counter(s.verdict for s in found)),
+    }
+
+
 # Figures
 
 
@@ -247,6 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tables", type=Path, default=Path(__file__).parent / "tables")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--studies", type=int, default=3, help="seeds of whole studies; 0: none")
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -258,13 +284,22 @@ def main() -> None:
     jobs = [
         (str(p), name, seed) for p in paths for name in names for seed in range(arguments.seeds)
     ]
+    whole = [(str(p), seed) for p in paths for seed in range(arguments.studies)]
     with ProcessPoolExecutor() as pool:
         courses = list(pool.map(replay, *zip(*jobs, strict=True)))
+        studies = list(pool.map(study, *zip(*whole, strict=True))) if whole else []
     found: dict[str, dict[str, Any]] = {path.stem: {} for path in paths}
     for path in paths:
         for name in names:
             own = [c for c, job in zip(courses, jobs, strict=True) if job[:2] == (str(path), name)]
             found[path.stem][name] = summary(own)
+    of_studies = {
+        path.stem: summary_of_studies(
+            [s for s, job in zip(studies, whole, strict=True) if job[0] == str(path)]
+        )
+        for path in paths
+        if whole
+    }
     report = {
         "seeds": arguments.seeds,
         "built_on": {n: found[n] for n in found if n in BUILT_ON},
@@ -273,11 +308,12 @@ def main() -> None:
             "built_on": compare({n: found[n] for n in found if n in BUILT_ON}),
             "held_out": compare({n: found[n] for n in found if n not in BUILT_ON}),
         },
+        "whole_studies": of_studies,
     }
-    print(json.dumps(report, indent=2) if arguments.json else _shown(found, report["comparison"]))
+    print(json.dumps(report, indent=2) if arguments.json else _shown(found, report))
 
 
-def _shown(found: Mapping[str, Mapping[str, Any]], comparison: Mapping[str, Any]) -> str:
+def _shown(found: Mapping[str, Mapping[str, Any]], report: Mapping[str, Any]) -> str:
     lines = [
         f"{'table':12} {'sampler':18} {'trials to 5 %':>14} {'to 2 %':>14} {'missed':>7} {'failed':>7}"
     ]
@@ -291,7 +327,14 @@ def _shown(found: Mapping[str, Mapping[str, Any]], comparison: Mapping[str, Any]
                 )
                 + f" {two['misses']:7d} {figures['infeasible_launched']:7.1f}"
             )
-    return "\n".join([*lines, json.dumps(comparison)])
+    lines.append(json.dumps(report["comparison"]))
+    for table, figures in report["whole_studies"].items():
+        lines.append(
+            f"{table:12} whole studies: {figures['median_trials']:g} trials, "
+            f"{figures['median_seconds']:.0f} s, {figures['median_shortfall']:.1%} below the best row "
+            f"(worst {figures['worst_shortfall']:.1%}), {figures['verdicts']}"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The contract of every launcher: open slots, run trial after trial on them, leave nothing behind."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from autotune.trial.protocol import BlockReport, TrialReport, TrialRequest
+from autotune.trial.protocol import BlockReport, Knobs, TrialReport, TrialRequest
 
 TrialWatch = Callable[[BlockReport], bool]
 """Called with each block as it arrives; True ends the trial: enough has been seen."""
@@ -86,6 +87,14 @@ class Launcher(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back all resources; no process, actor or placement group is left."""
+
+    def clock(self) -> float:
+        """Seconds since some moment, in the time in which trials run; never less than before."""
+        return time.monotonic()
+
+    def refusal(self, knobs: Knobs) -> str:
+        """Why this configuration cannot run here, whatever constraints say of it; empty: it can."""
+        return ""
 
     def __enter__(self) -> Self:
         return self

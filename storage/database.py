@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import glob
 import os
 import sqlite3
@@ -88,6 +89,11 @@ class Database:
 
     def optuna(self) -> RDBStorage:
         """The trials, through Optuna."""
+        return self._optuna
+
+    @functools.cached_property
+    def _optuna(self) -> RDBStorage:
+        # It reads all of Optuna's migrations to see that the tables are at the newest version.
         return RDBStorage(
             self.url.render_as_string(hide_password=False),
             engine_kwargs=_engine_arguments(self.url),
@@ -138,18 +144,15 @@ class Database:
         unfinished.replace(path)
 
     def _current(self) -> bool:
-        config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS))
-        script = ScriptDirectory.from_config(config)
         with self.engine.connect() as connection:
             context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
             found = context.get_current_revision()
-        known = {revision.revision for revision in script.walk_revisions()}
+        head, known = _revisions()
         if found is not None and found not in known:
             raise StorageError(
                 f"storage {self} was written by a newer autotune (schema {found}); upgrade autotune"
             )
-        return found == script.get_current_head()
+        return found == head
 
     @contextlib.contextmanager
     def _schema_lock(self) -> Iterator[None]:
@@ -172,6 +175,15 @@ class Database:
             yield
         finally:
             os.close(descriptor)
+
+
+@functools.cache
+def _revisions() -> tuple[str | None, frozenset[str]]:
+    """Of our migrations: the newest, and all."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    script = ScriptDirectory.from_config(config)
+    return script.get_current_head(), frozenset(r.revision for r in script.walk_revisions())
 
 
 def _create_tables(url: URL, engine: Engine) -> None:

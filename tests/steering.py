@@ -1,35 +1,22 @@
 """Steering real studies: start them, wait with a deadline, send signals, judge what they leave."""
 
 import contextlib
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import optuna
 import yaml
-from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import StudyNotFound
-from autotune.service.daemon import this_cluster
-from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
+from storage import LeaseState, StoredAttempt
+from tests.records import Records
 
-NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")
-OPTUNA_STATE = {
-    "COMPLETE": TrialState.COMPLETE,
-    "PRUNED": TrialState.PRUNED,
-    "OOM": TrialState.PRUNED,
-    "HANG": TrialState.FAIL,
-    "CRASH": TrialState.FAIL,
-    "ERROR": TrialState.FAIL,
-}
 TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 _DYING_COMMAND = Path(__file__).parent / "faults" / "dying_command.py"
 _POLL_SECONDS = 0.05
@@ -145,13 +132,12 @@ def quick_measurement(**changes: Any) -> dict[str, Any]:
     return {**section, **changes}
 
 
-class StudyFolder:
+class StudyFolder(Records):
     """A user's folder with one study in it, and the commands that they would give there."""
 
     def __init__(self, folder: Path, url: str | None = None, name: str = "tiny") -> None:
+        super().__init__(url or f"sqlite:///{folder}/autotune.db", name)
         self.folder = folder
-        self.url = url or f"sqlite:///{folder}/autotune.db"
-        self.name = name
 
     def write(self, **changes: Any) -> None:
         """study.yaml: a short tiny_study, with these sections replaced."""
@@ -199,36 +185,6 @@ class StudyFolder:
         return int(
             wait_for(lambda: self.status()["daemon"], f"a daemon runs {self.name}", 30)["pid"]
         )
-
-    # Records
-
-    @functools.cached_property
-    def repository(self) -> Repository:
-        return Repository(Database(self.url))
-
-    def study(self) -> StoredStudy:
-        return self.repository.studies.named(self.name)
-
-    def attempts(self, purpose: str | None = None) -> list[StoredAttempt]:
-        """All attempts in the order in which they were begun, or those for one purpose."""
-        try:
-            found = self.repository.attempts.of(self.study().id)
-        except StudyNotFound:
-            return []
-        return [a for a in found if purpose in (None, a.purpose)]
-
-    def recorded(self, purpose: str | None = None) -> list[StoredAttempt]:
-        """Attempts with a result."""
-        return [a for a in self.attempts(purpose) if a.result.state not in NOT_RECORDED]
-
-    def trials(self) -> list[FrozenTrial]:
-        """The trials in Optuna."""
-        database = self.repository.database
-        return optuna.load_study(study_name=self.name, storage=database.optuna()).get_trials()
-
-    def lease(self) -> LeaseState | None:
-        """Who holds the lease; None if nobody does."""
-        return self.repository.leases.holder(this_cluster())
 
     # Waiting
 
@@ -282,35 +238,6 @@ class StudyFolder:
             return not left
 
         wait_for(none_left, f"the processes of {self.folder} end", 20)
-
-    # Judging
-
-    def assert_complete(self, trials: int | None = None) -> None:
-        """The study is done, and its records are whole: each trial once, none missing, none open."""
-        study = self.study()
-        assert study.state == "DONE", f"{study.state}: {study.error}"
-        assert study.verdict is not None
-        assert [a for a in self.attempts() if a.running] == []
-        self._assert_told_as_recorded()
-        if trials is not None:
-            assert len(self.trials()) == trials
-        configurations = [tuple(sorted(a.knobs.items())) for a in self.recorded("search")]
-        assert len(configurations) == len(set(configurations)), "a configuration was tried twice"
-        rounds = Counter((a.trial, a.round) for a in self.recorded("confirm"))
-        assert set(rounds.values()) <= {1}, f"measured twice in a round: {rounds}"
-
-    def _assert_told_as_recorded(self) -> None:
-        searched = Counter(a.trial for a in self.recorded("search"))
-        open_trials = {t.number: t.state.name for t in self.trials() if not t.state.is_finished()}
-        assert open_trials == {}, f"trials left open in Optuna: {open_trials}"
-        assert searched == {t.number: 1 for t in self.trials()}, "recorded attempts per trial"
-        by_number = {a.trial: a for a in self.recorded("search")}
-        for trial in self.trials():
-            attempt = by_number[trial.number]
-            assert trial.state == OPTUNA_STATE[attempt.result.state], attempt
-            assert {name: attempt.knobs[name] for name in trial.params} == trial.params
-            if trial.state == TrialState.COMPLETE:
-                assert trial.value == attempt.result.throughput
 
 
 class Command:

@@ -1,7 +1,7 @@
 """From the settings of a study to what launchers, ranks and watches take."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ _PROFILED_STEPS = 8
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
 """The first block is a single step. The optimizer's state is there from the second step on, what
 gradient compression keeps after its warm-up."""
+
+
+OpenLauncher = Callable[[StudySpec, Path, Busy], Launcher]
+"""Opens the launcher of a study, whose agents print into the folder."""
 
 
 def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
@@ -76,7 +80,7 @@ class Plan:
             raise BadInput(
                 "search_space.micro_batch: only `autotune start` finds max; give numbers here"
             )
-        return Space(self.spec.values(), self.baseline, self.facts)
+        return Space(self.spec.values(), self.baseline, self.facts, self.launcher.refusal)
 
     def check_baseline(self) -> None:
         """See that the baseline can run here.
@@ -84,7 +88,10 @@ class Plan:
         Raises:
             BadInput: it cannot, with the reasons.
         """
-        if problems := infeasible(self.baseline, self.facts):
+        problems = infeasible(self.baseline, self.facts)
+        if refusal := self.launcher.refusal(self.baseline):
+            problems = [*problems, refusal]
+        if problems:
             raise BadInput(
                 "the baseline cannot run here: " + "; ".join(problems) + "; change `baseline`"
             )

@@ -26,6 +26,7 @@ class Space:
         values: Mapping[str, list[KnobValue]],
         baseline: Mapping[str, KnobValue],
         facts: Facts,
+        refusal: Callable[[dict[str, KnobValue]], str] = lambda _: "",
     ) -> None:
         """Take in what may vary.
 
@@ -33,9 +34,11 @@ class Space:
             values: to try per knob; a knob that is not named keeps the baseline's value.
             baseline: a value for every knob. It belongs to the space: its values join the others.
             facts: about the machine and the study.
+            refusal: what else keeps a configuration from running; empty: nothing.
         """
         self._baseline = dict(baseline)
         self._facts = facts
+        self._refusal = refusal
         self.left_out: list[str] = []
         self._values = {name: self._usable(name, given) for name, given in values.items()}
 
@@ -68,7 +71,9 @@ class Space:
 
     def problems(self, params: Mapping[str, KnobValue]) -> list[str]:
         """Reasons why a configuration cannot run or may not compete."""
-        return infeasible(self.complete(params), self._facts)
+        knobs = self.complete(params)
+        problems, refusal = infeasible(knobs, self._facts), self._refusal(knobs)
+        return [*problems, refusal] if refusal else problems
 
     def nearest(self, name: str, wanted: KnobValue) -> KnobValue | None:
         """The value of a knob that is wanted or, among numbers, lies nearest to it; None if there is
@@ -85,9 +90,14 @@ class Space:
         """Combinations, infeasible ones included."""
         return math.prod(len(values) for values in self._values.values())
 
+    @property
+    def enumerable(self) -> bool:
+        """Whether all combinations can be looked at."""
+        return self.size <= _ENUMERABLE
+
     def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
         """Whether some configuration is worth it; a space too large to enumerate has one."""
-        if self.size > _ENUMERABLE:
+        if not self.enumerable:
             return True
         names = list(self.distributions())
         everything = itertools.product(*(self._values[name] for name in names))
@@ -97,7 +107,7 @@ class Space:
         """Feasible sampled parameters in random order: all of them, each once, where the space can be
         enumerated; otherwise independent draws without end."""
         names = list(self.distributions())
-        if self.size <= _ENUMERABLE:
+        if self.enumerable:
             everything = list(itertools.product(*(self._values[name] for name in names)))
             generator.shuffle(everything)
             candidates = iter(everything)

@@ -22,7 +22,7 @@ from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import writing
 from autotune.paths import StudyPaths
 from autotune.report.notes import study_note
-from autotune.runs.plan import Plan, launcher_of
+from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
@@ -60,9 +60,15 @@ def this_cluster() -> str:
 class Daemon:
     """Runs the studies of one cluster while it holds the lease."""
 
-    def __init__(self, repository: Repository, cluster: str) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        cluster: str,
+        open_launcher: OpenLauncher = launcher_of,
+    ) -> None:
         self._repository = repository
         self._cluster = cluster
+        self._open_launcher = open_launcher
         self._shutdown = threading.Event()
         self._signals: Signals | None = None
 
@@ -113,7 +119,8 @@ class Daemon:
         log.info("study %s: running", study.name)
         with self._heartbeat(study, lease, signals):
             try:
-                verdict = _Session(study, lease, self._repository, signals).run()
+                session = _Session(study, lease, self._repository, signals)
+                verdict = session.run(self._open_launcher)
             except Stopped:
                 self._stop(lease, study)
             except LeaseLost:
@@ -210,11 +217,11 @@ class _Session:
         self._waits_for: Rival | None = None
         self._spec = StudySpec.model_validate(study.spec)
 
-    def run(self) -> Verdict:
+    def run(self, open_launcher: OpenLauncher) -> Verdict:
         """The study's verdict, exported and noted."""
         folder = StudyPaths(Path(self._study.workdir), self._study.name).folder
         folder.mkdir(parents=True, exist_ok=True)
-        with launcher_of(self._spec, folder, self._is_to_be_ignored) as launcher:
+        with open_launcher(self._spec, folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))
 

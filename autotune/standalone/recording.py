@@ -10,12 +10,10 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from autotune.errors import BadInput
 from autotune.runs.judging import TimedRun
@@ -24,10 +22,10 @@ from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
 from autotune.spec import StudySpec
 from launchers import Slot
+from launchers.tables import SECONDS, STATE, THROUGHPUT, parsed, shown_rate, write_table
 from search_spaces.knob import written
 from storage import AttemptState
 
-THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
 _FIRST_BEHIND, _LAST_BEHIND = 0.25, 0.05
@@ -80,7 +78,9 @@ class Journal:
     def add(self, run: Run) -> None:
         """Keep a run; it is on disk when this returns."""
         shown = [written(value) for value in run.params.values()]
-        self._append([run.number, *shown, _rate(run.throughput), f"{run.seconds:.3f}", run.state])
+        self._append(
+            [run.number, *shown, shown_rate(run.throughput), f"{run.seconds:.3f}", run.state]
+        )
         self.runs.append(run)
 
     def _whole_lines(self) -> bool:
@@ -162,7 +162,7 @@ def record(
                 several = _leading(chosen, journal.runs, (number - passes) / refine)
                 several += [params for params in _anchors(journal.runs) if params not in several]
             recorder.make_pass(number, several, say)
-        _write_table(output, names, journal.runs)
+        write_table(output, names, _rows(journal.runs))
         _write_origin(output, spec, launcher.slots[0], journal.runs)
     return output
 
@@ -231,17 +231,16 @@ def _median_rate(runs: list[Run]) -> float | None:
     return statistics.median(rates) if rates and not failed else None
 
 
-def _write_table(output: Path, names: list[str], runs: list[Run]) -> None:
-    with output.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*names, THROUGHPUT, SECONDS, STATE])
-        for params, own in by_configuration(at_one_speed(runs)):
-            failed = [run.state for run in own if run.state != "COMPLETE"]
-            seconds = statistics.median(run.seconds for run in own)
-            values = [written(params[name]) for name in names]
-            writer.writerow(
-                [*values, _rate(_median_rate(own)), f"{seconds:.3f}", (failed or ["COMPLETE"])[0]]
-            )
+def _rows(runs: list[Run]) -> Iterator[dict[str, Any]]:
+    for params, own in by_configuration(at_one_speed(runs)):
+        failed = [run.state for run in own if run.state != "COMPLETE"]
+        seconds = statistics.median(run.seconds for run in own)
+        yield {
+            **params,
+            THROUGHPUT: _median_rate(own),
+            SECONDS: seconds,
+            STATE: (failed or ["COMPLETE"])[0],
+        }
 
 
 def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) -> None:
@@ -334,37 +333,3 @@ def by_configuration(runs: list[Run]) -> Iterator[tuple[dict[str, Any], list[Run
     for run in runs:
         grouped.setdefault(key(run.params), []).append(run)
     return ((own[0].params, own) for own in grouped.values())
-
-
-def parsed(text: str) -> Any:
-    """The value that `written` wrote."""
-    return yaml.safe_load(text)
-
-
-def _rate(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:.6g}"
-
-
-def read_table(path: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """Knob names and rows of a replay table, values parsed; throughput None unless COMPLETE.
-
-    Raises:
-        BadInput: a column is missing.
-    """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        columns = list(reader.fieldnames or [])
-        missing = {THROUGHPUT, SECONDS, STATE} - set(columns)
-        if missing:
-            raise BadInput(f"{path}: no column {', '.join(sorted(missing))}")
-        names = [name for name in columns if name not in (THROUGHPUT, SECONDS, STATE)]
-        rows: list[Mapping[str, Any]] = [
-            {
-                **{name: parsed(row[name]) for name in names},
-                THROUGHPUT: float(row[THROUGHPUT]) if row[THROUGHPUT] else None,
-                SECONDS: float(row[SECONDS]),
-                STATE: row[STATE],
-            }
-            for row in reader
-        ]
-    return names, rows

@@ -1,7 +1,6 @@
 """Whether a study has searched enough. Pure, but for the clock."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -22,11 +21,14 @@ _FAILURES = (AttemptState.ERROR, AttemptState.CRASH)
 class Budget:
     """Of one study, some of which an earlier daemon may have spent."""
 
-    def __init__(self, limits: BudgetSpec, elapsed: float, world_size: int) -> None:
-        """Start the clock at so many seconds."""
+    def __init__(
+        self, limits: BudgetSpec, elapsed: float, world_size: int, clock: Callable[[], float]
+    ) -> None:
+        """Go on counting from so many seconds, by the clock of the launcher."""
         self._limits = limits
         self._world_size = world_size
-        self._started = time.monotonic() - elapsed
+        self._clock = clock
+        self._started = clock() - elapsed
 
     @property
     def out_of_time(self) -> bool:
@@ -71,7 +73,7 @@ class Budget:
         return ""
 
     def _elapsed(self) -> float:
-        return time.monotonic() - self._started
+        return self._clock() - self._started
 
     def _device_hours(self, attempts: Attempts) -> float:
         searching = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.FIT)

@@ -57,7 +57,9 @@ class Tuner:
         self._spec = job.plan.spec
         self._signals = signals
         self._workers = job.plan.launcher.workers
-        self._budget = Budget(self._spec.budget, job.study.elapsed, self._workers)
+        self._budget = Budget(
+            self._spec.budget, job.study.elapsed, self._workers, job.plan.launcher.clock
+        )
         self._space = self._plan.space()
         self._calibration = Calibration(self._spec.measurement.baseline_runs, job.known_sigma())
         before = len(job.attempts())

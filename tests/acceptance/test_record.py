@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
-from autotune.standalone.recording import read_table
+from launchers.tables import read_table
 from tests.steering import TINY_WORKLOAD, autotune, write_study
 
 SPACE = {"micro_batch": [1, 2, 4], "log_interval": [1, 10]}
@@ -36,9 +36,9 @@ def test_a_table_holds_every_configuration_once(folder: Path) -> None:
     origin = json.loads((folder / "t.json").read_text())
     assert origin["noise"] > 0
     assert origin["runs"] == len(rows(folder / "t.runs.csv")) > 6
-    names, read = read_table(folder / "t.csv")
-    assert names == ["log_interval", "micro_batch"]
-    assert {type(row["micro_batch"]) for row in read} == {int}
+    read = read_table(folder / "t.csv")
+    assert read.names == ["log_interval", "micro_batch"]
+    assert {type(row["micro_batch"]) for row in read.rows} == {int}
 
 
 @pytest.mark.slow

@@ -1,0 +1,221 @@
+"""A study over a recorded table: how many trials, how long, which verdict, before a cluster is touched.
+
+The tuner is the real one, over a launcher that replays. Speeds, failures and the time of a trial come
+from the table, the noise between runs from where it was recorded; blocks of a run are taken to scatter
+as much as runs do. Every loss is taken to follow its reference.
+"""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.analysis.wording import difference
+from autotune.errors import BadInput
+from autotune.runs.plan import Plan
+from autotune.search.space import Space
+from autotune.spec import StudySpec
+from autotune.study.bench import Job
+from autotune.study.tuner import Signals, Tuner
+from launchers.base import DEFAULT_CPU_WORKERS
+from launchers.behaviours import noisy, recorded
+from launchers.replay import ReplayLauncher
+from launchers.tables import THROUGHPUT, Origin, Table, read_origin, read_table
+from search_spaces.knob import written
+from storage import Database, Repository
+
+_CLUSTER = "simulation"
+_LEASE_SECONDS = 1e6
+"""Nobody else knows of the database."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What the study would have come to.
+
+    Attributes:
+        trials: of the search.
+        launches: with those of calibration, numerics gate, confirmation and closer look.
+        seconds: that all of it would have taken.
+        missing: configurations of the study's space that the table does not hold; they are left out.
+        verdict: its kind.
+        sentence: the verdict in words.
+        recommended: what it changes, in words; None without a result.
+        throughput: of that in the table; None without a result, or where it failed when recorded.
+        best: throughput of the table's best row.
+        unit: of both.
+    """
+
+    trials: int
+    launches: int
+    seconds: float
+    missing: int
+    verdict: str
+    sentence: str
+    recommended: str | None
+    throughput: float | None
+    best: float
+    unit: str
+
+    @property
+    def shortfall(self) -> float | None:
+        """How far the recommendation lies below the best row, relative to that."""
+        return None if self.throughput is None else 1 - self.throughput / self.best
+
+
+def simulate(table: Path, spec: StudySpec | None = None, seed: int | None = None) -> Simulation:
+    """Run a study over a table, in virtual time.
+
+    Args:
+        table: a CSV file that `autotune record` has written; the .json beside it is needed, too.
+        spec: the study; None: the one that the table was recorded with.
+        seed: of sampler and noise; None: the study's.
+
+    Raises:
+        BadInput: the table is none, or does not hold what the study asks for.
+    """
+    found, origin = read_table(table), read_origin(table)
+    own = _study(origin, table)
+    wanted = spec or own
+    wanted = wanted.model_copy(
+        update={"export": "best.yaml", "seed": wanted.seed if seed is None else seed}
+    )
+    launcher = _launcher(wanted, own, found, origin)
+    space = _space(wanted, own, found, launcher)
+    missing = _missing(space, found)
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(wanted, found, launcher, Path(folder), missing)
+
+
+def described(found: Simulation) -> Iterator[str]:
+    """For people."""
+    yield f"{found.trials} trials, {found.launches} launches with those that prove the result"
+    yield f"{found.seconds:,.0f} s on the machine of the table"
+    if found.missing:
+        yield f"{found.missing} configurations were left out: the table does not hold them"
+    yield found.sentence
+    if found.throughput is not None and found.shortfall is not None:
+        yield (
+            f"recommended: {found.recommended}, {found.throughput:,.4g} {found.unit} in the table, "
+            f"{found.shortfall:.1%} below its best row ({found.best:,.4g})"
+        )
+
+
+def _study(origin: Origin, table: Path) -> StudySpec:
+    try:
+        return StudySpec.model_validate(origin.study)
+    except ValidationError as error:
+        first = error.errors()[0]["msg"]
+        raise BadInput(
+            f"the study that {table} was recorded with cannot be read: {first}"
+        ) from None
+
+
+def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -> ReplayLauncher:
+    devices = len(origin.environment["devices"])
+    timed = own.measurement.warmup + own.measurement.longest
+    noise = origin.noise or 0.0
+    return ReplayLauncher(
+        noisy(recorded(table, timed=timed), run=noise, block=noise),
+        workers=own.resources.known_workers or devices or DEFAULT_CPU_WORKERS,
+        slots=wanted.resources.slots or 1,
+        environment=origin.environment,
+        seed=wanted.seed,
+        refusal=table.lacks,
+    )
+
+
+def _space(wanted: StudySpec, own: StudySpec, table: Table, launcher: ReplayLauncher) -> Space:
+    """What the study asks for.
+
+    Raises:
+        BadInput: with all that the table does not hold of it.
+    """
+    problems = list(_other_measurements(wanted, own, launcher))
+    if wanted.asks_for_largest:
+        problems.append("search_space.micro_batch: max is found on real ranks only; give numbers")
+    else:
+        problems += _beyond(wanted, own, table, launcher)
+    if problems:
+        raise BadInput("the table does not hold what the study asks for:\n" + "\n".join(problems))
+    return _everything(wanted, launcher)
+
+
+def _other_measurements(
+    wanted: StudySpec, own: StudySpec, launcher: ReplayLauncher
+) -> Iterator[str]:
+    if wanted.workload != own.workload:
+        yield f"workload: it was recorded with {own.workload.name} {own.workload.args or ''}".rstrip()
+    if wanted.objective.metric != own.objective.metric:
+        yield f"objective.metric: it was recorded in {own.objective.metric}"
+    if (wanted.resources.known_workers or launcher.workers) != launcher.workers:
+        yield f"resources.workers: it was recorded with {launcher.workers}"
+
+
+def _beyond(
+    wanted: StudySpec, own: StudySpec, table: Table, launcher: ReplayLauncher
+) -> Iterator[str]:
+    """Values of the study's space, baseline included, that no row has."""
+    space = _everything(wanted, launcher)
+    recorded_space = _everything(own, launcher)
+    constant = recorded_space.complete({})
+    varying: dict[str, Any] = space.distributions()
+    for name, value in space.complete({}).items():
+        asked = varying[name].choices if name in varying else (value,)
+        held = table.values.get(name, [constant[name]])
+        if lacking := [value for value in asked if value not in held]:
+            yield (
+                f"{name}: {', '.join(map(written, lacking))}; it has {', '.join(map(written, held))}"
+            )
+
+
+def _everything(spec: StudySpec, launcher: ReplayLauncher) -> Space:
+    """What the study asks for, whether there is a row for it or not."""
+    return Space(spec.values(), spec.full_baseline(), Plan(spec, launcher).facts)
+
+
+def _missing(space: Space, table: Table) -> int:
+    """Feasible configurations that no row has, though each of their values is in some row.
+
+    Raises:
+        BadInput: they are so many that they cannot be counted.
+    """
+    if not space.enumerable:
+        raise BadInput(
+            f"the table holds {len(table.rows)} of {space.size:,} configurations, too few to search "
+            "among; record a smaller space"
+        )
+    configurations = map(space.complete, space.feasible(random.Random(0)))
+    return sum(table.row(knobs) is None for knobs in configurations)
+
+
+def _run(
+    spec: StudySpec, table: Table, launcher: ReplayLauncher, folder: Path, missing: int
+) -> Simulation:
+    repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
+    stored = spec.model_dump(mode="json", exclude={"storage"})
+    repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
+    lease = repository.leases.acquire(_CLUSTER, _CLUSTER, 0, _LEASE_SECONDS)
+    assert lease is not None
+    study = repository.studies.claim(lease)
+    assert study is not None
+    environment = repository.environments.record(lease, launcher.slots[0].environment)
+    tuner = Tuner(Job(study, Plan(spec, launcher), lease, repository, environment), Signals())
+    verdict = tuner.run()
+    row = table.row(verdict.knobs) if verdict.knobs else None
+    return Simulation(
+        trials=len(tuner.ledger.trials()),
+        launches=len(repository.attempts.of(study.id)),
+        seconds=launcher.clock(),
+        missing=missing,
+        verdict=verdict.kind,
+        sentence=verdict.sentence,
+        recommended=difference(verdict.knobs, spec.full_baseline()) if verdict.knobs else None,
+        throughput=row[THROUGHPUT] if row else None,
+        best=table.best,
+        unit=tuner.unit,
+    )

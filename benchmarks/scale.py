@@ -1,0 +1,291 @@
+"""Does a study of many trials stay quick? Turns of its search, and what people ask, at up to 10,000.
+
+    python benchmarks/scale.py [--json] [--trials 100,1000,10000] [--turns N]
+
+The trials are written into the tables of Optuna and into ours at once, each with its attempt and its
+blocks; then the real tuner goes on over a replaying launcher. A turn is everything from one launch to
+the next: record, tell, look whether to go on, ask, begin.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.storages._rdb import models as optunas
+from optuna.trial import TrialState
+from sqlalchemy import insert
+
+from autotune.report import paper
+from autotune.report.overview import status_of
+from autotune.report.recompute import recomputed_verdict
+from autotune.runs.plan import Plan
+from autotune.search.space import Space
+from autotune.spec import StudySpec
+from autotune.study.bench import Job
+from autotune.study.tuner import Signals, Stopped, Tuner
+from autotune.trial.protocol import Knobs
+from launchers.behaviours import noisy, running_at
+from launchers.replay import Answer, Launch, ReplayLauncher
+from storage import Database, Lease, Repository, StudyState, TrialLedger
+from storage.models import AttemptRow, BlockRow
+
+CLUSTER = "scale"
+BLOCKS = 6
+ROUNDS = 3
+SPEC = StudySpec.model_validate(
+    {
+        "name": "scale",
+        "workload": {"name": "gpt"},
+        "resources": {"workers": 2},
+        "search_space": {
+            "micro_batch": [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128],
+            "accumulation_steps": [1, 2, 3, 4, 6, 8],
+            "precision": ["fp32", "bf16"],
+            "bucket_cap_mb": [1, 5, 10, 25, 50, 100],
+            "gradient_as_bucket_view": [False, True],
+            "optimizer_kernels": ["default", "foreach", "fused"],
+            "log_interval": [1, 2, 5, 10, 20],
+        },
+        "budget": {"trials": 10**6, "least_gain": 0.0},
+        "measurement": {"baseline_runs": 1, "warmup": 1.0, "longest": 5.0},
+    }
+)
+
+
+def rate(knobs: Knobs) -> float:
+    """Samples per second."""
+    samples = knobs["micro_batch"] * knobs["accumulation_steps"]
+    half = 1.4 if knobs["precision"] == "bf16" else 1.0
+    exchange = 20 + abs(knobs["bucket_cap_mb"] - 25) / 10
+    return float(
+        1000 * half * samples / (samples + 4 * knobs["accumulation_steps"] + exchange / half)
+    )
+
+
+class Recorded:
+    """A study of so many recorded trials, and as many finals as make a verdict."""
+
+    def __init__(self, folder: Path, trials: int) -> None:
+        self.repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
+        stored = SPEC.model_dump(mode="json", exclude={"storage"})
+        self.repository.studies.submit(SPEC.name, CLUSTER, stored, str(folder))
+        lease = self.repository.leases.acquire(CLUSTER, CLUSTER, 0, 1e6)
+        assert lease is not None
+        self.lease: Lease = lease
+        study = self.repository.studies.claim(lease)
+        assert study is not None
+        self.study, self.folder = study, folder
+        self.launcher = ReplayLauncher(noisy(running_at(rate), run=0.02, block=0.01))
+        self._fill(trials)
+        self.verdict = recomputed_verdict(self.repository, SPEC.name)
+        self.repository.studies.finish(
+            lease, study.id, StudyState.RUNNING, verdict=self.verdict.as_dict()
+        )
+
+    def _fill(self, trials: int) -> None:
+        space = Plan(SPEC, self.launcher).space()
+        baseline = SPEC.full_baseline()
+        first = {name: baseline[name] for name in space.distributions()}
+        others = (p for p in space.feasible(random.Random(0)) if p != first)
+        chosen = [first, *itertools.islice(others, trials - 1)]
+        ledger = TrialLedger(self.repository.database, SPEC.name)
+        attempts = list(self._attempts(space, chosen))
+        with self.repository.database.writing() as connection:
+            connection.execute(insert(AttemptRow), attempts)
+            for table, rows in _in_optuna(ledger.optuna_id, space, chosen):
+                connection.execute(insert(table), rows)
+        ids = [attempt.id for attempt in self.repository.attempts.of(self.study.id)]
+        with self.repository.database.writing() as connection:
+            connection.execute(insert(BlockRow), [block for i in ids for block in _blocks(i)])
+
+    def _attempts(self, space: Space, chosen: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        environment = self.repository.environments.record(
+            self.lease, self.launcher.slots[0].environment
+        )
+        noise = random.Random(1)
+        rates = [rate(space.complete(params)) * noise.gauss(1, 0.02) for params in chosen]
+        best = sorted(range(len(chosen)), key=lambda number: -rates[number])
+        best = best[: SPEC.measurement.finalists]
+        runs = [(number, "search", 0) for number in range(len(chosen))]
+        runs += [(n, "confirm", r) for r in range(1, ROUNDS + 1) for n in (0, *best)]
+        for at, (number, purpose, round_) in enumerate(runs):
+            yield {
+                "study_id": self.study.id,
+                "environment_id": environment,
+                "trial": number,
+                "purpose": purpose,
+                "round": round_,
+                "attempt": 1,
+                "epoch": self.lease.epoch,
+                "knobs": space.complete(chosen[number]),
+                "state": "COMPLETE",
+                "throughput": rates[number],
+                "half_width": 0.02,
+                "block_half_width": 0.01,
+                "sigma_run": 0.01,
+                "steady": True,
+                "contended": False,
+                "wall_seconds": 10.0,
+                "started": 1.7e9 + 10 * at,
+                "ended": 1.7e9 + 10 * at + 10,
+            }
+
+    # What is timed
+
+    def seconds_per_turn(self, turns: int) -> float:
+        """Median over so many turns of the search, the first one left out."""
+        launched: list[float] = []
+        signals = Signals()
+        behaviour = noisy(running_at(rate), run=0.02, block=0.01)
+
+        def watched(launch: Launch) -> Answer:
+            launched.append(time.perf_counter())
+            if len(launched) > turns + 1:
+                signals.stop.set()
+            return behaviour(launch)
+
+        launcher = ReplayLauncher(watched)
+        environment = launcher.slots[0].environment
+        recorded = self.repository.environments.record(self.lease, environment)
+        job = Job(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
+        try:
+            Tuner(job, signals).run()
+        except Stopped:
+            pass
+        return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))
+
+    def status(self) -> None:
+        json.dumps(status_of(self.repository, SPEC.name))
+
+    def list(self) -> None:
+        for study in self.repository.studies.all():
+            status_of(self.repository, study.name)
+
+    def report(self) -> None:
+        paper.report(self.repository, SPEC.name, self.verdict)
+
+
+def _in_optuna(
+    study: int, space: Space, chosen: Sequence[dict[str, Any]]
+) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
+    """Rows for the tables of Optuna 5, as `TrialLedger.tell` leaves them."""
+    began = datetime.datetime(2026, 1, 1)
+    ids = range(1, len(chosen) + 1)
+    yield (
+        optunas.TrialModel.__table__,
+        [
+            {
+                "trial_id": i,
+                "number": i - 1,
+                "study_id": study,
+                "state": TrialState.COMPLETE,
+                "datetime_start": began,
+                "datetime_complete": began,
+            }
+            for i in ids
+        ],
+    )
+    written = {name: distribution_to_json(d) for name, d in space.distributions().items()}
+    internal = {n: d.to_internal_repr for n, d in space.distributions().items()}
+    yield (
+        optunas.TrialParamModel.__table__,
+        [
+            {
+                "trial_id": i,
+                "param_name": name,
+                "param_value": internal[name](value),
+                "distribution_json": written[name],
+            }
+            for i, params in zip(ids, chosen, strict=True)
+            for name, value in params.items()
+        ],
+    )
+    finite = optunas.TrialValueModel.TrialValueType.FINITE
+    yield (
+        optunas.TrialValueModel.__table__,
+        [
+            {
+                "trial_id": i,
+                "objective": 0,
+                "value": rate(space.complete(params)),
+                "value_type": finite,
+            }
+            for i, params in zip(ids, chosen, strict=True)
+        ],
+    )
+    told = {"end": "COMPLETE", "half_width": 0.02}
+    yield (
+        optunas.TrialUserAttributeModel.__table__,
+        [
+            {"trial_id": i, "key": key, "value_json": json.dumps(value)}
+            for i in ids
+            for key, value in told.items()
+        ],
+    )
+
+
+def _blocks(attempt: int) -> Iterator[dict[str, Any]]:
+    for index in range(BLOCKS):
+        yield {
+            "attempt_id": attempt,
+            "index": index,
+            "steps": 10,
+            "samples": 1000,
+            "tokens": 0,
+            "seconds": 1.0,
+            "rank_seconds": [1.0, 1.0],
+            "wait_seconds": 0.01,
+            "loss": 1.0,
+            "peak_bytes": 0,
+            "kept": index > 0,
+            "contended": False,
+            "observed": {"step_p50": 0.1},
+        }
+
+
+def _timed(ask: Any) -> float:
+    started = time.perf_counter()
+    ask()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", default="100,1000,10000")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    found = {}
+    for count in map(int, arguments.trials.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            study = Recorded(Path(folder), count)
+            found[count] = {
+                "turn": study.seconds_per_turn(arguments.turns),
+                "status": _timed(study.status),
+                "list": _timed(study.list),
+                "report": _timed(study.report),
+            }
+    fewest, most = min(found), max(found)
+    ratios = {name: found[most][name] / found[fewest][name] for name in found[most]}
+    if arguments.json:
+        print(json.dumps({"seconds": found, "most_over_fewest": ratios}, indent=2))
+        return
+    print(f"{'trials':>8}" + "".join(f"{name:>10}" for name in ratios))
+    for count, seconds in found.items():
+        print(f"{count:8d}" + "".join(f"{value:10.3f}" for value in seconds.values()))
+    print(f"{'ratio':>8}" + "".join(f"{value:10.1f}" for value in ratios.values()))
+
+
+if __name__ == "__main__":
+    main()

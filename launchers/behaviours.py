@@ -1,0 +1,94 @@
+"""What launches of a replaying launcher come to: makers of behaviours, and what is put around them."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from autotune.trial.protocol import Knobs, Outcome
+from launchers.replay import Answer, Behaviour, Launch
+from launchers.tables import SECONDS, STATE, THROUGHPUT, Table
+
+_SECONDS_PER_HOUR = 3600.0
+
+# Makers
+
+
+def running_at(rate: Callable[[Knobs], float]) -> Behaviour:
+    """Every configuration runs, at so many samples per second."""
+    return lambda launch: Answer(rate=rate(launch.knobs))
+
+
+def recorded(table: Table, *, timed: float) -> Behaviour:
+    """What the row of a table says, without noise.
+
+    What a table does not record is made up: a loss that falls alike for all, a step of the usual
+    parts, no peak memory. A configuration that it does not hold is an ERROR, unless its speed does not
+    matter: such as the reference of a loss trajectory.
+
+    Args:
+        table: its throughput is taken for samples and for tokens per second.
+        timed: seconds for which each trial was timed when the table was recorded; what it took beyond
+            them is taken for its start-up.
+    """
+
+    def behaviour(launch: Launch) -> Answer:
+        row = table.row(launch.knobs)
+        if row is None:
+            untimed = launch.request.trajectory or launch.request.profile
+            problem = None if untimed else Outcome.ERROR
+            return Answer(rate=table.best, outcome=problem, cause=table.lacks(launch.knobs))
+        if row[STATE] != "COMPLETE":
+            cause = f"recorded as {row[STATE]}"
+            return Answer(startup=row[SECONDS], outcome=Outcome(row[STATE]), cause=cause)
+        startup = max(0.0, row[SECONDS] - timed)
+        return Answer(rate=row[THROUGHPUT], startup=startup, tokens_per_sample=1)
+
+    return behaviour
+
+
+# What is put around a behaviour
+
+
+def noisy(
+    behaviour: Behaviour, *, run: float = 0.0, block: float = 0.0, drift_per_hour: float = 0.0
+) -> Behaviour:
+    """The same rates as a machine shows them.
+
+    Args:
+        run: relative standard deviation between launches of one configuration.
+        block: that of blocks within a launch.
+        drift_per_hour: relative change of all rates in an hour of virtual time.
+    """
+
+    def changed(launch: Launch) -> Answer:
+        answer = behaviour(launch)
+        drift = drift_per_hour * launch.at / _SECONDS_PER_HOUR
+        rate = answer.rate * math.exp(launch.draw.gauss(0.0, run) + drift)
+        return dataclasses.replace(answer, rate=rate, block_sigma=block)
+
+    return changed
+
+
+def where(behaviour: Behaviour, condition: Callable[[Launch], bool], **changes: Any) -> Behaviour:
+    """The same, but with these fields of the answer changed in the launches that meet the condition:
+    failures, lost agents, a start-up that takes long, a loss that goes elsewhere."""
+
+    def changed(launch: Launch) -> Answer:
+        answer = behaviour(launch)
+        return dataclasses.replace(answer, **changes) if condition(launch) else answer
+
+    return changed
+
+
+def within_memory(behaviour: Behaviour, peak: Callable[[Knobs], float], limit: float) -> Behaviour:
+    """The same on ranks of so many bytes: a configuration whose peak is above runs out of memory."""
+
+    def changed(launch: Launch) -> Answer:
+        answer, needed = behaviour(launch), peak(launch.knobs)
+        if needed > limit:
+            cause = f"out of memory: {needed:,.0f} of {limit:,.0f} bytes"
+            return dataclasses.replace(answer, outcome=Outcome.OOM, cause=cause)
+        return dataclasses.replace(answer, peak_bytes=int(needed))
+
+    return changed

@@ -1,0 +1,286 @@
+"""Trials without ranks: slots that answer from a recorded table or a function, in virtual time.
+
+A behaviour (launchers.behaviours) says what a launch comes to: how fast it runs, or how it fails. The
+slot turns that into the blocks that rank 0 would have reported, and asks the watch about each, so
+whatever stands above a launcher works as it does over ranks, a trial in a millisecond.
+
+Each slot has a time of its own, which goes on by what its trials would have taken; the launcher's clock
+is that of the slot that is furthest. What waits for a trial waits no time, so a slot that has long
+trials holds nobody up: with several slots the clock tells how long the busiest of them took. What
+chance decides in a launch is drawn from the seed, the knobs and the name of the launch; neither
+threads nor the order of launches matter.
+"""
+
+import dataclasses
+import itertools
+import math
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.trial.protocol import (
+    BlockReport,
+    Knobs,
+    Observed,
+    Outcome,
+    TrialReport,
+    TrialRequest,
+)
+from autotune.trial.rank.trace import PARTS
+from launchers.base import Launcher, Slot, TrialWatch
+
+ENVIRONMENT: Mapping[str, Any] = {
+    "host": "replay",
+    "cpu": "replayed processor",
+    "cores": 2,
+    "memory_bytes": 2**34,
+    "kernel": "none",
+    "python": "none",
+    "torch": "none",
+    "cuda": None,
+    "nccl": None,
+    "driver": None,
+    "devices": [],
+    "autotune": "none",
+}
+"""Fingerprint of a node that does not exist; see autotune.trial.node.environment."""
+
+_FALLING = 0.98
+"""The loss of a step over that of the step before."""
+_STEP_PARTS = {"compute": 0.7, "communication": 0.15, "optimizer": 0.1, "loader": 0.05}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A trial as a behaviour sees it.
+
+    Attributes:
+        number: how many launches of these knobs there were so far, this one included.
+        at: virtual seconds at which it begins.
+        draw: the chance of this launch.
+    """
+
+    request: TrialRequest
+    number: int
+    at: float
+    draw: random.Random
+
+    @property
+    def knobs(self) -> Knobs:
+        """The configuration."""
+        return self.request.knobs
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a launch comes to.
+
+    Attributes:
+        rate: samples per second over all ranks.
+        block_sigma: relative standard deviation of the time of blocks.
+        startup: seconds before the first step.
+        tokens_per_sample: 0 where a sample has none.
+        peak_bytes: of the rank that takes most; 0: not known.
+        loss: of the first step; it falls from there.
+        gradient_norm: of every step.
+        replica_spread: see autotune.trial.protocol.Observed.
+        parts: shares of a step by part, see autotune.trial.rank.trace.PARTS; the same for all ranks.
+        outcome: how it fails; None: it does not.
+        cause: why, in words.
+        after: blocks that it reports before it fails.
+        lost_agent: the agent dies with it.
+    """
+
+    rate: float = 1.0
+    block_sigma: float = 0.0
+    startup: float = 0.0
+    tokens_per_sample: int = 0
+    peak_bytes: int = 0
+    loss: float = 1.0
+    gradient_norm: float = 1.0
+    replica_spread: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=lambda: _STEP_PARTS)
+    outcome: Outcome | None = None
+    cause: str = ""
+    after: int = 0
+    lost_agent: bool = False
+
+
+Behaviour = Callable[[Launch], Answer]
+"""What a launch comes to; called by the threads of all slots."""
+
+
+def never(_: Knobs) -> str:
+    """No configuration is refused."""
+    return ""
+
+
+class ReplayLauncher(Launcher):
+    """Slots over one behaviour."""
+
+    slots: list["ReplaySlot"]
+
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        *,
+        workers: int = 2,
+        slots: int = 1,
+        environment: Mapping[str, Any] = ENVIRONMENT,
+        seed: int = 0,
+        refusal: Callable[[Knobs], str] = never,
+    ) -> None:
+        """Open it.
+
+        Args:
+            behaviour: what launches come to.
+            workers: ranks of a trial.
+            slots: trials at a time.
+            environment: fingerprint of the node that is played; one CUDA device per rank if it has any.
+            seed: of all chance.
+            refusal: why a configuration is outside of what can be played; empty: it is not.
+        """
+        self.workers = workers
+        self._behaviour = behaviour
+        self._seed = seed
+        self._refusal = refusal
+        self._launches: Counter[Any] = Counter()
+        self._lock = threading.Lock()
+        self.slots = [ReplaySlot(f"replay-{n}", environment, self._answer) for n in range(slots)]
+
+    def refusal(self, knobs: Knobs) -> str:
+        return self._refusal(knobs)
+
+    def clock(self) -> float:
+        return max(slot.time for slot in self.slots)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _answer(self, request: TrialRequest, at: float) -> tuple[Answer, random.Random]:
+        knobs = tuple(sorted(request.knobs.items()))
+        with self._lock:
+            self._launches[knobs] += 1
+            number = self._launches[knobs]
+        draw = random.Random(f"{self._seed}/{knobs}/{request.trial}")
+        return self._behaviour(Launch(request, number, at, draw)), draw
+
+
+class ReplaySlot(Slot):
+    """Plays one trial after another."""
+
+    def __init__(
+        self,
+        name: str,
+        environment: Mapping[str, Any],
+        answer: Callable[[TrialRequest, float], tuple[Answer, random.Random]],
+    ) -> None:
+        self.name = name
+        self.environment = dict(environment)
+        on_device = bool(environment["devices"])
+        self.device = "cuda" if on_device else "cpu"
+        self.devices_per_rank = float(on_device)
+        self.nodes = 1
+        self.time = 0.0
+        """Virtual seconds that its trials took."""
+        self._answer = answer
+        self._ending = False
+
+    def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
+        self._ending = False
+        answer, draw = self._answer(request, self.time)
+        report = self._played(request, watch, answer, draw)
+        self.time += report.wall_seconds
+        return report
+
+    def end(self) -> None:
+        self._ending = True
+
+    def _played(
+        self, request: TrialRequest, watch: TrialWatch, answer: Answer, draw: random.Random
+    ) -> TrialReport:
+        seen: list[BlockReport] = []
+        for block in _blocks(request, answer, draw):
+            if self._ending:
+                return _report(request, answer, seen)
+            if answer.outcome and len(seen) == answer.after:
+                return _failed(request, answer, seen)
+            seen.append(block)
+            if watch(block):
+                return _report(request, answer, seen)
+        failed = answer.outcome and len(seen) <= answer.after
+        return _failed(request, answer, seen) if failed else _report(request, answer, seen)
+
+
+def _report(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
+    wall_seconds = answer.startup + math.fsum(block.seconds for block in seen)
+    return TrialReport(request.trial, None, "", tuple(seen), wall_seconds)
+
+
+def _failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
+    report = _report(request, answer, seen)
+    waited = 0.0
+    if answer.outcome is Outcome.HANG:
+        waited = request.deadlines.step if seen else request.deadlines.startup
+    return dataclasses.replace(
+        report,
+        outcome=answer.outcome,
+        cause=answer.cause,
+        wall_seconds=report.wall_seconds + waited,
+        lost_agent=answer.lost_agent,
+    )
+
+
+def _blocks(request: TrialRequest, answer: Answer, draw: random.Random) -> Iterator[BlockReport]:
+    """As rank 0 reports them, until all that were asked for are done."""
+    knobs, workers = request.knobs, request.world_size * request.replicas
+    samples_per_step = knobs["micro_batch"] * knobs["accumulation_steps"] * workers
+    step = samples_per_step / answer.rate
+    loss = answer.loss
+    for index, steps in enumerate(_steps(request, step)):
+        seconds = steps * step * math.exp(draw.gauss(0.0, answer.block_sigma))
+        yield BlockReport(
+            trial=request.trial,
+            index=index,
+            steps=steps,
+            samples=steps * samples_per_step,
+            tokens=steps * samples_per_step * answer.tokens_per_sample,
+            seconds=seconds,
+            rank_seconds=(seconds,) * request.world_size,
+            wait_seconds=seconds * answer.parts.get("loader", 0.0),
+            loss=loss,
+            peak_bytes=answer.peak_bytes,
+            observed=_observed(request, answer, seconds / steps),
+        )
+        loss *= _FALLING if request.trajectory else 1.0
+
+
+def _steps(request: TrialRequest, step: float) -> Iterator[int]:
+    """Optimizer steps of each block."""
+    if request.trajectory:
+        return itertools.repeat(1, request.trajectory)
+    if request.profile:
+        return iter([request.profile])
+    plan = request.blocks
+    usual = max(plan.min_steps, round(plan.seconds / step))
+    # The first one is for what happens once.
+    return itertools.islice(itertools.chain([1], itertools.repeat(usual)), plan.max_blocks)
+
+
+def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
+    observed = Observed()
+    if request.trajectory:
+        observed["gradient_norm"] = answer.gradient_norm
+        observed["replica_spread"] = answer.replica_spread
+    elif request.profile:
+        ranks = request.world_size
+        observed["parts"] = {name: [answer.parts.get(name, 0.0)] * ranks for name in PARTS}
+        observed["peaks"] = [answer.peak_bytes] * ranks
+    else:
+        observed["step_p50"] = observed["step_p95"] = observed["step_max"] = step
+    if request.replicas > 1:
+        observed["replicas"] = request.replicas
+    return observed

@@ -1,0 +1,159 @@
+"""Replay tables: a CSV file with a row per configuration, and beside it where it was recorded.
+
+A table has a column per knob, then throughput (empty unless the state is COMPLETE), trial_seconds and
+state (COMPLETE, OOM or ERROR). A file of the same name ending in .json holds the study, the environment
+and the noise between runs.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import BadInput
+from autotune.trial.protocol import Knobs
+from search_spaces.knob import written
+
+THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
+_MEASURED = (THROUGHPUT, SECONDS, STATE)
+
+Row = Mapping[str, Any]
+"""Knob names and the three measured columns -> value; throughput is None unless COMPLETE."""
+
+
+class Table:
+    """Rows by configuration.
+
+    Attributes:
+        names: of the knobs.
+        rows: as they stand in the file.
+    """
+
+    def __init__(self, names: Sequence[str], rows: Sequence[Row]) -> None:
+        self.names = list(names)
+        self.rows = list(rows)
+        self._by_configuration = {self._key(row): row for row in rows}
+
+    def row(self, knobs: Knobs) -> Row | None:
+        """What was recorded of a configuration, whatever its other knobs are; None if nothing."""
+        return self._by_configuration.get(self._key(knobs))
+
+    def lacks(self, knobs: Knobs) -> str:
+        """Why there is no answer for a configuration, in words; empty if there is one."""
+        if self.row(knobs) is not None:
+            return ""
+        shown = ", ".join(f"{name}={written(knobs[name])}" for name in self.names)
+        return f"the table has no row for {shown}"
+
+    @cached_property
+    def values(self) -> dict[str, list[Any]]:
+        """The values of each knob, numbers in order."""
+        return {name: _in_order({row[name] for row in self.rows}) for name in self.names}
+
+    @cached_property
+    def best(self) -> float:
+        """The highest throughput."""
+        rates: list[float | None] = [row[THROUGHPUT] for row in self.rows]
+        return max(rate for rate in rates if rate is not None)
+
+    def _key(self, knobs: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(knobs[name] for name in self.names)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a table was recorded.
+
+    Attributes:
+        study: as it is written in a study file.
+        environment: fingerprint of the node.
+        noise: relative standard deviation between runs of one configuration; None if none was run twice.
+    """
+
+    study: dict[str, Any]
+    environment: dict[str, Any]
+    noise: float | None
+
+
+def read_table(path: Path) -> Table:
+    """The table in a file, values parsed.
+
+    Raises:
+        BadInput: it cannot be read, a column is missing, or no row is COMPLETE.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or [])
+            if missing := set(_MEASURED) - set(columns):
+                raise BadInput(f"{path}: no column {', '.join(sorted(missing))}")
+            names = [name for name in columns if name not in _MEASURED]
+            table = Table(names, [_row(names, row) for row in reader])
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{path} is no replay table: {error}") from None
+    if not any(row[THROUGHPUT] for row in table.rows):
+        raise BadInput(f"{path}: no row has a throughput")
+    return table
+
+
+def read_origin(path: Path) -> Origin:
+    """Where the table in this file was recorded.
+
+    Raises:
+        BadInput: the file beside it is missing, or is none.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        body = json.loads(beside.read_text("utf-8"))
+        return Origin(body["study"], body["environment"], body.get("noise"))
+    except OSError as error:
+        raise BadInput(
+            f"{beside} cannot be read ({error.strerror}): it tells where and how {path} was recorded, "
+            "and `autotune record` writes both"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(f"{beside} does not tell where {path} was recorded") from None
+
+
+def write_table(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
+    """Write the rows as a file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*names, *_MEASURED])
+        for row in rows:
+            values = [written(row[name]) for name in names]
+            writer.writerow(
+                [*values, shown_rate(row[THROUGHPUT]), f"{row[SECONDS]:.3f}", row[STATE]]
+            )
+
+
+def parsed(text: str) -> Any:
+    """The value that search_spaces.knob.written wrote."""
+    return yaml.safe_load(text)
+
+
+def shown_rate(rate: float | None) -> str:
+    """A throughput as a file holds it."""
+    return "" if rate is None else f"{rate:.6g}"
+
+
+def _row(names: Sequence[str], row: Mapping[str, str]) -> Row:
+    return {
+        **{name: parsed(row[name]) for name in names},
+        THROUGHPUT: float(row[THROUGHPUT]) if row[THROUGHPUT] else None,
+        SECONDS: float(row[SECONDS]),
+        STATE: row[STATE],
+    }
+
+
+def _in_order(values: set[Any]) -> list[Any]:
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        return sorted(values)
+    return sorted(values, key=str)

@@ -1,0 +1,42 @@
+"""A study over a replaying launcher, for every test one."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage import Database
+from tests.control.replayed import Replayed
+
+_MEMORY = Path("/dev/shm")
+"""No test here is about power cuts, so no commit needs to wait for a disk."""
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[Database]:
+    """One for all tests, as it takes longer to open one, and to compile all statements for it, than to
+    run a study; each test finds it empty."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+        path = Path(folder) / "autotune.db"
+        found = Database(f"sqlite:///{path}")
+        _close(found)
+        shutil.copy(path, path.with_suffix(".empty"))
+        yield found
+
+
+@pytest.fixture
+def played(tmp_path: Path, database: Database) -> Replayed:
+    """A study over a launcher that replays."""
+    _close(database)
+    path = Path(str(database.url.database))
+    for left in path.parent.glob("autotune.db*"):
+        left.unlink()
+    shutil.copy(path.with_suffix(".empty"), path)
+    return Replayed(tmp_path, database)
+
+
+def _close(database: Database) -> None:
+    database.engine.dispose()
+    database.optuna().engine.dispose()

@@ -1,0 +1,117 @@
+"""A whole study over a replaying launcher: a real database, daemon, session and tuner, no rank."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.submission import submit
+from autotune.spec import load
+from autotune.trial.protocol import Knobs
+from launchers.behaviours import running_at
+from launchers.replay import Behaviour, ReplayLauncher
+from storage import Database, Repository, StoredAttempt
+from tests.records import Records
+from tests.steering import write_study
+
+SPACE: dict[str, list[Any]] = {"micro_batch": [1, 2, 4, 8, 16], "accumulation_steps": [1, 2]}
+MEASUREMENT = {
+    "block_seconds": 1.0,
+    "min_steps": 2,
+    "warmup": 1.0,
+    "longest": 5.0,
+    "baseline_runs": 1,
+    "finalists": 2,
+    "rounds": 3,
+    "attribution": 0,
+    "startup_deadline": 60,
+    "step_deadline": 20,
+}
+
+
+def rate(knobs: Knobs) -> float:
+    """Samples per second of a step of fixed and proportional parts; the larger, the better."""
+    samples = knobs["micro_batch"] * knobs["accumulation_steps"]
+    return 100.0 * samples / (samples + 2.0 * knobs["accumulation_steps"] + 3.0)
+
+
+PLAIN = running_at(rate)
+
+
+@dataclasses.dataclass
+class Machine:
+    """What a launcher is opened over, each time that a daemon opens one."""
+
+    behaviour: Behaviour = PLAIN
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    opened: list[ReplayLauncher] = dataclasses.field(default_factory=list)
+
+    def open(self, *_: object) -> ReplayLauncher:
+        self.opened.append(ReplayLauncher(self.behaviour, **self.options))
+        return self.opened[-1]
+
+
+class Replayed(Records):
+    """A study in a folder, and the machine that it runs on."""
+
+    def __init__(self, folder: Path, database: Database, name: str = "played") -> None:
+        super().__init__(database.url.render_as_string(hide_password=False), name)
+        self.folder = folder
+        self.machine = Machine()
+        self.repository = Repository(database)
+
+    def on(self, behaviour: Behaviour, **options: Any) -> "Replayed":
+        """Launches come to this from now on; options are the launcher's."""
+        self.machine = Machine(behaviour, options)
+        return self
+
+    def submit(self, **changes: Any) -> None:
+        """Put the study into the queue; `measurement` changes single fields, all else whole sections."""
+        measurement = {**MEASUREMENT, **changes.pop("measurement", {})}
+        defaults = {"search_space": SPACE, "baseline": {"micro_batch": 2}, "sampler": "random"}
+        given = {**defaults, "name": self.name, "storage": self.url, **changes}
+        path = write_study(self.folder, measurement=measurement, **given)
+        submit(self.repository, load(path), self.folder)
+
+    def serve(self) -> None:
+        """Have a new daemon run what is in the queue."""
+        repository = Repository(self.repository.database)  # which keeps nothing but connections
+        daemon = Daemon(repository, this_cluster(), open_launcher=self.machine.open)
+        daemon.serve(idle_seconds=0.0)
+
+    def run(self, **changes: Any) -> dict[str, Any]:
+        """Submit and serve; the verdict, as it is stored."""
+        self.submit(**changes)
+        self.serve()
+        return self.verdict
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        study = self.study()
+        assert study.verdict is not None, f"{study.state}: {study.error}"
+        return study.verdict
+
+    @property
+    def seconds(self) -> float:
+        """Virtual ones, of the last launcher."""
+        return self.machine.opened[-1].clock()
+
+    def said(self) -> str:
+        """All messages."""
+        found = self.repository.messages.of(self.study().id)
+        return "\n".join(message.text for message in found)
+
+    def states(self, purpose: str = "search") -> list[str]:
+        """Of the attempts for one purpose, in order."""
+        return [attempt.result.state for attempt in self.attempts(purpose)]
+
+    def bury_daemon(self) -> None:
+        """End the lease of a daemon that is dead."""
+        if lease := self.lease():
+            self.repository.leases.reclaim(lease)
+
+
+def configuration(attempt: StoredAttempt) -> tuple[int, int]:
+    """What varies in SPACE."""
+    return attempt.knobs["micro_batch"], attempt.knobs["accumulation_steps"]

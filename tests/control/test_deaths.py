@@ -1,0 +1,57 @@
+"""A daemon dies right before or after any commit; another one goes on. Nothing is lost or repeated."""
+
+import pytest
+
+from tests.control.deaths import HEARTBEATS, Commit, Died, mortal
+from tests.control.replayed import Replayed
+
+# A study of two trials and its finals; what it says and tells of itself is counted below.
+SHORT = {
+    "budget": {"trials": 2},
+    "search_space": {"micro_batch": [1, 2, 4]},
+    "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 2},
+}
+COMMITS = [
+    Commit("Studies.claim", 2),
+    Commit("Studies.record_facts", 1),
+    Commit("Environments.record", 1),
+    Commit("Messages.say", 3),
+    Commit("AttemptRecords.begin", 3),
+    Commit("AttemptRecords.finish", 3),
+    Commit("Noise.record", 1),
+    Commit("Recommendations.record", 1),
+    Commit("Studies.finish", 1),
+    Commit("TrialLedger.enqueue", 2),
+    Commit("TrialLedger.ask", 2),
+    Commit("TrialLedger.tell", 2),
+    Commit("TrialLedger.name_objective", 1),
+    Commit("TrialLedger.note", 1),
+    Commit("Optuna.create_new_study", 1),
+    Commit("Optuna.create_new_trial", 2),
+    Commit("Optuna.set_trial_param", 2),
+    Commit("Optuna.set_trial_state_values", 3),
+    Commit("Optuna.set_trial_user_attr", 3),
+    Commit("Optuna.set_trial_system_attr", 2),
+]
+METHODS = [*(commit.method for commit in COMMITS), *HEARTBEATS, "Leases.release"]
+POINTS = [point for commit in COMMITS for point in commit.points]
+
+
+@pytest.mark.parametrize(("method", "when", "call"), POINTS)
+def test_a_death_at_any_commit(played: Replayed, method: str, when: str, call: int) -> None:
+    played.submit(**SHORT)
+    with mortal(METHODS, (method, when, call)) as daemon, pytest.raises(Died):
+        played.serve()
+    assert daemon.dead
+    played.bury_daemon()
+    played.serve()
+    played.assert_complete(trials=2)
+    assert (played.folder / "best.yaml").exists()
+
+
+def test_no_commit_is_left_out(played: Replayed) -> None:
+    played.submit(**SHORT)
+    with mortal(METHODS) as daemon:
+        played.serve()
+    counted = {c.method: min(daemon.calls.get(c.method, 0), 3) for c in COMMITS}
+    assert counted == {c.method: c.calls for c in COMMITS}

@@ -1,0 +1,163 @@
+"""The finals of a whole study: numerics gate, confirmation, closer look, and what people read of it."""
+
+import json
+import math
+
+import pytest
+import yaml
+
+from autotune.analysis.verdict import Verdict
+from autotune.report import paper
+from autotune.report.frame import attempts_frame
+from autotune.report.overview import describe, status_of
+from autotune.report.recompute import recomputed_verdict
+from autotune.trial.protocol import Outcome
+from launchers.behaviours import noisy, where
+from launchers.replay import Launch
+from tests.control.replayed import PLAIN, Replayed, configuration
+
+PRECISION = {"micro_batch": [2, 4], "precision": ["fp32", "bf16"]}
+
+
+def in_bf16(launch: Launch) -> bool:
+    return launch.knobs["precision"] == "bf16"
+
+
+def purpose(launch: Launch, wanted: str) -> bool:
+    return f"-{wanted}" in launch.request.trial
+
+
+FASTER = where(PLAIN, in_bf16, rate=90.0)
+
+
+def test_what_computes_the_same_is_recommended(played: Replayed) -> None:
+    verdict = played.on(FASTER).run(search_space=PRECISION)
+    assert verdict["knobs"]["precision"] == "bf16"
+    assert set(played.states("reference") + played.states("numerics")) == {"COMPLETE"}
+    assert len(played.attempts("reference")) == 1
+    played.assert_complete(trials=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"loss": 1.2}, "its loss leaves the reference"),
+        ({"gradient_norm": 3.0}, "its gradients have 3.00 times the norm"),
+        ({"replica_spread": 1e-3}, "gradients are not exchanged"),
+        ({"outcome": Outcome.CRASH, "cause": "rank 1: killed"}, "rank 1: killed"),
+    ],
+)
+def test_what_computes_something_else_is_refused(
+    played: Replayed, changes: dict[str, object], reason: str
+) -> None:
+    def checked(launch: Launch) -> bool:
+        return in_bf16(launch) and bool(launch.request.trajectory)
+
+    verdict = played.on(where(FASTER, checked, **changes)).run(search_space=PRECISION)
+    assert verdict["knobs"]["precision"] == "fp32"
+    refused = played.recorded("numerics")
+    assert len(refused) == 2
+    assert all(reason in a.result.cause for a in refused)
+    assert set(played.states("numerics")) == {"CRASH" if "outcome" in changes else "REFUSED"}
+    assert all(a.knobs["precision"] == "fp32" for a in played.recorded("confirm"))
+    assert reason in json.dumps(verdict)
+    played.assert_complete(trials=4)
+
+
+def test_a_reference_that_fails_leaves_finalists_unchecked(played: Replayed) -> None:
+    def reference(launch: Launch) -> bool:
+        return purpose(launch, "reference")
+
+    broken = where(FASTER, reference, outcome=Outcome.OOM, cause="rank 0: no memory")
+    verdict = played.on(broken).run(search_space=PRECISION)
+    assert played.states("reference") == ["OOM"]
+    assert played.attempts("numerics") == []
+    assert "could not be checked" in verdict["sentence"]
+    played.assert_complete(trials=4)
+
+
+def test_a_reference_whose_loss_is_no_number(played: Replayed) -> None:
+    diverging = where(FASTER, lambda launch: purpose(launch, "reference"), loss=math.nan)
+    verdict = played.on(diverging).run(search_space=PRECISION)
+    assert played.states("reference") == ["ERROR"]
+    assert "could not be checked" in verdict["sentence"]
+
+
+def test_noise_asks_for_more_rounds(played: Replayed) -> None:
+    played.on(noisy(PLAIN, run=0.05), seed=1)
+    played.run(budget={"trials": 10}, measurement={"rounds": 6, "finalists": 3})
+    rounds = {a.round for a in played.attempts("confirm")}
+    assert len(rounds) > 3
+    played.assert_complete(trials=10)
+
+
+def test_nothing_is_a_verdict_too(played: Replayed) -> None:
+    """All are as fast as the baseline: noise alone must not make a winner."""
+    flat = noisy(where(PLAIN, lambda _: True, rate=50.0), run=0.03, block=0.01)
+    verdict = played.on(flat).run(budget={"trials": 8}, measurement={"rounds": 5, "finalists": 3})
+    assert verdict["trial"] == 0
+    assert yaml.safe_load((played.folder / "best.yaml").read_text())["knobs"]["micro_batch"] == 2
+    played.assert_complete(trials=8)
+
+
+def test_a_finalist_that_fails_in_its_second_round_is_out(played: Replayed) -> None:
+    def second(launch: Launch) -> bool:
+        return launch.knobs["micro_batch"] == 16 and purpose(launch, "confirm2-")
+
+    failing = where(PLAIN, second, outcome=Outcome.CRASH, cause="rank 0: killed")
+    verdict = played.on(failing).run(budget={"trials": 10}, measurement={"finalists": 3})
+    assert verdict["knobs"]["micro_batch"] == 8
+    crashed = [a for a in played.attempts("confirm") if a.result.state == "CRASH"]
+    assert {(a.knobs["micro_batch"], a.round) for a in crashed} == {(16, 2)}
+    assert all(a.knobs["micro_batch"] != 16 for a in played.attempts("confirm") if a.round > 2)
+    played.assert_complete(trials=10)
+
+
+def test_when_all_fail_in_the_confirmation_there_is_no_result(played: Replayed) -> None:
+    failing = where(PLAIN, lambda launch: purpose(launch, "confirm"), outcome=Outcome.ERROR)
+    verdict = played.on(failing).run(budget={"trials": 3})
+    assert verdict["trial"] is None
+    assert played.repository.recommendations.newest_of(played.study().id) is None
+    played.assert_complete(trials=3)
+
+
+def test_a_finalist_whose_agent_dies_is_measured_again(played: Replayed) -> None:
+    def first(launch: Launch) -> bool:
+        name = launch.request.trial.split("/")[1]
+        return purpose(launch, "confirm1") and name.endswith("-1")
+
+    lossy = where(PLAIN, first, lost_agent=True, outcome=Outcome.CRASH)
+    played.on(lossy).run(budget={"trials": 3})
+    states = [a.result.state for a in played.attempts("confirm") if a.round == 1]
+    assert sorted(states) == ["COMPLETE"] * 3 + ["LOST"] * 3
+    played.assert_complete(trials=3)
+
+
+def test_attribution_and_profiles_tell_what_each_knob_brings(played: Replayed) -> None:
+    played.run(budget={"trials": 10}, measurement={"attribution": 2})
+    verdict = played.verdict
+    winner = (verdict["knobs"]["micro_batch"], verdict["knobs"]["accumulation_steps"])
+    assert winner == (16, 2)
+    variants = {configuration(a) for a in played.recorded("attribute")}
+    assert variants == {(16, 2), (2, 2), (16, 1)}
+    assert {a.round for a in played.recorded("attribute")} == {1, 2}
+    profiled = [configuration(a) for a in played.recorded("profile")]
+    assert profiled == [(2, 1), (16, 2)]
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    assert "micro_batch" in shown
+    assert "communication" in shown
+
+
+def test_what_people_read_of_a_study(played: Replayed) -> None:
+    verdict = played.on(noisy(PLAIN, run=0.02, block=0.01)).run(budget={"trials": 6})
+    status = status_of(played.repository, played.name)
+    assert json.loads(json.dumps(status))["state"] == "DONE"
+    assert verdict["sentence"] in describe(status)
+    assert verdict["sentence"] in paper.report(
+        played.repository, played.name, Verdict.from_dict(verdict)
+    )
+    recomputed = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(recomputed.as_dict())) == verdict
+    assert len(attempts_frame(played.repository, played.name)) == len(played.attempts())
+    best = yaml.safe_load((played.folder / "best.yaml").read_text())
+    assert best["knobs"] == verdict["knobs"]

@@ -1,0 +1,231 @@
+"""The search of a whole study: opening, calibration, racing, failures, memory, budgets."""
+
+import pytest
+
+from autotune.trial.protocol import Outcome
+from launchers.behaviours import noisy, running_at, where, within_memory
+from launchers.replay import Launch
+from tests.control.replayed import PLAIN, SPACE, Replayed, configuration, rate
+
+BASELINE = {"micro_batch": 2}
+
+
+def is_baseline(launch: Launch) -> bool:
+    return (launch.knobs["micro_batch"], launch.knobs["accumulation_steps"]) == (2, 1)
+
+
+def others(launch: Launch) -> bool:
+    return not is_baseline(launch)
+
+
+def test_a_whole_study_recommends_the_fastest(played: Replayed) -> None:
+    verdict = played.run(budget={"trials": 10})
+    played.assert_complete(trials=10)
+    assert verdict["knobs"]["micro_batch"] == 16
+    assert verdict["speedup"]["value"] == pytest.approx(
+        rate(verdict["knobs"]) / rate({"micro_batch": 2, "accumulation_steps": 1}), rel=1e-6
+    )
+    assert "every feasible configuration has been tried" not in played.said()
+
+
+def test_the_search_ends_when_nothing_is_left(played: Replayed) -> None:
+    played.run(budget={"trials": 100})
+    played.assert_complete(trials=10)
+    assert "every feasible configuration has been tried" in played.said()
+    assert {configuration(a) for a in played.attempts("search")} == {
+        (m, a) for m in SPACE["micro_batch"] for a in SPACE["accumulation_steps"]
+    }
+
+
+def test_the_baseline_comes_first_then_what_experts_would_try(played: Replayed) -> None:
+    parts = {"communication": 0.6, "compute": 0.4}
+    played.on(where(PLAIN, lambda _: True, parts=parts)).run(budget={"trials": 3})
+    assert played.attempts()[0].purpose == "profile"
+    assert "(60% of its step): ranks wait for gradients" in played.said()
+    first, second, _ = played.attempts("search")
+    assert configuration(first) == (2, 1)
+    assert configuration(second) != (2, 1)
+    reasons = [t.user_attrs.get("suggested_by", "") for t in played.trials()]
+    assert reasons[0] == "baseline"
+    assert reasons[1].startswith("it answers what holds the baseline back")
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_calibration_finds_the_noise_between_runs(played: Replayed, slots: int) -> None:
+    played.on(noisy(PLAIN, run=0.05, block=0.005), slots=slots)
+    played.run(budget={"trials": 9}, measurement={"baseline_runs": 8, "longest": 3.0})
+    played.assert_complete(trials=9)
+    assert len(played.recorded("calibrate")) == 8  # seven at first, one after eight trials
+    found = played.repository.noise.of(played.study().id)
+    assert found is not None
+    assert 0.02 < found.sigma_run < 0.09
+
+
+def test_racing_ends_what_cannot_catch_up_but_never_the_baseline(played: Replayed) -> None:
+    slow_baseline = where(PLAIN, is_baseline, rate=1.0)
+    uneven = noisy(slow_baseline, block=0.03)
+    played.on(uneven).run(budget={"trials": 10})
+    states = {configuration(a): a.result.state for a in played.attempts("search")}
+    assert states[2, 1] == "COMPLETE"
+    assert "PRUNED" in states.values()
+    played.assert_complete(trials=10)
+
+
+def test_what_runs_out_of_memory_is_learnt(played: Replayed) -> None:
+    limited = within_memory(PLAIN, lambda knobs: knobs["micro_batch"] * 100.0, limit=500.0)
+    space = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2]}
+    verdict = played.on(limited).run(
+        search_space=space, budget={"trials": 14, "least_gain": 0.0}, sampler="model"
+    )
+    assert verdict["knobs"]["micro_batch"] == 4
+    # Whatever has as much memory or more is not launched any more.
+    assert 1 <= played.states().count("OOM") <= 3
+    assert all(
+        a.result.peak_bytes == 100 * a.knobs["micro_batch"] for a in played.recorded("confirm")
+    )
+    played.assert_complete()
+
+
+def test_a_failing_baseline_is_said_and_the_rest_is_searched(played: Replayed) -> None:
+    broken = where(PLAIN, is_baseline, outcome=Outcome.ERROR, cause="rank 0: planted error")
+    verdict = played.on(broken).run(budget={"trials": 6})
+    assert played.states()[0] == "ERROR"
+    assert verdict["trial"] not in (None, 0)
+    assert "planted error" in verdict["sentence"]
+    played.assert_complete(trials=6)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.CRASH])
+def test_a_study_that_only_fails_ends_soon_without_a_result(
+    played: Replayed, outcome: Outcome
+) -> None:
+    broken = where(PLAIN, lambda _: True, outcome=outcome, cause="rank 0: planted error")
+    verdict = played.on(broken).run(budget={"trials": 100})
+    assert verdict["trial"] is None
+    assert "planted error" in verdict["sentence"]
+    assert "every trial ends in an error" in played.said()
+    assert played.repository.recommendations.newest_of(played.study().id) is None
+    assert not (played.folder / "best.yaml").exists()
+    played.assert_complete(trials=5)
+
+
+def test_a_hang_takes_its_deadline_and_the_study_goes_on(played: Replayed) -> None:
+    hangs = where(PLAIN, lambda launch: launch.knobs["micro_batch"] == 4, outcome=Outcome.HANG)
+    played.on(where(hangs, others, after=2)).run(budget={"trials": 10})
+    hung = [a for a in played.attempts("search") if a.knobs["micro_batch"] == 4]
+    assert [a.result.state for a in hung] == ["HANG"] * 2
+    assert all(20 < a.result.wall_seconds < 25 for a in hung), "blocks, then the deadline of a step"
+    played.assert_complete(trials=10)
+
+
+def test_a_lost_agent_costs_a_launch_and_no_trial(played: Replayed) -> None:
+    def first(launch: Launch) -> bool:
+        searched = "-search-" in launch.request.trial
+        return searched and launch.request.trial.rpartition("/")[0].endswith("-1")
+
+    lossy = where(PLAIN, first, lost_agent=True, outcome=Outcome.CRASH, cause="the agent died")
+    played.on(lossy).run(budget={"trials": 3})
+    assert played.states() == ["LOST", "COMPLETE"] * 3
+    assert played.said().count("it is launched again") == 3
+    played.assert_complete(trials=3)
+
+
+def test_agents_that_keep_dying_end_a_trial(played: Replayed) -> None:
+    lossy = where(
+        PLAIN,
+        lambda launch: launch.knobs["micro_batch"] == 16,
+        lost_agent=True,
+        outcome=Outcome.CRASH,
+        cause="the agent died",
+    )
+    played.on(lossy).run(budget={"trials": 10})
+    states = [a.result.state for a in played.attempts("search") if a.knobs["micro_batch"] == 16]
+    assert states == ["LOST", "LOST", "CRASH"] * 2
+    played.assert_complete(trials=10)
+
+
+# Budgets, in virtual time
+
+
+def test_wall_time_ends_the_search_and_keeps_a_quarter(played: Replayed) -> None:
+    played.on(where(PLAIN, lambda _: True, startup=100.0))
+    played.run(budget={"trials": None, "wall_time": "20m"})
+    assert "900 s of the wall time are spent" in played.said()
+    searched = sum(a.result.wall_seconds for a in played.attempts("search"))
+    assert 700 < searched < 1100
+    assert played.seconds == pytest.approx(
+        sum(a.result.wall_seconds for a in played.attempts()), rel=1e-6
+    )
+    played.assert_complete()
+
+
+def test_out_of_time_the_confirmation_makes_do_with_the_fewest_rounds(played: Replayed) -> None:
+    played.on(noisy(where(PLAIN, lambda _: True, startup=100.0), run=0.2))
+    played.run(budget={"trials": None, "wall_time": "20m"}, measurement={"rounds": 9})
+    assert {a.round for a in played.attempts("confirm")} == {1, 2, 3}
+
+
+def test_device_hours_count_trials_times_ranks(played: Replayed) -> None:
+    played.on(where(PLAIN, lambda _: True, startup=895.0), workers=4)
+    played.run(budget={"trials": None, "device_hours": 3})
+    assert "the budget of 3 device hours is spent" in played.said()
+    assert len(played.attempts("search")) == 3
+    played.assert_complete(trials=3)
+
+
+def test_a_budget_that_is_raised_goes_on_where_it_stood(played: Replayed) -> None:
+    played.run(budget={"trials": 3})
+    before = [a.id for a in played.attempts("search")]
+    played.run(budget={"trials": 6})
+    assert [a.id for a in played.attempts("search")][:3] == before
+    played.assert_complete(trials=6)
+
+
+def test_the_model_stops_where_nothing_is_left_to_gain(played: Replayed) -> None:
+    space = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "log_interval": [1, 2, 5, 10, 20]}
+    played.run(budget={"trials": 35}, sampler="model", search_space=space)
+    assert "less than the" in played.said()
+    assert 6 <= len(played.trials()) < 25
+    played.assert_complete()
+
+
+# micro_batch: max
+
+
+def limited(limit: float) -> object:
+    return within_memory(PLAIN, lambda knobs: knobs["micro_batch"] * 10.0 + 50.0, limit)
+
+
+LARGEST = {"micro_batch": ["max"], "accumulation_steps": [1, 2]}
+MEMORY = {"workers": 2, "memory_per_worker": "1GiB"}
+
+
+def test_the_largest_batch_is_found_and_searched(played: Replayed) -> None:
+    played.on(limited(450.0))  # 40 fit
+    verdict = played.run(search_space=LARGEST, resources=MEMORY, budget={"trials": 4})
+    fits = {a.knobs["micro_batch"]: a.result.state for a in played.attempts("fit")}
+    assert fits[32] == "COMPLETE"
+    assert fits[64] == "OOM"
+    assert "max is taken to be 32" in played.said()
+    assert verdict["knobs"]["micro_batch"] == 32
+    played.assert_complete(trials=4)
+
+
+def test_not_even_one_sample_fits(played: Replayed) -> None:
+    played.on(limited(10.0))
+    played.submit(search_space=LARGEST, resources=MEMORY, baseline={"micro_batch": 1})
+    played.serve()
+    assert played.study().state == "FAILED"
+    assert "not even 1 fits in memory" in str(played.study().error)
+
+
+def test_a_baseline_that_cannot_run_here_is_bad_input(played: Replayed) -> None:
+    played.submit(
+        objective={"global_batch": 6},
+        baseline={"micro_batch": 3},
+        search_space={"micro_batch": [1, 3]},
+    )
+    played.on(running_at(rate), refusal=lambda knobs: "not on this machine")
+    played.serve()
+    assert played.study().state == "FAILED"
+    assert "the baseline cannot run here: not on this machine" in str(played.study().error)

@@ -1,0 +1,85 @@
+"""What a study has left in its database, and whether that is whole."""
+
+import functools
+from collections import Counter
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.errors import StudyNotFound
+from autotune.service.daemon import this_cluster
+from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
+
+NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")
+OPTUNA_STATE = {
+    "COMPLETE": TrialState.COMPLETE,
+    "PRUNED": TrialState.PRUNED,
+    "OOM": TrialState.PRUNED,
+    "HANG": TrialState.FAIL,
+    "CRASH": TrialState.FAIL,
+    "ERROR": TrialState.FAIL,
+}
+
+
+class Records:
+    """Of one study."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url = url
+        self.name = name
+
+    @functools.cached_property
+    def repository(self) -> Repository:
+        return Repository(Database(self.url))
+
+    def study(self) -> StoredStudy:
+        return self.repository.studies.named(self.name)
+
+    def attempts(self, purpose: str | None = None) -> list[StoredAttempt]:
+        """All attempts in the order in which they were begun, or those for one purpose."""
+        try:
+            found = self.repository.attempts.of(self.study().id)
+        except StudyNotFound:
+            return []
+        return [a for a in found if purpose in (None, a.purpose)]
+
+    def recorded(self, purpose: str | None = None) -> list[StoredAttempt]:
+        """Attempts with a result."""
+        return [a for a in self.attempts(purpose) if a.result.state not in NOT_RECORDED]
+
+    def trials(self) -> list[FrozenTrial]:
+        """The trials in Optuna."""
+        database = self.repository.database
+        return optuna.load_study(study_name=self.name, storage=database.optuna()).get_trials()
+
+    def lease(self) -> LeaseState | None:
+        """Who holds the lease; None if nobody does."""
+        return self.repository.leases.holder(this_cluster())
+
+    def assert_complete(self, trials: int | None = None) -> None:
+        """The study is done, and its records are whole: each trial once, none missing, none open."""
+        study = self.study()
+        assert study.state == "DONE", f"{study.state}: {study.error}"
+        assert study.verdict is not None
+        assert [a for a in self.attempts() if a.running] == []
+        told = self.trials()
+        self._assert_told_as_recorded(told)
+        if trials is not None:
+            assert len(told) == trials
+        configurations = [tuple(sorted(a.knobs.items())) for a in self.recorded("search")]
+        assert len(configurations) == len(set(configurations)), "a configuration was tried twice"
+        rounds = Counter((a.trial, a.round) for a in self.recorded("confirm"))
+        assert set(rounds.values()) <= {1}, f"measured twice in a round: {rounds}"
+
+    def _assert_told_as_recorded(self, trials: list[FrozenTrial]) -> None:
+        searched = Counter(a.trial for a in self.recorded("search"))
+        open_trials = {t.number: t.state.name for t in trials if not t.state.is_finished()}
+        assert open_trials == {}, f"trials left open in Optuna: {open_trials}"
+        assert searched == {t.number: 1 for t in trials}, "recorded attempts per trial"
+        by_number = {a.trial: a for a in self.recorded("search")}
+        for trial in trials:
+            attempt = by_number[trial.number]
+            assert trial.state == OPTUNA_STATE[attempt.result.state], attempt
+            assert {name: attempt.knobs[name] for name in trial.params} == trial.params
+            if trial.state == TrialState.COMPLETE:
+                assert trial.value == attempt.result.throughput

@@ -15,7 +15,8 @@ COMMITS = [
     Commit("Studies.claim", 2),
     Commit("Studies.record_facts", 1),
     Commit("Environments.record", 1),
-    Commit("Messages.say", 3),
+    Commit("Messages.say", 2),
+    Commit("Studies.end_search", 1),
     Commit("AttemptRecords.begin", 3),
     Commit("AttemptRecords.finish", 3),
     Commit("Noise.record", 1),
@@ -55,3 +56,16 @@ def test_no_commit_is_left_out(played: Replayed) -> None:
         played.serve()
     counted = {c.method: min(daemon.calls.get(c.method, 0), 3) for c in COMMITS}
     assert counted == {c.method: c.calls for c in COMMITS}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_end_of_a_search_is_told_once_with_its_reason(played: Replayed, when: str) -> None:
+    played.submit(**SHORT)
+    with mortal(METHODS, ("Recommendations.record", when, 1)), pytest.raises(Died):
+        played.serve()
+    before = [attempt.id for attempt in played.attempts("search")]
+    played.bury_daemon()
+    played.serve()
+    told = played.repository.messages.of(played.study().id)
+    assert sum(message.text.startswith("The search ends: ") for message in told) == 1
+    assert [attempt.id for attempt in played.attempts("search")] == before

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import optuna
 import yaml
@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.errors import StudyNotFound
 from autotune.service.daemon import this_cluster
 from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
+from tests.waiting import wait_for
 
 NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")
 OPTUNA_STATE = {
@@ -33,8 +34,6 @@ OPTUNA_STATE = {
 TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 _DYING_COMMAND = Path(__file__).parent / "faults" / "dying_command.py"
 _POLL_SECONDS = 0.05
-
-Found = TypeVar("Found")
 
 
 def tiny_study(**changes: Any) -> dict[str, Any]:
@@ -90,16 +89,6 @@ def autotune(
     )
     if check and found.returncode:
         raise AssertionError(f"exit {found.returncode}\n{found.stdout}\n{found.stderr}")
-    return found
-
-
-def wait_for(condition: Callable[[], Found], what: str, timeout: float = 60.0) -> Found:
-    """What the condition returns once that is true; fails when it is not within so many seconds."""
-    give_up = time.monotonic() + timeout
-    while not (found := condition()):
-        if time.monotonic() > give_up:
-            raise AssertionError(f"not within {timeout:g} s: {what}")
-        time.sleep(_POLL_SECONDS)
     return found
 
 

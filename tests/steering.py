@@ -1,27 +1,29 @@
 """Steering real studies: start them, wait with a deadline, send signals, judge what they leave."""
 
 import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import pytest
 import yaml
 
+from autotune import cli
 from autotune.errors import StudyNotFound
 from storage import LeaseState, StoredAttempt
 from tests.records import Records
+from tests.waiting import wait_for
 
 TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 _DYING_COMMAND = Path(__file__).parent / "faults" / "dying_command.py"
 _POLL_SECONDS = 0.05
-
-Found = TypeVar("Found")
 
 
 def tiny_study(**changes: Any) -> dict[str, Any]:
@@ -80,13 +82,28 @@ def autotune(
     return found
 
 
-def wait_for(condition: Callable[[], Found], what: str, timeout: float = 60.0) -> Found:
-    """What the condition returns once that is true; fails when it is not within so many seconds."""
-    give_up = time.monotonic() + timeout
-    while not (found := condition()):
-        if time.monotonic() > give_up:
-            raise AssertionError(f"not within {timeout:g} s: {what}")
-        time.sleep(_POLL_SECONDS)
+def ask(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, check: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process: what it answers where the process is not the point."""
+    with (
+        contextlib.chdir(cwd),
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        patch.setattr(sys, "argv", ["autotune", *arguments])
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        code: object = 0
+        try:
+            cli.run()
+        except SystemExit as left:
+            code = left.code or 0
+    assert isinstance(code, int)
+    found = subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
+    if check and code:
+        raise AssertionError(f"exit {code}\n{found.stdout}\n{found.stderr}")
     return found
 
 
@@ -152,6 +169,12 @@ class StudyFolder(Records):
         """Run a command in the folder to its end."""
         return autotune(*arguments, cwd=self.folder, env=env, timeout=timeout)
 
+    def ask(
+        self, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the folder, in this process."""
+        return ask(*arguments, cwd=self.folder, env=env)
+
     def spawn(self, *arguments: str, env: Mapping[str, str] | None = None) -> "Command":
         """Start a command in the folder."""
         return Command(["-m", "autotune", *arguments], self.folder, env)
@@ -175,16 +198,14 @@ class StudyFolder(Records):
 
     def status(self) -> dict[str, Any]:
         """`autotune status --json`."""
-        found = self.run("status", self.name, "--json", "--storage", self.url)
+        found = self.ask("status", self.name, "--json", "--storage", self.url)
         assert found.returncode == 0, found.stderr
         return dict(json.loads(found.stdout))
 
     def daemon_pid(self) -> int:
         """Of the daemon that runs the study, as `autotune status` tells; waits until there is one."""
         self.wait_lease()
-        return int(
-            wait_for(lambda: self.status()["daemon"], f"a daemon runs {self.name}", 30)["pid"]
-        )
+        return int(wait_for(lambda: self.status()["daemon"], f"a daemon runs {self.name}")["pid"])
 
     # Waiting
 
@@ -220,7 +241,7 @@ class StudyFolder(Records):
 
         return wait_for(running, f"an attempt runs after {after} recorded ones")
 
-    def wait_nothing_runs(self, timeout: float = 20) -> None:
+    def wait_nothing_runs(self, timeout: float = 60) -> None:
         """No process of this folder is left."""
         give_up = time.monotonic() + timeout
         while left := processes_in(self.folder):

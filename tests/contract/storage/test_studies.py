@@ -22,7 +22,7 @@ from tests.contract.storage.making import (
     taken,
     taken_over,
 )
-from tests.steering import wait_for
+from tests.waiting import wait_for
 
 
 def wait_until_somebody_waits(repository: Repository) -> None:

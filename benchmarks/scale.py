@@ -254,9 +254,13 @@ def _blocks(attempt: int) -> Iterator[dict[str, Any]]:
 
 
 def _timed(ask: Any) -> float:
-    started = time.perf_counter()
-    ask()
-    return time.perf_counter() - started
+    """Seconds, the best of three: what else the machine does only adds to them."""
+    found = []
+    for _ in range(3):
+        started = time.perf_counter()
+        ask()
+        found.append(time.perf_counter() - started)
+    return min(found)
 
 
 def main() -> None:

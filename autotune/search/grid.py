@@ -47,7 +47,7 @@ class Grid:
 
     def covers(self, params: Params) -> bool:
         """Whether these parameters have a value for every dimension."""
-        return all(name in params for name in self.names)
+        return self._values.keys() <= params.keys()
 
     def encode(self, params: Params) -> NDArray[np.int64]:
         """Index of each parameter's value; the nearest one of a number that is not on the grid."""

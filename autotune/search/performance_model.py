@@ -8,6 +8,7 @@ searched as well.
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,11 @@ _DOUBT = 0.5
 """Most risk to fail for another reason that an expert takes."""
 _CAUTION = 5
 """How much more than its own cost a trial that runs out of memory is shunned."""
+
+_MOST_TRIALS = 600
+"""That the models look at; of more the fastest and the latest half."""
+_UNMEASURED = 100
+"""Earlier ones that ran out of memory or failed, on top of those."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,10 @@ class PerformanceModelSampler(BaseSampler):
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         grid = Grid(search_space)
         rate = study.direction == StudyDirection.MAXIMIZE
-        candidates = grid.candidates(self._random, _best_params(trials, grid, rate=rate))
-        seen = Observations.of(trials, grid, rate=rate)
-        fits, works = self._chances(grid, trials, candidates)
+        telling = _telling(trials, rate=rate)
+        candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
+        seen = Observations.of(telling, grid, rate=rate)
+        fits, works = self._chances(grid, telling, candidates)
         if len(seen.times) < _FEW:
             risky = (fits < 1 - _RISK) | (works < 1 - _DOUBT)
             promise = -_apart_from_experts(grid, candidates) - 10.0 * risky
@@ -162,15 +169,16 @@ class PerformanceModelSampler(BaseSampler):
         self, trials: list[FrozenTrial], search_space: Mapping[str, BaseDistribution], *, rate: bool
     ) -> Prediction | None:
         grid = Grid(search_space)
-        seen = Observations.of(trials, grid, rate=rate)
+        telling = _telling(trials, rate=rate)
+        seen = Observations.of(telling, grid, rate=rate)
         if len(seen.times) < _FEW:
             return None
-        candidates = grid.candidates(self._random, _best_params(trials, grid, rate=rate))
+        candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
         model = StepModel(grid, seen)
         expected = model.expected(candidates)
         best = int(np.argmin(expected))
         time = float(expected[best]) * seen.unit
-        fits, works = self._chances(grid, trials, candidates)
+        fits, works = self._chances(grid, telling, candidates)
         promise = model.improvement(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
         gain = 0.0 if next_one is None else float(promise[next_one]) / model.incumbent
@@ -198,11 +206,12 @@ class PerformanceModelSampler(BaseSampler):
         self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
     ) -> int | None:
         """The most promising candidate that was not tried and is allowed; None if there is none."""
-        tried = {tuple(t.params[n] for n in grid.names) for t in trials if grid.covers(t.params)}
+        values = operator.itemgetter(*grid.names)
+        tried = {values(t.params) for t in trials if grid.covers(t.params)}
         allowed = self._allowed(trials) if self._allowed else lambda _: True
         for number in np.argsort(-promise, kind="stable"):
             params = grid.decode(candidates[number])
-            if tuple(params.values()) not in tried and allowed(params):
+            if values(params) not in tried and allowed(params):
                 return int(number)
         return None
 
@@ -212,6 +221,22 @@ def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:
     known = {n: CATALOGUE[n].promising for n in grid.names if n in CATALOGUE}
     wanted = {n: value for n, value in known.items() if value is not None}
     return grid.distance(candidates, grid.nearest(wanted)[None, :], wanted)[:, 0]
+
+
+def _telling(trials: list[FrozenTrial], *, rate: bool) -> list[FrozenTrial]:
+    """The trials that the models look at, in order: all, or of very many the fastest, the latest, those
+    that run, and the latest of those that told no speed."""
+    if len(trials) <= _MOST_TRIALS:
+        return trials
+    half = _MOST_TRIALS // 2
+    older, latest = trials[:-half], trials[-half:]
+    speeds = [(measured(trial), trial) for trial in older]
+    ranked = sorted((value, t.number) for value, t in speeds if value is not None)
+    silent = [t for value, t in speeds if value is None]
+    kept = {number for _, number in (ranked[-half:] if rate else ranked[:half])}
+    kept |= {t.number for t in silent if not t.state.is_finished()}
+    kept |= {t.number for t in silent[-_UNMEASURED:]}
+    return [t for t in older if t.number in kept] + latest
 
 
 def _rows(grid: Grid, trials: Sequence[FrozenTrial]) -> Rows:

@@ -1,6 +1,5 @@
 """Optuna samplers that never propose what cannot run, what was tried, or what must run out of memory."""
 
-import functools
 import itertools
 import random
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
-from autotune.search.space import Space, key
+from autotune.search.space import Configuration, Space, key
 from search_spaces import CATALOGUE, KnobValue
 
 _LOOK_AHEAD = 100_000
@@ -34,6 +33,7 @@ class FeasibleSampler(BaseSampler):
     def __init__(self, inner: BaseSampler, space: Space, seed: int, tries: int) -> None:
         self._inner = inner
         self._space = space
+        self._worth = WorthLaunching(space)
         self._random = random.Random(seed)
         self._tries = tries
 
@@ -42,7 +42,7 @@ class FeasibleSampler(BaseSampler):
         asked for and cannot be filled stays behind."""
         if any(trial.state == TrialState.WAITING for trial in trials):
             return True
-        return self._space.any_feasible(worth_launching(self._space, trials))
+        return self._space.any_feasible(self._worth(trials))
 
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
         """What the inner sampler expects; None if it has no model, or has seen too little."""
@@ -68,7 +68,7 @@ class FeasibleSampler(BaseSampler):
             Exhausted: there is none left.
         """
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        worth = worth_launching(self._space, others)
+        worth = self._worth(others)
         # Of an enqueued trial, or of one whose daemon died while it asked, some values are settled.
         settled = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         for _ in range(self._tries):
@@ -103,20 +103,37 @@ class FeasibleSampler(BaseSampler):
         return params
 
 
-def worth_launching(
-    space: Space, trials: list[FrozenTrial]
-) -> Callable[[Mapping[str, KnobValue]], bool]:
-    """Whether a configuration is feasible, new, and not bound to run out of memory."""
-    tried = {key(t.params) for t in trials if t.state != TrialState.WAITING}
-    too_large = [space.complete(t.params) for t in trials if t.user_attrs.get("end") == "OOM"]
+class WorthLaunching:
+    """From the trials of a study so far: whether a configuration is feasible, new, and not bound to run
+    out of memory. Trials that have ended are read once: they do not change."""
 
-    def worth(params: Mapping[str, KnobValue]) -> bool:
-        if key(params) in tried or space.problems(params):
-            return False
-        full = space.complete(params)
-        return not any(needs_more_memory(full, known) for known in too_large)
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._ended: set[int] = set()
+        self._tried: set[Configuration] = set()
+        self._too_large: list[dict[str, KnobValue]] = []
 
-    return worth
+    def __call__(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
+        """The question, to be asked of sampled parameters."""
+        new = [trial for trial in trials if trial.number not in self._ended]
+        for trial in new:
+            if trial.state.is_finished():
+                self._take(trial)
+        tried = self._tried | {key(t.params) for t in new if t.state != TrialState.WAITING}
+
+        def worth(params: Mapping[str, KnobValue]) -> bool:
+            if key(params) in tried or self._space.problems(params):
+                return False
+            full = self._space.complete(params)
+            return not any(needs_more_memory(full, known) for known in self._too_large)
+
+        return worth
+
+    def _take(self, trial: FrozenTrial) -> None:
+        self._ended.add(trial.number)
+        self._tried.add(key(trial.params))
+        if trial.user_attrs.get("end") == "OOM":
+            self._too_large.append(self._space.complete(trial.params))
 
 
 def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
@@ -142,7 +159,7 @@ def sampler(
         memory_bytes: that a rank has, if its peak can be compared with it.
     """
     if name == "model":
-        worth = functools.partial(worth_launching, space)
+        worth = WorthLaunching(space)
         ours = PerformanceModelSampler(seed, space.distributions(), worth, memory_bytes)
         return FeasibleSampler(ours, space, seed, tries=1)
     inner, tries = _INNER[name]

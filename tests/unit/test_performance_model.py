@@ -201,3 +201,21 @@ def test_a_name_that_it_knows_with_values_that_it_does_not_is_searched():
             trial, 10 * trial.params["micro_batch"] + len(trial.params["activation_checkpointing"])
         )
     assert len({tuple(t.params.values()) for t in study.trials}) == 6
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_of_very_many_trials_the_fastest_is_not_forgotten_and_none_is_repeated(direction):
+    value = machine(3)
+    every = [dict(zip(SPACE, values, strict=True)) for values in itertools.product(*SPACE.values())]
+    random.Random(0).shuffle(every)
+    best = max(every, key=value)
+    every.remove(best)
+    study = optuna.create_study(direction=direction, sampler=PerformanceModelSampler(0))
+    for params in [best, *every[:1500]]:
+        found = value(params) if direction == "maximize" else 1 / value(params)
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=DISTRIBUTIONS, value=found)
+        )
+    assert value(study.sampler.explain(study).params) >= 0.98 * value(best)
+    asked = study.ask(DISTRIBUTIONS).params
+    assert asked in every[1500:]

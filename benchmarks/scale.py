@@ -9,13 +9,16 @@ the next: record, tell, look whether to go on, ask, begin.
 
 import argparse
 import datetime
+import functools
 import itertools
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ from storage import Database, Lease, Repository, StudyState, TrialLedger
 from storage.models import AttemptRow, BlockRow
 
 CLUSTER = "scale"
+COMMANDS = ("status", "list", "report")
 BLOCKS = 6
 ROUNDS = 3
 SPEC = StudySpec.model_validate(
@@ -164,6 +168,13 @@ class Recorded:
             pass
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))
 
+    def command(self, name: str) -> Callable[[], object]:
+        """What a person waits for who types a command."""
+        words = [sys.executable, "-P", "-m", "autotune", name]
+        words += [] if name == "list" else [SPEC.name]
+        words += ["--storage", f"sqlite:///{self.folder}/autotune.db"]
+        return functools.partial(subprocess.run, words, check=True, capture_output=True)
+
     def status(self) -> None:
         json.dumps(status_of(self.repository, SPEC.name))
 
@@ -279,16 +290,17 @@ def main() -> None:
                 "status": _timed(study.status),
                 "list": _timed(study.list),
                 "report": _timed(study.report),
+                **{f"autotune {name}": _timed(study.command(name)) for name in COMMANDS},
             }
     fewest, most = min(found), max(found)
     ratios = {name: found[most][name] / found[fewest][name] for name in found[most]}
     if arguments.json:
         print(json.dumps({"seconds": found, "most_over_fewest": ratios}, indent=2))
         return
-    print(f"{'trials':>8}" + "".join(f"{name:>10}" for name in ratios))
+    print(f"{'trials':>8}" + "".join(f"{name:>17}" for name in ratios))
     for count, seconds in found.items():
-        print(f"{count:8d}" + "".join(f"{value:10.3f}" for value in seconds.values()))
-    print(f"{'ratio':>8}" + "".join(f"{value:10.1f}" for value in ratios.values()))
+        print(f"{count:8d}" + "".join(f"{value:17.3f}" for value in seconds.values()))
+    print(f"{'ratio':>8}" + "".join(f"{value:17.1f}" for value in ratios.values()))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from storage.records import (
     StoredNoise,
     StoredStudy,
     StudyState,
+    Summary,
 )
 from storage.repository import Repository
 from storage.trials import TrialLedger
@@ -43,5 +44,6 @@ __all__ = [
     "StoredNoise",
     "StoredStudy",
     "StudyState",
+    "Summary",
     "TrialLedger",
 ]

@@ -10,7 +10,15 @@ from sqlalchemy.orm import Session
 from autotune.errors import LeaseLost
 from search_spaces import KnobValue, defaults
 from storage.models import AttemptRow, BlockRow
-from storage.records import AttemptResult, AttemptState, Lease, Purpose, StoredAttempt, StoredBlock
+from storage.records import (
+    AttemptResult,
+    AttemptState,
+    Lease,
+    Purpose,
+    StoredAttempt,
+    StoredBlock,
+    Summary,
+)
 from storage.transactions import Transactions
 
 _NAMES = (
@@ -117,6 +125,33 @@ class AttemptRecords:
             )
             return [_attempt(row, known) for row in rows]
 
+    def summary(self, study_id: int) -> Summary:
+        """Where a study stands: for ten thousand attempts it costs little more than for ten."""
+        own = AttemptRow.study_id == study_id
+        search = (own, AttemptRow.purpose == Purpose.SEARCH)
+        complete = (*search, AttemptRow.state == AttemptState.COMPLETE)
+        with self._transactions.reading() as session:
+            counted = session.execute(
+                select(AttemptRow.state, func.count()).where(*search).group_by(AttemptRow.state)
+            )
+            states = {AttemptState(state): count for state, count in counted}
+            running = select(func.count()).where(own, AttemptRow.state == AttemptState.RUNNING)
+            rounds = select(func.max(AttemptRow.round)).where(
+                own, AttemptRow.purpose == Purpose.CONFIRM
+            )
+            chosen = select(*_COLUMNS).where(*complete).limit(1)
+            first = session.execute(chosen.where(AttemptRow.trial == 0)).first()
+            best = session.execute(
+                chosen.order_by(AttemptRow.throughput.desc(), AttemptRow.id)
+            ).first()
+            return Summary(
+                searched={state: count for state, count in states.items() if state.recorded},
+                running=session.scalar(running) or 0,
+                confirming=session.scalar(rounds) or 0,
+                first=_attempt(first, defaults()) if first else None,
+                best=_attempt(best, defaults()) if best else None,
+            )
+
     def blocks(self, attempt_id: int) -> list[StoredBlock]:
         """The timed blocks of an attempt, in order."""
         with self._transactions.reading() as session:
@@ -127,7 +162,7 @@ class AttemptRecords:
 
 
 class AttemptFeed:
-    """The attempts of one study for the daemon that runs it, and alone writes them.
+    """The attempts of one study for whoever looks again and again: its daemon, or who follows it.
 
     Each look reads only what may have changed since the last one: attempts that are new, and those
     that were running then. So it costs the same however long the study is.

@@ -206,6 +206,25 @@ class MessageKind(StrEnum):
 
 
 @dataclass(frozen=True)
+class Summary:
+    """Where a study stands, as the database counts it.
+
+    Attributes:
+        searched: recorded trials of the search, by how they ended.
+        running: attempts under way.
+        confirming: round of the confirmation that was begun last; 0 before there is one.
+        first: the complete run of the first trial; None while there is none.
+        best: the complete run with the highest throughput; None while there is none.
+    """
+
+    searched: dict[AttemptState, int]
+    running: int
+    confirming: int
+    first: "StoredAttempt | None"
+    best: "StoredAttempt | None"
+
+
+@dataclass(frozen=True)
 class StoredMessage:
     """What the daemon had to say, and when."""
 

@@ -5,7 +5,7 @@ from typing import Any
 from autotune.analysis.wording import quantity
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
-from storage import Attempts, MessageKind, Repository, StudyState
+from storage import MessageKind, Repository, StudyState
 
 _UNFINISHED = ("RUNNING", "QUEUED")
 
@@ -14,7 +14,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     """Where a study stands, JSON-ready."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    now = standing(Attempts(repository.attempts.of(study.id), spec.full_baseline()))
+    now = standing(repository.attempts.summary(study.id), spec.full_baseline())
     lease = repository.leases.holder(study.cluster)
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None

@@ -1,7 +1,6 @@
 """A study's progress as lines of text, from what is recorded."""
 
-import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ from autotune.analysis.wording import difference, quantity
 from autotune.spec import StudySpec
 from storage import (
     UNTIMED,
-    Attempts,
+    AttemptFeed,
     AttemptState,
     MessageKind,
     Purpose,
@@ -17,6 +16,7 @@ from storage import (
     StoredAttempt,
     StoredMessage,
     StoredStudy,
+    Summary,
 )
 
 _CHECKED = {AttemptState.COMPLETE: "ok", AttemptState.REFUSED: "refused:"}
@@ -48,20 +48,18 @@ class Standing:
         return self.best / self.baseline if self.best and self.baseline else None
 
 
-def standing(attempts: Attempts) -> Standing:
-    """Where a study with these attempts stands."""
-    searched = attempts.searched()
-    by_state = collections.Counter(a.result.state.value for a in searched)
-    best = max(searched.complete(), key=lambda a: a.result.throughput or 0.0, default=None)
-    baseline = attempts.baseline()
+def standing(summary: Summary, baseline: Mapping[str, Any]) -> Standing:
+    """Where a study with this baseline stands."""
+    first, best = summary.first, summary.best
+    today = first.result.throughput if first and first.knobs == baseline else None
     return Standing(
-        trials=len(searched),
-        by_state=dict(by_state),
-        running=len(attempts.ended_in(AttemptState.RUNNING)),
+        trials=sum(summary.searched.values()),
+        by_state={state.value: count for state, count in summary.searched.items()},
+        running=summary.running,
         best=best.result.throughput if best else None,
         best_trial=best.trial if best else None,
-        baseline=baseline.result.throughput if baseline else None,
-        confirming=max((a.round for a in attempts.of(Purpose.CONFIRM)), default=0),
+        baseline=today,
+        confirming=summary.confirming,
     )
 
 
@@ -72,7 +70,9 @@ class ProgressLines:
         self._repository = repository
         self._study = study
         self._spec = StudySpec.model_validate(study.spec)
+        self._baseline = self._spec.full_baseline()
         self._unit = self._spec.objective.unit
+        self._feed = AttemptFeed(repository.attempts, study.id)
         self._shown: set[int] = set()
         self._last_message = 0
         self._best: float = 0.0
@@ -80,11 +80,11 @@ class ProgressLines:
     def new(self) -> Iterator[str]:
         """Lines for messages and recorded attempts that were not shown yet."""
         messages = self._repository.messages.of(self._study.id, self._last_message)
-        attempts = self._attempts()
+        attempts = self._feed.read()
         ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
-        baseline = standing(attempts).baseline
+        baseline = self._standing().baseline
         lines = [(message.at, _told(message)) for message in messages]
-        searched = {a.trial: a.knobs for a in attempts.of(Purpose.SEARCH)}
+        searched = {a.trial: a.knobs for a in attempts if a.purpose == Purpose.SEARCH}
         lines += [
             (a.ended or 0.0, self._line(a, baseline, searched.get(a.trial, {}))) for a in ended
         ]
@@ -95,7 +95,7 @@ class ProgressLines:
 
     def headline(self) -> str:
         """Where the study stands, in one line."""
-        now = standing(self._attempts())
+        now = self._standing()
         budget = f"/{self._spec.budget.trials}" if self._spec.budget.trials else ""
         phase = f"confirming, round {now.confirming}" if now.confirming else "searching"
         text = f"{self._study.name}: {phase}, {now.trials}{budget} trials"
@@ -105,8 +105,8 @@ class ProgressLines:
             text += f", {now.speedup:.2f}x baseline"
         return text
 
-    def _attempts(self) -> Attempts:
-        return Attempts(self._repository.attempts.of(self._study.id), self._spec.full_baseline())
+    def _standing(self) -> Standing:
+        return standing(self._repository.attempts.summary(self._study.id), self._baseline)
 
     def _line(
         self, attempt: StoredAttempt, baseline: float | None, searched: dict[str, Any]
@@ -120,7 +120,7 @@ class ProgressLines:
         rate = f"{quantity(result.throughput):>8} {self._unit}"
         spread = f"±{100 * (result.half_width or 0):.1f} %"
         times = f"{result.throughput / baseline:5.2f}x" if baseline else " " * 6
-        changed = difference(attempt.knobs, self._spec.full_baseline())
+        changed = difference(attempt.knobs, self._baseline)
         mark = self._mark(attempt)
         return f"{label}  {rate} {spread:>8}  {times}  {mark:8}  {changed}"
 
@@ -148,7 +148,7 @@ class ProgressLines:
         searching = attempt.purpose == Purpose.SEARCH
         if attempt.purpose == Purpose.CALIBRATE:
             mark = "again"
-        elif attempt.knobs == self._spec.full_baseline():
+        elif attempt.knobs == self._baseline:
             mark = "baseline"
         elif result.state == AttemptState.PRUNED:
             mark = "stopped"

@@ -67,3 +67,27 @@ def test_exact_versions_are_within_the_supported_ranges():
     for text in [*project["dependencies"], *(line for extra in extras for line in extra)]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), text
+
+
+def rooms(page):
+    """Every file that docs/architecture.md lists, by its indentation."""
+    text = page.read_text().partition("## Rooms")[2].partition("```\n")[2].partition("```")[0]
+    folders = []
+    for line in text.splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name]
+        if not name.endswith("/"):
+            yield "".join(folders)
+
+
+def test_the_page_on_architecture_lists_every_file_once():
+    listed = list(rooms(ROOT / "docs" / "architecture.md"))
+    packages = ("autotune", "launchers", "search_spaces", "storage")
+    there = {
+        str(path.relative_to(ROOT))
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py" and "migrations" not in path.parts
+    }
+    assert sorted(listed) == sorted(there)

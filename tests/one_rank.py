@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autotune
-import search_spaces
-from autotune.trial.protocol import TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
+from tests.trials import knobs, of_one_rank
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -37,10 +36,6 @@ def settings_of_torch() -> Iterator[None]:
     yield
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = tf32
-
-
-def knobs(**changes: Any) -> dict[str, Any]:
-    return {**search_spaces.defaults(), "micro_batch": 2, "log_interval": 1, **changes}
 
 
 def stack() -> nn.Module:
@@ -67,7 +62,7 @@ def regression(
 
 
 def training(workload: autotune.Workload, **changes: Any) -> TrainingLoop:
-    request = TrialRequest("t", "m:f", {}, knobs(**changes), world_size=1, seed=3, device="cpu")
+    request = of_one_rank(knobs(**changes))
     return TrainingLoop(workload, request, RankContext(0, 0, 1, (CPU,)), lambda: None)
 
 

@@ -7,21 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from autotune.errors import StudyNotFound
 from storage import LeaseState, StoredAttempt
 from tests.records import Records
+from tests.waiting import wait_for
 
 TINY_WORKLOAD = Path(__file__).parent / "workloads" / "tiny.py"
 _DYING_COMMAND = Path(__file__).parent / "faults" / "dying_command.py"
 _POLL_SECONDS = 0.05
-
-Found = TypeVar("Found")
 
 
 def tiny_study(**changes: Any) -> dict[str, Any]:
@@ -77,16 +76,6 @@ def autotune(
     )
     if check and found.returncode:
         raise AssertionError(f"exit {found.returncode}\n{found.stdout}\n{found.stderr}")
-    return found
-
-
-def wait_for(condition: Callable[[], Found], what: str, timeout: float = 60.0) -> Found:
-    """What the condition returns once that is true; fails when it is not within so many seconds."""
-    give_up = time.monotonic() + timeout
-    while not (found := condition()):
-        if time.monotonic() > give_up:
-            raise AssertionError(f"not within {timeout:g} s: {what}")
-        time.sleep(_POLL_SECONDS)
     return found
 
 

@@ -21,6 +21,7 @@ from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
 from storage import AttemptResult
+from tests.trials import trial
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +42,11 @@ def measured(
 
 
 def tiny_trial(folder: Path, arguments: dict[str, Any]) -> TrialRequest:
-    return TrialRequest(
-        trial=folder.name,
-        factory="tiny:build",
+    return trial(
+        folder,
         args=arguments,
         knobs={**defaults(), "micro_batch": 4},
-        world_size=2,
-        seed=0,
-        device="cpu",
         blocks=BlockPlan(seconds=0.1, min_steps=2),
-        workdir=str(folder),
         import_paths=(str(Path(__file__).parent.parent / "workloads"),),
         log_dir=str(folder / "log"),
     )

@@ -20,24 +20,22 @@ from autotune.spec import StudySpec
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Resources, open_launcher
 from search_spaces import Facts, defaults, infeasible
+from tests.trials import trial
 
 WORKLOADS = str(Path(__file__).parent.parent / "workloads")
 TOTAL = 4 * (64 * 64 + 64)
 
 
 def request(folder: Path, ranks: int, knobs: dict[str, Any], trajectory: int = 0) -> TrialRequest:
-    return TrialRequest(
-        trial=folder.name,
-        factory="sharding:build",
+    return trial(
+        folder,
+        "sharding:build",
         args={"folder": str(folder)},
         knobs={**defaults(), "micro_batch": 4, **knobs},
         world_size=ranks,
         seed=0,
-        device="cpu",
         blocks=BlockPlan(seconds=0.05, min_steps=2),
-        workdir=str(folder),
         import_paths=(WORKLOADS,),
-        log_dir=str(folder / "log"),
         trajectory=trajectory,
     )
 

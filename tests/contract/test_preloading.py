@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 import launchers
-import search_spaces
-from autotune.trial.protocol import BlockPlan, Outcome, TrialReport, TrialRequest
+from autotune.trial.protocol import Outcome, TrialReport
 from launchers import Launcher, Resources
+from tests.steering import TINY_WORKLOAD
+from tests.trials import trial
 
 pytestmark = pytest.mark.timeout(120)
 
-TINY = Path(__file__).parents[1] / "workloads" / "tiny.py"
 SLOW = """
 import json, os, time
 
@@ -61,21 +61,7 @@ class Bench:
         (self.folder / "mine.py").write_text(workload)
         seen = self.folder / "imports.jsonl"
         known = len(seen.read_text().splitlines()) if seen.exists() else 0
-        name = uuid.uuid4().hex
-        request = TrialRequest(
-            trial=name,
-            factory="mine:build",
-            args={},
-            knobs=search_spaces.defaults(),
-            world_size=2,
-            seed=0,
-            device="cpu",
-            blocks=BlockPlan(0.01, 2, 2),
-            workdir=str(self.folder),
-            import_paths=(str(self.folder),),
-            env={"COLOUR": "red"},
-            log_dir=str(self.folder / "logs" / name),
-        )
+        request = trial(self.folder, "mine:build", env={"COLOUR": "red"})
         report = self.launcher.slots[0].run(request, lambda block: False)
         assert report.outcome is None, report.log_tail
         self.reports.append(report)
@@ -99,7 +85,7 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
     monkeypatch.setenv("IMPORTS", str(tmp_path / "imports.jsonl"))
-    (tmp_path / "tiny.py").write_text(TINY.read_text())
+    (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     kind = getattr(request, "param", "local")
     with launchers.open_launcher(kind, Resources(2, 0, 1, 1), str(tmp_path), None) as launcher:
         yield Bench(launcher, tmp_path, library.stem)
@@ -199,19 +185,8 @@ def test_a_library_of_no_weight_is_not_worth_new_agents(bench: Bench, library: P
 
 @pytest.mark.slow
 def test_a_trial_that_fails_before_it_has_built_teaches_nothing(bench: Bench) -> None:
-    request_failed = TrialRequest(
-        trial="failing",
-        factory="nowhere:build",
-        args={},
-        knobs=search_spaces.defaults(),
-        world_size=2,
-        seed=0,
-        device="cpu",
-        workdir=str(bench.folder),
-        import_paths=(str(bench.folder),),
-        log_dir=str(bench.folder / "logs" / "failing"),
-    )
-    assert bench.launcher.slots[0].run(request_failed, lambda _: False).outcome is Outcome.ERROR
+    failing = trial(bench.folder, "nowhere:build")
+    assert bench.launcher.slots[0].run(failing, lambda _: False).outcome is Outcome.ERROR
     assert len(imports(bench.train())) == 2
     bench.train()
     assert not imports(bench.train())

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from autotune.trial.rank.loop import TrainingLoop
 from autotune.workloads.attention import Attention
 from launchers import Resources
 from launchers.base import Launcher, Slot
+from tests.trials import of_one_rank, trial
 
 pytestmark = [
     pytest.mark.gpu,
@@ -78,7 +78,7 @@ def regression() -> autotune.Workload:
 
 def training(workload: autotune.Workload | None = None, **changes: Any) -> TrainingLoop:
     torch.manual_seed(0)
-    request = TrialRequest("t", "m:f", {}, knobs(**changes), world_size=1, seed=3, device="cuda")
+    request = of_one_rank(knobs(**changes), device="cuda")
     context = RankContext(0, 0, 1, (torch.device("cuda", 0),))
     return TrainingLoop(workload or regression(), request, context, lambda: None)
 
@@ -289,23 +289,15 @@ class Bench:
         return self.launcher.slots[0]
 
     def request(self, factory: str = "device:build", **changes: Any) -> TrialRequest:
-        name = uuid.uuid4().hex
-        request = TrialRequest(
-            trial=name,
-            factory=factory,
-            args={},
-            knobs=knobs(micro_batch=8),
-            world_size=self.launcher.workers,
-            seed=7,
-            device=self.slot.device,
-            devices_per_rank=self.slot.devices_per_rank,
-            blocks=BlockPlan(seconds=0.01, min_steps=2, max_blocks=5),
-            deadlines=Deadlines(startup=120, step=60),
-            workdir=str(self.folder),
-            import_paths=(str(self.folder),),
-            log_dir=str(self.folder / "logs" / name),
-        )
-        return dataclasses.replace(request, **changes)
+        of_the_slot: dict[str, Any] = {
+            "knobs": knobs(micro_batch=8),
+            "world_size": self.launcher.workers,
+            "device": self.slot.device,
+            "devices_per_rank": self.slot.devices_per_rank,
+            "blocks": BlockPlan(seconds=0.01, min_steps=2, max_blocks=5),
+            "deadlines": Deadlines(startup=120, step=60),
+        }
+        return trial(self.folder, factory, **{**of_the_slot, **changes})
 
     def run(
         self,

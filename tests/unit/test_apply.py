@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autotune
 import search_spaces
 from autotune.trial.effects import feeding, kernels, process
-from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
+from autotune.trial.protocol import BlockPlan, BlockReport
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import NonFiniteLoss, TrainingLoop
@@ -26,13 +26,13 @@ from tests.one_rank import (
     WIDTH,
     Traffic,
     group,
-    knobs,
     regression,
     settings_of_torch,
     settled,
     stack,
     training,
 )
+from tests.trials import knobs, of_one_rank
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 
@@ -373,7 +373,7 @@ def test_the_loss_is_read_every_log_interval_of_steps(interval, reads, accumulat
 
 
 def blocks_of(loop: TrainingLoop, plan: BlockPlan) -> list[BlockReport]:
-    request = TrialRequest("t", "m:f", {}, loop.knobs, 1, 0, "cpu", blocks=plan)
+    request = of_one_rank(loop.knobs, blocks=plan)
     reports: list[BlockReport] = []
     run_blocks(loop, request, RankContext(0, 0, 1, (CPU,)), reports.append)
     return reports
@@ -495,7 +495,7 @@ def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
     parallelism = "data_parallel" if name == "loss_placement" else "ddp"
     without = knobs(loader_workers=int(of_workers), parallelism=parallelism)
     del without[name]
-    request = TrialRequest("t", "m:f", {}, without, 1, 0, "cpu")
+    request = of_one_rank(without)
     with pytest.raises(KeyError, match=name):
         process.environment(without)
         process.threads(without, 1)

@@ -22,13 +22,13 @@ from tests.one_rank import (
     MIB,
     WIDTH,
     group,
-    knobs,
     regression,
     settings_of_torch,
     settled,
     stack,
     training,
 )
+from tests.trials import knobs
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 

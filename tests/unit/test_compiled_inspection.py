@@ -1,17 +1,15 @@
 """What looks at a compiled model does not keep it from being compiled."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
 
-from autotune.trial.protocol import TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.profiling import run_profile, span
 from autotune.trial.rank.trajectory import run_trajectory
-from tests.one_rank import CPU, WIDTH, group, knobs, regression, settings_of_torch
+from tests.one_rank import CPU, WIDTH, group, regression, settings_of_torch
+from tests.trials import knobs, of_one_rank
 
 __all__ = ["group", "settings_of_torch"]  # fixtures
 
@@ -22,10 +20,7 @@ def test_a_compiled_model_is_compiled_under_inspection(tmp_path, inspection):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     context, reports = RankContext(0, 0, 1, (CPU,)), []
-    request = TrialRequest(
-        "t", "m:f", {}, knobs(compile="default"), 1, 3, "cpu", log_dir=str(tmp_path)
-    )
-    request = dataclasses.replace(request, trajectory=3, profile=2)
+    request = of_one_rank(knobs(compile="default"), log_dir=str(tmp_path), trajectory=3, profile=2)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
     loop = TrainingLoop(regression(model), request, context, lambda: None, span)
     inspection(loop, request, context, reports.append)

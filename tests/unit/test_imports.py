@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from autotune.trial import imports
-from autotune.trial.protocol import Preload, TrialRequest
+from autotune.trial.protocol import Preload
+from tests.trials import of_one_rank
 
-REQUEST = TrialRequest("t", "mine:build", {}, {}, 2, 0, "cpu", import_paths=("mine",))
+REQUEST = dataclasses.replace(of_one_rank({}), factory="mine:build", import_paths=("mine",))
 LOOK = """
 import json, sys
 

@@ -28,6 +28,7 @@ from autotune.trial.protocol import (
     TrialRequest,
     from_line,
 )
+from tests.trials import of_one_rank
 
 THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
 FOR_EACH_KIND = settings(deadline=None, max_examples=40, derandomize=True)
@@ -133,7 +134,7 @@ def test_fields_of_a_newer_version_are_ignored(message):
 
 
 def test_nested_fields_of_a_newer_version_are_ignored():
-    request = TrialRequest("t", "m:f", {}, {}, 2, 0, "cpu")
+    request = of_one_rank({})
     message = StartTrial(request, Placement(0, 0, 2, "127.0.0.1", 1, "lo"))
     body = json.loads(message.to_line())
     for part in (body["request"], body["request"]["blocks"], body["placement"]):

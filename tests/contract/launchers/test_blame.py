@@ -1,0 +1,60 @@
+"""Of several failures, the one that came first is the cause, however late an agent looks."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from autotune.trial.protocol import Outcome
+from tests.contract.launchers.sites import HASTY, Site, sites
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@contextlib.contextmanager
+def waking_agents(site: Site, after: float) -> Iterator[None]:
+    """An agent that is stopped goes on so many seconds later."""
+    over = threading.Event()
+
+    def wake() -> None:
+        while not over.wait(0.05):
+            stopped = [a for a in site.agents() if a.status() == psutil.STATUS_STOPPED]
+            time.sleep(after if stopped else 0)
+            for agent in stopped:
+                agent.resume()
+
+    waker = threading.Thread(target=wake)
+    waker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        waker.join()
+
+
+@sites("cluster")
+def test_a_hang_is_blamed_on_the_rank_behind_though_another_node_sees_it_first(site: Site) -> None:
+    with waking_agents(site, after=2.5 * HASTY.step):
+        report = site.run("odd:build", args={"deed": "stop agent, hang"}, deadlines=HASTY)
+    assert report.outcome is Outcome.HANG
+    assert report.cause == f"rank 1: a step took more than {HASTY.step:g} s; the others wait for it"
+
+
+@sites("local")
+def test_the_first_failure_is_the_cause_even_if_the_agent_is_slow(site: Site) -> None:
+    # A busy node: when the agent gets to look, both the error and its echo on rank 0 are there.
+    with waking_agents(site, after=0.7):
+        report = site.run("odd:build", args={"deed": "stop agent, raise"})
+    assert report.outcome is Outcome.ERROR
+    assert report.cause == "rank 1: ValueError: planted error"
+
+
+@sites("pair")
+def test_the_first_failure_is_the_cause_on_whatever_node_it_was(site: Site) -> None:
+    causes = [
+        (rank, site.run(args={"trouble": "raise", "rank": rank}).cause) for rank in [0, 1, 2] * 4
+    ]
+    assert causes == [(rank, f"rank {rank}: ValueError: planted error") for rank in [0, 1, 2] * 4]

@@ -1,0 +1,76 @@
+"""The agent itself dies, or what it forks its ranks from."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, TrialReport
+from tests.contract.launchers.sites import Site, go_on, sites
+from tests.trials import ENDLESS
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def run_with_grandchild_until(
+    site: Site, strike: Callable[[], None], factory: str = "tiny:build", **args: Any
+) -> TrialReport:
+    """A trial with an escaping grandchild under which something is struck."""
+    request = site.request(
+        factory,
+        args=args or {"trouble": "grandchild", "at": 2},
+        blocks=BlockPlan(0.01, 2, ENDLESS),
+    )
+
+    def watch(block: BlockReport) -> bool:
+        if block.index == 5:
+            strike()
+        return block.index > 2000
+
+    return site.slot.run(request, watch)
+
+
+@sites("local", "ray", "pair")
+def test_a_trial_that_loses_its_agent(site: Site) -> None:
+    before = {agent.pid for agent in site.agents()}
+    report = run_with_grandchild_until(site, lambda: site.agents()[-1].kill())
+    assert report.lost_agent is True
+    assert report.outcome is Outcome.CRASH
+    assert re.search(r"agent of node \d died", report.cause)
+    assert site.strays() == []
+    site.check_next_trial()
+    after = {agent.pid for agent in site.agents()}
+    assert len(after) == len(before)
+    assert not after & before
+
+
+@sites("local", "ray")
+def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
+    site.check_next_trial()
+    for agent in site.agents():
+        agent.kill()
+    wait_for(lambda: not site.agents(), "the agents are gone")
+    site.check_next_trial()
+
+
+@sites("ray")
+def test_a_trial_that_loses_the_actor_of_its_agent(site: Site) -> None:
+    report = run_with_grandchild_until(site, lambda: site.agents()[0].parent().kill())
+    assert report.lost_agent is True
+    assert site.strays() == []
+    site.check_next_trial()
+
+
+@sites("local")
+def test_trials_after_one_that_killed_the_fork_server(site: Site) -> None:
+    request = site.request(
+        "odd:build", args={"deed": "kill fork server"}, blocks=BlockPlan(0.01, 2, 50)
+    )
+    try:
+        assert site.slot.run(request, go_on).outcome is Outcome.CRASH
+        for _ in range(3):
+            site.check_next_trial()
+    finally:
+        site.renew_agents()

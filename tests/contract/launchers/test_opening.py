@@ -1,0 +1,202 @@
+"""Opening and closing a launcher, and what it says of itself."""
+
+import contextlib
+import ipaddress
+import json
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import launchers
+from autotune.errors import LauncherError
+from autotune.trial.protocol import BlockPlan, BlockReport
+from launchers import Resources
+from tests.contract.launchers.sites import (
+    RUN_MARK,
+    Site,
+    command,
+    commands,
+    kill_all,
+    marked,
+    opened,
+    own_sites,
+    sites,
+)
+from tests.steering import TINY_WORKLOAD
+from tests.trials import ENDLESS
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(120)
+
+
+LONE_TUNER = """
+import sys
+
+import launchers
+import search_spaces
+from autotune.trial.protocol import BlockPlan, TrialRequest
+
+folder = sys.argv[1]
+resources = launchers.Resources(2, None, 1, None)
+local = launchers.open_launcher("local", resources, folder, None, busy=lambda rival: True)
+print("ray imported:", any(name.partition(".")[0] == "ray" for name in sys.modules), flush=True)
+request = TrialRequest(
+    trial="1",
+    factory="tiny:build",
+    args={"trouble": "grandchild", "at": 2},
+    knobs=search_spaces.defaults(),
+    world_size=2,
+    seed=0,
+    device="cpu",
+    blocks=BlockPlan(0.01, 2, 1_000_000),
+    workdir=folder,
+    import_paths=(folder,),
+    log_dir=folder + "/logs",
+)
+local.slots[0].run(request, lambda block: block.index == 2 and print("training", flush=True))
+"""
+
+
+WRONG_ADDRESS = """
+import sys
+
+import launchers
+from autotune.errors import LauncherError
+
+try:
+    launchers.open_launcher("ray", launchers.Resources(1, 0, 1, 1), sys.argv[1], sys.argv[2])
+except LauncherError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def own_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """One that a test may close for good."""
+    with opened(request.param, tmp_path, uuid.uuid4().hex) as found:
+        yield found
+
+
+@sites("local", "ray")
+def test_what_a_slot_says_of_itself(site: Site) -> None:
+    assert site.slot.device == "cpu"
+    assert site.slot.devices_per_rank == 0
+    assert site.slot.environment["devices"] == []
+    assert site.slot.environment["cores"] == len(os.sched_getaffinity(0))
+    assert site.slot.environment["torch"]
+    json.dumps(site.slot.environment)
+
+
+@sites("local")  # Ray itself listens on all interfaces, see docs/operations.md
+def test_only_loopback_is_listened_on(site: Site) -> None:
+    open_ports: list[str] = []
+
+    def look(block: BlockReport) -> bool:
+        if block.index == 2:
+            family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            open_ports.extend(line for process in family for line in listening(process))
+        return block.index >= 2
+
+    site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), look)
+    assert any("autotune.trial.node.agent" in line for line in open_ports)
+    reachable = [line for line in open_ports if not loopback(line.split()[0])]
+    assert reachable == []
+
+
+def listening(process: psutil.Process) -> Iterator[str]:
+    with contextlib.suppress(psutil.Error):
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                yield f"{connection.laddr.ip} {connection.laddr.port} {command(process)[:120]}"
+
+
+def loopback(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [Resources(4096, None, 1, None), Resources(1, None, 4096, None), Resources(1, None, 1, 4096)],
+)
+def test_the_local_launcher_refuses_more_than_the_machine_has(
+    resources: Resources, tmp_path: Path
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(LauncherError, match="lower resources"):
+        launchers.open_launcher("local", resources, str(tmp_path), None)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+@own_sites("cluster")
+def test_the_ray_launcher_closes_everything_and_refuses_too_much(own_site: Site) -> None:
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    site = own_site
+    site.close()
+    wait_for(lambda: not site.agents(), "the agents are gone")
+    assert site.strays() == []
+    with pytest.raises(LauncherError, match="lower resources"):
+        launchers.open_launcher("ray", Resources(4096, None, 1, None), "/tmp", site.address)
+    assert not ray.is_initialized()
+    ray.init(address=site.address, log_to_driver=False)
+    try:
+        states = {group["state"] for group in placement_group_table().values()}
+        assert states == {"REMOVED"}
+        wait_for(lambda: ray.available_resources().get("CPU") == 2, "both CPUs are free")
+    finally:
+        ray.shutdown()
+
+
+def test_a_ray_cluster_that_is_not_there_is_reported_soon(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WRONG_ADDRESS, str(tmp_path), address],
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert f"no Ray cluster at {address}" in done.stdout, done.stderr
+
+
+def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
+    mark = uuid.uuid4().hex
+    tuner = subprocess.Popen(
+        [sys.executable, "-P", "-c", LONE_TUNER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, RUN_MARK: mark},
+    )
+    assert tuner.stdout is not None
+    try:
+        assert tuner.stdout.readline() == "ray imported: False\n"
+        assert tuner.stdout.readline() == "training\n"
+        wait_for(lambda: "escaping-grandchild" in commands(mark), "the grandchild is there")
+        tuner.kill()
+        tuner.wait()
+        wait_for(lambda: not marked(mark), "nothing of it is left")
+    finally:
+        tuner.kill()
+        tuner.communicate()
+        kill_all(mark)
+
+
+@own_sites("local", "ray", "pair")
+def test_closing_leaves_no_process(own_site: Site) -> None:
+    own_site.check_next_trial()
+    assert marked(own_site.mark)
+    own_site.close()
+    wait_for(lambda: not marked(own_site.mark), "nothing of it is left")
+    own_site.close()

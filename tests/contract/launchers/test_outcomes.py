@@ -1,0 +1,156 @@
+"""Trouble, and its typed outcome."""
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, Outcome
+from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, fork_server, sites
+from tests.trials import ENDLESS, knobs
+
+pytestmark = pytest.mark.timeout(120)
+
+
+GIB = 2**30
+NAMED_TROUBLE = {
+    "raise": (Outcome.ERROR, r"rank 1: ValueError: planted error", {}),
+    "abort": (Outcome.CRASH, r"rank 1: .*SIGABRT", {}),
+    "exit": (Outcome.CRASH, r"rank 1: .*status 3\b", {}),
+    "oom": (Outcome.OOM, r"rank 1: .*allocate memory", {"memory_per_rank": GIB}),
+    "hang": (
+        Outcome.HANG,
+        rf"rank 1: a step took more than {HASTY.step:g} s",
+        {"deadlines": HASTY},
+    ),
+    "stop": (Outcome.HANG, r"rank 1: .*stopped", {"deadlines": HASTY}),
+    "nan": (Outcome.ERROR, r"rank \d: NonFiniteLoss: the loss is nan", {}),
+}
+
+
+@sites("local", "ray", "cluster")
+@pytest.mark.parametrize("trouble", NAMED_TROUBLE)
+def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) -> None:
+    if site.kind == "cluster" and trouble not in {"raise", "abort", "hang"}:
+        pytest.skip("nothing about it depends on the number of nodes")
+    outcome, cause, changes = NAMED_TROUBLE[trouble]
+    started = time.monotonic()
+    report = site.run(args={"trouble": trouble}, **{"blocks": BlockPlan(0.01, 2, 50), **changes})
+    assert report.outcome is outcome, report.cause
+    assert re.search(cause, report.cause), report.cause
+    assert report.lost_agent is False
+    assert len(report.blocks) < 50
+    assert site.strays() == []
+    if outcome is Outcome.HANG:
+        assert time.monotonic() - started < HASTY.step + HASTE_SLACK
+    site.check_next_trial()
+
+
+@sites("local", "ray")
+@pytest.mark.parametrize(
+    ("factory", "changes", "cause"),
+    [
+        ("no_such_module:build", {}, r"ModuleNotFoundError: .*no_such_module"),
+        ("tiny:no_such_function", {}, r"AttributeError: .*no_such_function"),
+        (
+            "odd:wrong_type",
+            {},
+            r"TypeError: .*returned Linear; it must return an autotune.Workload",
+        ),
+        ("tiny:build", {"args": {"colour": "red"}}, r"TypeError: .*colour"),
+        ("odd:one_sided", {}, r"rank 1: ValueError: planted error"),
+        ("odd:tiny_set", {}, r"ValueError: the dataset has 1 samples"),
+        ("tiny:build", {"knobs": knobs(qkv_streams=True)}, r"ValueError: qkv_streams is on"),
+        ("tiny:build", {"workdir": "/no/such/folder"}, r"FileNotFoundError: .*/no/such/folder"),
+    ],
+)
+def test_trouble_in_the_factory_is_an_error(
+    site: Site, factory: str, changes: dict[str, Any], cause: str
+) -> None:
+    report = site.run(factory, **changes)
+    assert report.outcome is Outcome.ERROR
+    assert re.search(cause, report.cause), report.cause
+    assert "Traceback" in report.log_tail
+    assert report.blocks == ()
+    site.check_next_trial()
+
+
+@sites("local")
+def test_a_log_folder_that_cannot_be_written_is_an_error(site: Site) -> None:
+    in_the_way = site.folder / "in the way"
+    in_the_way.write_text("")
+    report = site.run(log_dir=str(in_the_way / "logs"))
+    assert (report.outcome, report.lost_agent) == (Outcome.ERROR, False)
+    assert str(in_the_way) in report.cause
+    site.check_next_trial()
+
+
+@sites("local")
+@pytest.mark.parametrize(
+    ("deed", "outcome", "cause"),
+    [
+        ("sys.exit", Outcome.ERROR, "rank 1: SystemExit: 0"),
+        ("interrupt", Outcome.ERROR, "rank 1: KeyboardInterrupt"),
+        ("killed", Outcome.CRASH, "rank 1: .*SIGKILL"),
+        ("unprintable", Outcome.ERROR, "rank 1: Unprintable"),
+        ("realtime signal", Outcome.CRASH, "rank 1: .*40"),
+    ],
+)
+def test_rare_trouble(site: Site, deed: str, outcome: Outcome, cause: str) -> None:
+    report = site.run("odd:build", args={"deed": deed}, blocks=BlockPlan(0.01, 2, 50))
+    assert report.lost_agent is False
+    assert report.outcome is outcome
+    assert re.search(cause, report.cause), report.cause
+
+
+@sites("local")
+def test_a_factory_that_hangs_meets_the_startup_deadline(site: Site) -> None:
+    started = time.monotonic()
+    report = site.run("odd:stuck", deadlines=Deadlines(startup=1.5, step=60))
+    assert report.outcome is Outcome.HANG
+    assert "start-up took more than 1.5 s" in report.cause
+    assert "in stuck" in report.log_tail
+    assert time.monotonic() - started < 1.5 + HASTE_SLACK
+    assert site.strays() == []
+
+
+@sites("local")
+def test_a_rank_that_hangs_after_the_last_step_is_the_one_named(site: Site) -> None:
+    report = site.run("odd:build", args={"deed": "stick at the end"}, deadlines=HASTY)
+    assert report.lost_agent is False
+    assert report.outcome is Outcome.HANG
+    assert report.cause.startswith("rank 1: ")
+
+
+@sites("local", "ray")
+def test_a_rank_killed_from_outside_is_a_crash(site: Site) -> None:
+    def kill_a_rank(block: BlockReport) -> bool:
+        if block.index == 1:
+            fork_server(site.agents()[0]).children()[0].kill()
+        return False
+
+    report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), kill_a_rank)
+    assert report.outcome is Outcome.CRASH
+    assert "SIGKILL" in report.cause
+    assert report.lost_agent is False
+    assert site.strays() == []
+    site.check_next_trial()
+
+
+@sites("local", "ray")
+def test_a_grandchild_in_its_own_session_dies_with_its_trial(site: Site) -> None:
+    request = site.request(
+        args={"trouble": "grandchild", "at": 2}, blocks=BlockPlan(0.01, 2, ENDLESS)
+    )
+    saw_grandchild = False
+
+    def watch(block: BlockReport) -> bool:
+        nonlocal saw_grandchild
+        saw_grandchild = any("escaping-grandchild" in stray for stray in site.strays())
+        return saw_grandchild or block.index > 500
+
+    report = site.slot.run(request, watch)
+    assert saw_grandchild
+    assert report.outcome is None
+    assert site.strays() == []

@@ -9,12 +9,62 @@ from typing import Any
 
 import pytest
 
+from tests.fault_table import FAULTS, FaultTable, tally
+from tests.isolation import leave_the_network
 from tests.steering import TINY_WORKLOAD, StudyFolder, study_folder
+
+__all__ = ["tally"]  # a fixture
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As when the tests are started in the background of a script: all that they start inherits it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_FOLDER = Path(__file__).parent
+_MEASURING = ("acceptance", "contract", "faults")
+"""Folders with tests that open launchers, which wait for one another on one machine."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fault-table",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="print the table of faults at the end, and write it to the file as JSON",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FaultTable(), "fault table")
+    if hasattr(config, "workerinput"):  # of xdist: there are others beside this one
+        config.stash[_ALONE] = leave_the_network()
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+_ALONE = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that share a fixture of their module stay together; others run where there is room."""
+    for item in items:
+        unknown = [mark for mark in item.iter_markers("fault") if mark.args[0] not in FAULTS]
+        assert not unknown, item.nodeid
+        if not config.stash.get(_ALONE, True) and _folder(item) in _MEASURING:
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "xdist_group"]
+            item.add_marker(pytest.mark.xdist_group("machine"))
+        elif not item.get_closest_marker("xdist_group") and _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(_FOLDER))))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(_FOLDER).parts[0]
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    found = item._fixtureinfo.name2fixturedefs.values()
+    return any(used[-1].scope in ("module", "class") for used in found)
 
 
 @pytest.fixture(scope="session")

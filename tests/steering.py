@@ -1,6 +1,7 @@
 """Steering real studies: start them, wait with a deadline, send signals, judge what they leave."""
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from autotune import cli
 from autotune.errors import StudyNotFound
 from storage import LeaseState, StoredAttempt
 from tests.records import Records
@@ -79,6 +82,31 @@ def autotune(
     return found
 
 
+def ask(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, check: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process: what it answers where the process is not the point."""
+    with (
+        contextlib.chdir(cwd),
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        patch.setattr(sys, "argv", ["autotune", *arguments])
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        code: object = 0
+        try:
+            cli.run()
+        except SystemExit as left:
+            code = left.code or 0
+    assert isinstance(code, int)
+    found = subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
+    if check and code:
+        raise AssertionError(f"exit {code}\n{found.stdout}\n{found.stderr}")
+    return found
+
+
 def processes_in(folder: Path) -> dict[int, str]:
     """Living processes whose working directory is in the folder: pid -> command line."""
     found = {}
@@ -141,6 +169,12 @@ class StudyFolder(Records):
         """Run a command in the folder to its end."""
         return autotune(*arguments, cwd=self.folder, env=env, timeout=timeout)
 
+    def ask(
+        self, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the folder, in this process."""
+        return ask(*arguments, cwd=self.folder, env=env)
+
     def spawn(self, *arguments: str, env: Mapping[str, str] | None = None) -> "Command":
         """Start a command in the folder."""
         return Command(["-m", "autotune", *arguments], self.folder, env)
@@ -164,7 +198,7 @@ class StudyFolder(Records):
 
     def status(self) -> dict[str, Any]:
         """`autotune status --json`."""
-        found = self.run("status", self.name, "--json", "--storage", self.url)
+        found = self.ask("status", self.name, "--json", "--storage", self.url)
         assert found.returncode == 0, found.stderr
         return dict(json.loads(found.stdout))
 

@@ -15,7 +15,7 @@ import pytest
 from autotune import spec
 from autotune.errors import SpecError
 from autotune.spec import document
-from tests.steering import autotune
+from tests.steering import ask, autotune
 
 FOLDER = Path(__file__).parent.parent / "bad_studies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -299,7 +299,7 @@ def test_start_refuses_and_leaves_nothing_behind(name, tmp_path):
     path, mistakes = _place(name, tmp_path)
     before = _contents(tmp_path)
 
-    run = autotune("start", path.name, cwd=tmp_path)
+    run = ask("start", path.name, cwd=tmp_path)
 
     lines = run.stderr.removeprefix("error: ").splitlines()
     assert run.returncode == 2, run.stderr
@@ -310,6 +310,15 @@ def test_start_refuses_and_leaves_nothing_behind(name, tmp_path):
         assert any(mistake.is_told_by(line, path.name) for line in lines), run.stderr
     assert "\x1b" not in run.stderr
     assert _contents(tmp_path) == before
+
+
+def test_the_command_ends_with_status_two(tmp_path):
+    """As a process of its own; the answers above came from this one."""
+    path, (mistake,) = _place("workers_small_float", tmp_path)
+    run = autotune("start", path.name, cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert mistake.is_told_by(run.stderr.strip().removeprefix("error: "), path.name)
 
 
 STORAGES = {
@@ -329,7 +338,7 @@ def test_start_refuses_a_storage_that_cannot_be_used(url, tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text(f"{START}storage: {url}\n")
 
-    run = autotune("start", path.name, cwd=tmp_path)
+    run = ask("start", path.name, cwd=tmp_path)
 
     assert run.returncode == 2, run.stderr
     assert "Traceback" not in run.stderr
@@ -344,7 +353,7 @@ def test_start_refuses_a_storage_that_cannot_be_used(url, tmp_path):
 def test_other_commands_read_a_study_file_with_the_same_care(command, tmp_path):
     path, mistakes = _place("workers_small_float", tmp_path)
 
-    run = autotune(command, path.name, cwd=tmp_path)
+    run = ask(command, path.name, cwd=tmp_path)
 
     assert run.returncode == 2
     assert len(mistakes) == len(run.stderr.splitlines()) == 1, run.stderr

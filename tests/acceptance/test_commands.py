@@ -19,6 +19,7 @@ from storage import StoredAttempt
 from tests.steering import (
     StudyFolder,
     alive,
+    ask,
     autotune,
     quick_measurement,
     study_folder,
@@ -56,29 +57,29 @@ def test_every_command_and_option_has_a_help_text(tmp_path: Path) -> None:
     for command in commands.values():
         assert command.help, command.name
         assert all(parameter.help for parameter in command.params), command.name
-    overview = autotune("--help", cwd=tmp_path, check=True).stdout
+    overview = ask("--help", cwd=tmp_path, check=True).stdout
     assert all(name in overview for name in commands)
 
 
 def test_init_writes_a_study_that_loads_and_never_overwrites(tmp_path: Path) -> None:
-    assert autotune("init", cwd=tmp_path, check=True).stdout.startswith("study.yaml written")
+    assert ask("init", cwd=tmp_path, check=True).stdout.startswith("study.yaml written")
     written = (tmp_path / "study.yaml").read_text()
     load(tmp_path / "study.yaml")
     (tmp_path / "study.yaml").write_text("mine")
-    again = autotune("init", cwd=tmp_path)
+    again = ask("init", cwd=tmp_path)
     assert again.returncode == 2
     assert "study.yaml exists already" in again.stderr
     assert (tmp_path / "study.yaml").read_text() == "mine"
-    autotune("init", "other.yaml", cwd=tmp_path, check=True)
+    ask("init", "other.yaml", cwd=tmp_path, check=True)
     assert (tmp_path / "other.yaml").read_text() == written
-    nowhere = autotune("init", "no/such/folder.yaml", cwd=tmp_path)
+    nowhere = ask("init", "no/such/folder.yaml", cwd=tmp_path)
     assert nowhere.returncode == 2
     assert "Traceback" not in nowhere.stderr
 
 
 def test_schema_accepts_our_studies_and_refuses_mistakes(tmp_path: Path) -> None:
-    schema = json.loads(autotune("schema", cwd=tmp_path, check=True).stdout)
-    autotune("init", cwd=tmp_path, check=True)
+    schema = json.loads(ask("schema", cwd=tmp_path, check=True).stdout)
+    ask("init", cwd=tmp_path, check=True)
     jsonschema.validate(yaml.safe_load((tmp_path / "study.yaml").read_text()), schema)
     jsonschema.validate(tiny_study(), schema)
     for mistake in ({"bugdet": {}}, {"search_space": {"no_knob": [1]}}, {"sampler": "luck"}):
@@ -88,7 +89,7 @@ def test_schema_accepts_our_studies_and_refuses_mistakes(tmp_path: Path) -> None
 
 def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
     tiny.write()
-    found = tiny.run("doctor", "study.yaml", "--json")
+    found = tiny.ask("doctor", "study.yaml", "--json")
     checks = {check["name"]: check for check in json.loads(found.stdout)}
     assert found.returncode == 0, checks
     assert {"system", "packages", "storage", "local launcher", "baseline"} <= set(checks)
@@ -98,7 +99,7 @@ def test_doctor_reports_as_json(tiny: StudyFolder) -> None:
 
 def test_doctor_fails_where_a_study_cannot_run(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1000})
-    found = tiny.run("doctor", "study.yaml")
+    found = tiny.ask("doctor", "study.yaml")
     assert found.returncode == 1
     failed = [line for line in found.stdout.splitlines() if line.startswith("fail")]
     assert len(failed) == 1
@@ -108,14 +109,14 @@ def test_doctor_fails_where_a_study_cannot_run(tiny: StudyFolder) -> None:
 
 def test_doctor_fails_where_the_baseline_does_not_train(tiny: StudyFolder) -> None:
     tiny.write(workload={"name": "tiny:build", "args": {"trouble": "raise", "at": 2}})
-    found = tiny.run("doctor", "study.yaml")
+    found = tiny.ask("doctor", "study.yaml")
     assert found.returncode == 1
     assert "fail  baseline: ERROR: rank 1: ValueError: planted error" in found.stdout
 
 
 def test_a_folder_without_studies_says_so(tmp_path: Path) -> None:
     for command in (["status", "tiny"], ["list"], ["resume", "tiny"]):
-        found = autotune(*command, cwd=tmp_path)
+        found = ask(*command, cwd=tmp_path)
         assert found.returncode == 2, command
         assert "autotune.db" in found.stderr
         assert "Traceback" not in found.stderr
@@ -150,7 +151,7 @@ def test_start_prints_a_verdict_and_writes_best_yaml(finished: Any) -> None:
 
 def test_start_of_a_finished_study_prints_its_verdict_again(finished: StudyFolder) -> None:
     before = finished.attempts()
-    found = finished.run("start", "study.yaml", "--json")
+    found = finished.ask("start", "study.yaml", "--json")
     assert found.returncode == 0
     assert json.loads(found.stdout)["verdict"] == finished.study().verdict
     assert finished.study().verdict["sentence"] in found.stderr  # type: ignore[index]
@@ -163,7 +164,7 @@ def test_start_finds_the_storage_of_the_environment(finished: StudyFolder, tmp_p
     del study["storage"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     command = ["start", "study.yaml"]
-    found = autotune(*command, cwd=tmp_path, env={"AUTOTUNE_STORAGE": finished.url})
+    found = ask(*command, cwd=tmp_path, env={"AUTOTUNE_STORAGE": finished.url})
     assert not (tmp_path / "autotune.db").exists(), "a storage of its own"
     assert found.returncode == 0, found.stderr
 
@@ -175,7 +176,7 @@ def test_changed_settings_under_the_same_name_are_refused(finished: StudyFolder)
     changed["search_space"]["micro_batch"] = [1, 2]
     (finished.folder / "changed.yaml").write_text(yaml.safe_dump(changed))
     before = finished.study()
-    found = finished.run("start", "changed.yaml")
+    found = finished.ask("start", "changed.yaml")
     assert found.returncode == 2
     for name in ("seed", "measurement.rounds", "search_space.micro_batch"):
         assert name in found.stderr
@@ -200,23 +201,23 @@ def test_status_and_list(finished: StudyFolder) -> None:
     assert status["trials"] == 3
     assert sum(status["trials_by_state"].values()) == 3
     assert status["verdict"] == finished.study().verdict
-    text = finished.run("status", "study.yaml").stdout
+    text = finished.ask("status", "study.yaml").stdout
     assert "tiny: DONE" in text
     assert status["verdict"]["sentence"] in text
-    listed = json.loads(finished.run("list", "--json").stdout)
+    listed = json.loads(finished.ask("list", "--json").stdout)
     assert [row["study"] for row in listed] == ["tiny"]
     assert listed[0]["verdict"] == status["verdict"]
-    lines = finished.run("list").stdout.splitlines()
+    lines = finished.ask("list").stdout.splitlines()
     assert len(lines) == 2
     assert lines[1].split()[:3] == ["tiny", "DONE", "3"]
 
 
 def test_logs_of_study_and_trial(finished: StudyFolder) -> None:
-    text = finished.run("logs", "tiny").stdout
+    text = finished.ask("logs", "tiny").stdout
     assert text.count("round ") == len(finished.recorded("confirm"))
     assert "The search ends" in text
-    assert "trial 0, 0-search-1: COMPLETE" in finished.run("logs", "tiny", "--trial", "0").stdout
-    unknown = finished.run("logs", "tiny", "--trial", "99")
+    assert "trial 0, 0-search-1: COMPLETE" in finished.ask("logs", "tiny", "--trial", "0").stdout
+    unknown = finished.ask("logs", "tiny", "--trial", "99")
     assert unknown.returncode == 2
     assert "has not launched a trial 99" in unknown.stderr
 
@@ -224,8 +225,8 @@ def test_logs_of_study_and_trial(finished: StudyFolder) -> None:
 def test_report_and_its_recomputation_from_the_blocks(finished: StudyFolder) -> None:
     verdict = finished.study().verdict
     assert verdict is not None
-    assert verdict["sentence"] in finished.run("report", "tiny").stdout
-    again = json.loads(finished.run("report", "tiny", "--recompute", "--json").stdout)
+    assert verdict["sentence"] in finished.ask("report", "tiny").stdout
+    again = json.loads(finished.ask("report", "tiny", "--recompute", "--json").stdout)
     ran = again.pop("running")
     assert again == json.loads(json.dumps(verdict))
     assert ran["blocks"] > 0
@@ -234,26 +235,26 @@ def test_report_and_its_recomputation_from_the_blocks(finished: StudyFolder) -> 
 
 def test_export_of_all_attempts_as_csv(finished: StudyFolder, tmp_path: Path) -> None:
     table = tmp_path / "attempts.csv"
-    found = finished.run("export", "tiny", "--trials", str(table))
+    found = finished.ask("export", "tiny", "--trials", str(table))
     assert found.returncode == 0, found.stderr
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["trial"]) for row in rows] == [a.trial for a in finished.attempts()]
     assert [row["state"] for row in rows] == [a.result.state for a in finished.attempts()]
-    printed = finished.run("export", "tiny", "--trials", "-")
+    printed = finished.ask("export", "tiny", "--trials", "-")
     assert printed.stdout == table.read_text()
-    nowhere = finished.run("export", "tiny", "--trials", str(tmp_path / "no" / "folder.csv"))
+    nowhere = finished.ask("export", "tiny", "--trials", str(tmp_path / "no" / "folder.csv"))
     assert nowhere.returncode == 2
     assert "Traceback" not in nowhere.stderr
 
 
 def test_export_writes_what_the_study_recommends(finished: StudyFolder, tmp_path: Path) -> None:
     target = tmp_path / "exported.yaml"
-    found = finished.run("export", "tiny", "--output", str(target))
+    found = finished.ask("export", "tiny", "--output", str(target))
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == str(target)
     assert library.load(target) == library.load(finished.folder / "best.yaml")
-    nowhere = finished.run("export", "tiny", "-o", str(tmp_path / "no" / "folder.yaml"))
+    nowhere = finished.ask("export", "tiny", "-o", str(tmp_path / "no" / "folder.yaml"))
     assert nowhere.returncode == 2
     assert "Traceback" not in nowhere.stderr
 
@@ -262,7 +263,7 @@ def test_export_writes_what_the_study_recommends(finished: StudyFolder, tmp_path
 def test_an_unknown_study_is_answered_with_the_known_ones(
     finished: StudyFolder, command: str
 ) -> None:
-    found = finished.run(command, "tyni")
+    found = finished.ask(command, "tyni")
     assert found.returncode == 2
     assert "'tyni'" in found.stderr
     assert "there are: tiny" in found.stderr
@@ -280,7 +281,7 @@ def test_no_change_does_not_replace_what_another_study_found(
     assert (tiny.folder / "best.yaml").read_text() == found
     assert "best.yaml is not written (it is of another study" in ended.stdout
     assert "load it with" not in ended.stdout
-    assert tiny.run("export", "tiny", "-o", "mine.yaml").returncode == 0
+    assert tiny.ask("export", "tiny", "-o", "mine.yaml").returncode == 0
     assert library.load(tiny.folder / "mine.yaml").provenance["study"] == "tiny"
 
 

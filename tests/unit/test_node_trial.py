@@ -11,7 +11,8 @@ import pytest
 
 from autotune.trial import processes
 from autotune.trial.node.trial import NodeTrial
-from autotune.trial.protocol import Outcome, Placement, RankEnd, TrialRequest
+from autotune.trial.protocol import Outcome, Placement, RankEnd
+from tests.trials import of_one_rank
 
 CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)
 MEMORY = RankEnd(1, Outcome.OOM, "MemoryError", at=1.0)
@@ -53,7 +54,7 @@ def context() -> Context:
 
 @pytest.fixture
 def trial(context: Context, tmp_path: Path) -> NodeTrial:
-    request = TrialRequest("t", "m:f", {}, {}, 2, 0, "cpu", log_dir=str(tmp_path))
+    request = of_one_rank({}, world_size=2, log_dir=str(tmp_path))
     here = Placement(0, 0, 2, "127.0.0.1", 1, "lo")
     others = processes.descendants(os.getpid())
     return NodeTrial(request, here, context, others)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from autotune.trial import processes
+from tests.waiting import wait_for
 
 CAST = """
 import contextlib, json, os, signal, subprocess, sys, time
@@ -132,9 +133,8 @@ def test_no_name_of_a_program_leads_astray(name, tmp_path):
     program.symlink_to("/bin/sleep")
     running = subprocess.Popen([program, "60"])
     try:
-        time.sleep(0.05)
+        wait_for(lambda: processes.state(running.pid) == "S", "it sleeps")
         assert running.pid in processes.descendants(os.getpid())
-        assert processes.state(running.pid) == "S"
     finally:
         running.kill()
         running.wait()
@@ -302,10 +302,8 @@ def sleeper(code: str = "import time; time.sleep(60)", **environment: str):
 
 def wait_for_environment(pid: int, environment: dict[str, str]) -> None:
     wanted = {f"{name}={value}".encode() for name, value in environment.items()}
-    give_up = time.monotonic() + 10
-    while not wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
-        assert time.monotonic() < give_up
-        time.sleep(0.002)
+    environ = Path(f"/proc/{pid}/environ")
+    wait_for(lambda: wanted <= set(environ.read_bytes().split(b"\0")), "the process is started")
 
 
 def test_the_marked_are_killed_and_nobody_else():

@@ -134,7 +134,7 @@ def test_fields_of_a_newer_version_are_ignored(message):
 
 
 def test_nested_fields_of_a_newer_version_are_ignored():
-    request = of_one_rank({})
+    request = of_one_rank({}, world_size=2)
     message = StartTrial(request, Placement(0, 0, 2, "127.0.0.1", 1, "lo"))
     body = json.loads(message.to_line())
     for part in (body["request"], body["request"]["blocks"], body["placement"]):

@@ -19,13 +19,13 @@ from autotune.trial.protocol import (
     RankEnd,
     StartTrial,
     TrialReport,
-    TrialRequest,
     from_line,
 )
 from launchers.base import Link
 from launchers.slot import AgentSlot, Node
+from tests.trials import of_one_rank
 
-REQUEST = TrialRequest("t", "m:f", {}, {}, 2, 0, "cpu")
+REQUEST = of_one_rank({}, world_size=2)
 BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5, 0.4), 0.1, 2.0, 1000)
 CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)
 DIED = RankEnd(1, Outcome.CRASH, "died by SIGABRT", at=1.0)

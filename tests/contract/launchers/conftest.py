@@ -13,6 +13,6 @@ def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
     """One that all tests share; whatever a test does to it, the next finds a slot as good as new."""
-    kind = request.param
+    kind = request.param.removesuffix(" to close")
     with opened(kind, tmp_path_factory.mktemp(kind), uuid.uuid4().hex) as found:
         yield found

@@ -89,19 +89,17 @@ def sites(*kinds: str) -> pytest.MarkDecorator:
 
     All tests of a kind share one, so they run in one worker; a machine has room for one Ray.
     """
-    return pytest.mark.parametrize("site", _params(kinds), indirect=True, scope="session")
+    params = [pytest.param(kind, marks=pytest.mark.xdist_group(_group(kind))) for kind in kinds]
+    return pytest.mark.parametrize("site", params, indirect=True, scope="session")
 
 
-def own_sites(*kinds: str) -> pytest.MarkDecorator:
-    """As `sites`, but each test has one of its own, which it may close for good: `own_site`."""
-    return pytest.mark.parametrize("own_site", _params(kinds), indirect=True)
+def sites_to_close(*kinds: str) -> pytest.MarkDecorator:
+    """As `sites`, but opened for this test alone, which may close it for good."""
+    return sites(*(f"{kind} to close" for kind in kinds))
 
 
-def _params(kinds: tuple[str, ...]) -> list[Any]:
-    return [pytest.param(kind, marks=pytest.mark.xdist_group(_GROUPS[kind])) for kind in kinds]
-
-
-_GROUPS = {"local": "local", "pair": "local", "ray": "ray", "cluster": "ray"}
+def _group(kind: str) -> str:
+    return "ray" if kind.startswith(("ray", "cluster")) else "local"
 
 
 def go_on(_: BlockReport) -> bool:

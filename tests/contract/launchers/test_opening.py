@@ -25,9 +25,8 @@ from tests.contract.launchers.sites import (
     commands,
     kill_all,
     marked,
-    opened,
-    own_sites,
     sites,
+    sites_to_close,
 )
 from tests.steering import TINY_WORKLOAD
 from tests.trials import ENDLESS
@@ -75,13 +74,6 @@ try:
 except LauncherError as error:
     print(error)
 """
-
-
-@pytest.fixture
-def own_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """One that a test may close for good."""
-    with opened(request.param, tmp_path, uuid.uuid4().hex) as found:
-        yield found
 
 
 @sites("local", "ray")
@@ -136,12 +128,11 @@ def test_the_local_launcher_refuses_more_than_the_machine_has(
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
-@own_sites("cluster")
-def test_the_ray_launcher_closes_everything_and_refuses_too_much(own_site: Site) -> None:
+@sites_to_close("cluster")
+def test_the_ray_launcher_closes_everything_and_refuses_too_much(site: Site) -> None:
     import ray
     from ray.util.placement_group import placement_group_table
 
-    site = own_site
     site.close()
     wait_for(lambda: not site.agents(), "the agents are gone")
     assert site.strays() == []
@@ -193,10 +184,10 @@ def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: 
         kill_all(mark)
 
 
-@own_sites("local", "ray", "pair")
-def test_closing_leaves_no_process(own_site: Site) -> None:
-    own_site.check_next_trial()
-    assert marked(own_site.mark)
-    own_site.close()
-    wait_for(lambda: not marked(own_site.mark), "nothing of it is left")
-    own_site.close()
+@sites_to_close("local", "ray", "pair")
+def test_closing_leaves_no_process(site: Site) -> None:
+    site.check_next_trial()
+    assert marked(site.mark)
+    site.close()
+    wait_for(lambda: not marked(site.mark), "nothing of it is left")
+    site.close()

@@ -30,6 +30,7 @@ from tests.unit.database.opening import (
     refusal,
     tables,
 )
+from tests.waiting import wait_for
 
 SECRET = "hunter2secret"
 
@@ -231,9 +232,6 @@ print("exit", found.returncode)
 def wait_for_connection(url: str, name: str) -> None:
     """Until a program of that name is connected to the server."""
     query = text("select count(*) from pg_stat_activity where application_name = :name")
-    deadline = time.monotonic() + 60
     with raw(url) as engine, engine.connect() as connection:
-        while not connection.scalar(query, {"name": name}):
-            assert time.monotonic() < deadline, "nobody came"
-            connection.rollback()
-            time.sleep(0.05)
+        watching = connection.execution_options(isolation_level="AUTOCOMMIT")
+        wait_for(lambda: watching.scalar(query, {"name": name}), f"{name} is connected")

@@ -4,11 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests that others beside them do not disturb, the longest ones first.
-UNTIMED := tests/acceptance/test_first_starts.py tests/unit tests/contract/storage \
-	tests/contract/test_trial_ledger.py tests/acceptance/test_bad_study_files.py
+# Two workers, each with a network of its own; tests that share a fixture stay together.
+TEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: quickstart test test-full check bench search knobs gpu-check wheel clean
+.PHONY: quickstart test faults check bench search knobs gpu-check wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,12 +18,11 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
 
-test: $(READY)  ## all tests but the endurance ones
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 $(UNTIMED)
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(UNTIMED:%=--ignore=%)
+test: $(READY)  ## every test but full counts and long studies: minutes
+	$(TEST) -m "not slow and not gpu"
 
-test-full: $(READY)  ## the full counts: hundreds of kills, minutes of polling
-	$(BIN)/python -m pytest -m "not gpu" --timeout 3600 -o faulthandler_timeout=3900
+faults: $(READY)  ## the table of faults at full counts, and the studies that `make test` leaves out
+	$(TEST) -m "(fault or slow) and not gpu" --fault-table=faults.json
 
 gpu-check: $(READY)  ## what needs an NVIDIA device
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[nvidia]'

@@ -132,7 +132,7 @@ class FaultTable:
                 "injected": fault.injected,
                 **(asdict(self._tallies[line]) if line in self._tallies else {}),
                 "seconds": round(self._seconds.get(line, 0.0), 1),
-                "missing": fault.missing if line in self._tallies else ALL,
+                "missing": fault.missing if line in self._tallies else _why_empty(fault),
             }
             for line, fault in FAULTS.items()
         ]
@@ -147,6 +147,10 @@ class FaultTable:
             terminalreporter.write_line(line)
         if asked:
             Path(asked).write_text(json.dumps(self.rows(), indent=2) + "\n")
+
+
+def _why_empty(fault: Fault) -> str:
+    return ALL if fault.missing == ALL else "not run"
 
 
 def lines(item: pytest.Item) -> list[int]:

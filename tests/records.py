@@ -56,6 +56,11 @@ class Records:
         """Who holds the lease; None if nobody does."""
         return self.repository.leases.holder(this_cluster())
 
+    def losses(self, trials: int) -> tuple[int, int]:
+        """Of so many trials, those without a recorded result, and results recorded once more."""
+        times = Counter(attempt.trial for attempt in self.recorded("search"))
+        return max(0, trials - len(times)), times.total() - len(times)
+
     def assert_complete(self, trials: int | None = None) -> None:
         """The study is done, and its records are whole: each trial once, none missing, none open."""
         study = self.study()

@@ -237,6 +237,7 @@ def test_the_corpus_is_large_and_says_what_is_wrong():
     assert [name for name in NAMES if not marked(name)] == []
 
 
+@pytest.mark.fault(18)
 def test_every_mistake_is_told_once_with_its_line(outcome):
     problems, mistakes = outcome.problems(), outcome.mistakes
     shown = "\n".join(problem[:300] for problem in problems[:20])
@@ -257,6 +258,7 @@ def test_every_message_is_one_readable_line(outcome):
         assert not _INTERNALS.search(problem), problem[:300]
 
 
+@pytest.mark.fault(18)
 def test_checking_takes_little_time_and_memory(outcome):
     assert outcome.seconds <= MOST_SECONDS
     assert outcome.peak_growth <= MOST_BYTES
@@ -294,6 +296,7 @@ COMMAND_NAMES = [
 ]
 
 
+@pytest.mark.fault(18)
 @pytest.mark.parametrize("name", COMMAND_NAMES)
 def test_start_refuses_and_leaves_nothing_behind(name, tmp_path):
     path, mistakes = _place(name, tmp_path)

@@ -33,6 +33,7 @@ def _start(tiny: StudyFolder) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.slow
 def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> None:
     verdict = finished.study().verdict
     assert verdict is not None and verdict["kind"] == "better", verdict

@@ -404,6 +404,7 @@ def test_a_larger_budget_reaches_a_study_that_runs(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=4)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     following = tiny.spawn("start", "study.yaml")

@@ -18,6 +18,7 @@ def diagnosed(folder: Path, factory: str, args: dict, baseline: dict) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "baseline", "named", "answer"),
     [

@@ -93,6 +93,7 @@ def empty_databases(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]
     return [server.get_uri(database=f"first_starts_{number}") for number in range(ROUNDS)]
 
 
+@pytest.mark.fault(13)
 def test_all_of_many_processes_open_an_empty_database_at_once(
     openers: list[subprocess.Popen[str]], empty_databases: list[str]
 ) -> None:
@@ -195,6 +196,7 @@ print(json.dumps({"killed": killed, "findings": findings}))
 """
 
 
+@pytest.mark.fault(13)
 @pytest.mark.slow
 def test_a_first_start_that_is_killed_before_any_write_is_made_good(tmp_path: Path) -> None:
     """However little it got done, the next one ends with the same tables, indexes and versions."""

@@ -43,6 +43,7 @@ def host(tmp_path: Path) -> Iterator[StudyFolder]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [pytest.param("local", marks=pytest.mark.slow), "ray"])
 def test_a_study_in_a_folder_with_packages_named_like_ours(
     host: StudyFolder, launcher: str

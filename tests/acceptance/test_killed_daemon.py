@@ -6,10 +6,14 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from storage import Database, Purpose, Repository
 from tests.steering import autotune, write_study
 
 
+@pytest.mark.slow
+@pytest.mark.fault(1)
 def test_nothing_is_lost_or_recorded_twice(project: Path) -> None:
     path = write_study(project, budget={"trials": 6})
     autotune("start", str(path), "--detach", cwd=project, check=True)

@@ -27,6 +27,7 @@ def asking_for_max(tiny: StudyFolder, fits: int, **changes: object) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> None:
     with study_folder(tmp_path) as tiny:
         asking_for_max(tiny, fits=40)
@@ -47,6 +48,7 @@ def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> Non
         assert again.stdout.count("max is taken") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fits", "changes", "complaint"),
     [

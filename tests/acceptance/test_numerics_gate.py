@@ -25,6 +25,7 @@ def study_with(tiny: StudyFolder, fault: str) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -50,6 +51,7 @@ def test_a_planted_fault_is_refused(tiny: StudyFolder, fault: str, reason: str) 
     assert json.loads(again.stdout)["refused"] == verdict["refused"]
 
 
+@pytest.mark.slow
 def test_an_honest_bf16_passes_and_the_verdict_says_how_closely(tiny: StudyFolder) -> None:
     study_with(tiny, "")
     verdict = tiny.study().verdict

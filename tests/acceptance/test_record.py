@@ -24,6 +24,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_table_holds_every_configuration_once(folder: Path) -> None:
     write_study(folder, search_space=SPACE)
     done = autotune("record", "study.yaml", "-o", "t.csv", "--refine", "1", cwd=folder, check=True)

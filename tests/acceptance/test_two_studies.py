@@ -50,6 +50,7 @@ LAUNCHERS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @LAUNCHERS
 def test_the_second_begins_when_the_first_has_ended(tmp_path: Path, launcher: str) -> None:
     with one_waits_for_the_other(tmp_path, launcher) as pair:

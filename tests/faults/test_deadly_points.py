@@ -4,13 +4,18 @@ import json
 
 import pytest
 
+from autotune.service.daemon import LEASE_SECONDS
 from autotune.service.submission import submit as enqueue
 from autotune.spec import load
-from tests.steering import StudyFolder, quick_measurement
+from tests.fault_table import Tally
+from tests.steering import StudyFolder
+from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.fault(1)]
 
 ONE_RANK = {"workers": 1}
+TO_START = 20
+"""Seconds that a process may take until it works, on a machine with others beside it."""
 
 
 def submit(tiny: StudyFolder, **changes: object) -> None:
@@ -25,53 +30,54 @@ def go_on(tiny: StudyFolder) -> None:
 
 
 @pytest.mark.slow
-def test_deaths_all_through_the_search_lose_and_repeat_nothing(tiny: StudyFolder) -> None:
+def test_deaths_all_through_the_search_lose_and_repeat_nothing(
+    tiny: StudyFolder, tally: Tally
+) -> None:
     submit(tiny, budget={"trials": 4})
-    tiny.die("after", "Studies.claim")
-    tiny.die("after", "Optuna.set_trial_param")  # the baseline is asked for, half of it stored
-    tiny.die("after", "AttemptRecords.begin")
-    tiny.die("after", "AttemptRecords.finish")  # recorded, not told
-    go_on(tiny)
-    tiny.assert_complete(trials=4)
+    die(tiny, tally, "after", "Studies.claim")
+    die(tiny, tally, "after", "Optuna.set_trial_param")  # the baseline, half of it stored
+    die(tiny, tally, "after", "AttemptRecords.begin")
+    die(tiny, tally, "after", "AttemptRecords.finish")  # recorded, not told
+    end_whole(tiny, tally, trials=4)
     again = tiny.run("report", tiny.name, "--recompute", "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["trial"] == tiny.study().verdict["trial"]  # type: ignore[index]
 
 
 @pytest.mark.slow
-def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder) -> None:
+def test_deaths_between_two_trials_lose_and_repeat_nothing(tiny: StudyFolder, tally: Tally) -> None:
     submit(tiny, budget={"trials": 4})
-    tiny.die("after", "Optuna.create_new_trial", 2)  # asked for, nothing of it stored
-    tiny.die("after", "Optuna.set_trial_user_attr")  # half told
-    tiny.die("after", "TrialLedger.ask")  # asked for, not launched
-    go_on(tiny)
-    tiny.assert_complete(trials=4)
+    die(tiny, tally, "after", "Optuna.create_new_trial", 2)  # asked for, nothing of it stored
+    die(tiny, tally, "after", "Optuna.set_trial_user_attr")  # half told
+    die(tiny, tally, "after", "TrialLedger.ask")  # asked for, not launched
+    end_whole(tiny, tally, trials=4)
 
 
 @pytest.mark.slow
-def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(tiny: StudyFolder) -> None:
+def test_a_death_in_the_last_trial_of_the_budget_leaves_no_trial_open(
+    tiny: StudyFolder, tally: Tally
+) -> None:
     submit(tiny, budget={"trials": 2})
-    tiny.die("after", "AttemptRecords.begin", 2)
-    go_on(tiny)
-    tiny.assert_complete(trials=2)
+    die(tiny, tally, "after", "AttemptRecords.begin", 2)
+    end_whole(tiny, tally, trials=2)
 
 
 @pytest.mark.slow
-def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(tiny: StudyFolder) -> None:
+def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(
+    tiny: StudyFolder, tally: Tally
+) -> None:
     submit(tiny, budget={"trials": 2})
-    tiny.die("after", "AttemptRecords.finish", 3)
-    tiny.die("after", "Recommendations.record")
-    go_on(tiny)
-    tiny.assert_complete(trials=2)
+    die(tiny, tally, "after", "AttemptRecords.finish", 3)
+    die(tiny, tally, "after", "Recommendations.record")
+    end_whole(tiny, tally, trials=2)
     assert (tiny.folder / "best.yaml").exists()
 
 
 @pytest.mark.slow
-def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder) -> None:
+def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder, tally: Tally) -> None:
     submit(tiny, budget={"trials": 30}, search_space={"micro_batch": [1, 2]})
-    tiny.die("before", "Studies.finish")
-    go_on(tiny)
-    tiny.assert_complete(trials=2)
+    die(tiny, tally, "before", "Studies.finish")
+    end_whole(tiny, tally, trials=2)
 
 
 @pytest.mark.slow
@@ -91,27 +97,71 @@ def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFo
     tiny.assert_complete(trials=4)
 
 
-EVERY_COMMIT = [
-    *[f"Studies.{name}" for name in ("claim", "record_facts", "finish")],
-    *[f"AttemptRecords.{name}" for name in ("begin", "finish")],
-    *["Messages.say", "Environments.record", "Recommendations.record"],
-    *[f"TrialLedger.{name}" for name in ("enqueue", "ask", "tell", "name_objective", "note")],
-    *[f"Optuna.{name}" for name in ("create_new_study", "create_new_trial")],
-    *[f"Optuna.{name}" for name in ("set_trial_param", "set_trial_state_values")],
-    *[f"Optuna.{name}" for name in ("set_trial_user_attr", "set_trial_system_attr")],
+@pytest.mark.slow
+@pytest.mark.fault(2)
+def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -> None:
+    submit(tiny, budget={"trials": 2})
+    tiny.die("after", "Studies.claim")
+    rival = tiny.spawn("daemon", "--idle-exit", "0", "--storage", tiny.url)
+
+    def taken_over() -> bool:
+        lease = tiny.lease()
+        return lease is not None and lease.pid == rival.pid
+
+    wait_for(taken_over, "another daemon takes over", 2 * LEASE_SECONDS + TO_START)
+    assert rival.wait() == 0, rival.output()
+    tiny.assert_complete(trials=2)
+
+
+ONCE = [
+    *["Studies.claim", "Studies.record_facts", "Studies.finish", "Environments.record"],
+    *["Recommendations.record", "TrialLedger.enqueue", "TrialLedger.name_objective"],
+    *["TrialLedger.note", "Optuna.create_new_study", "Messages.say"],
 ]
+"""Commits that a study makes once, as it begins or ends."""
+OFTEN = [
+    *["TrialLedger.ask", "Optuna.create_new_trial", "Optuna.set_trial_param"],
+    *["AttemptRecords.begin", "AttemptRecords.finish", "TrialLedger.tell"],
+    *["Optuna.set_trial_state_values", "Optuna.set_trial_user_attr"],
+    "Optuna.set_trial_system_attr",
+]
+"""Commits that come with every trial."""
+SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 2, 5, 10]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("method", ONCE)
+def test_a_death_at_a_commit_that_comes_once(
+    tiny: StudyFolder, tally: Tally, when: str, method: str
+) -> None:
+    submit(tiny, budget={"trials": 2})
+    die(tiny, tally, when, method)
+    end_whole(tiny, tally, trials=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", EVERY_COMMIT)
-def test_a_death_at_any_commit(tiny: StudyFolder, when: str, method: str, call: int) -> None:
-    once = ("Studies", "Environments", "Recommendations", "Optuna.create_new_study")
-    once += ("TrialLedger.note", "TrialLedger.name_objective", "TrialLedger.enqueue")
-    if call > 1 and method.startswith(once):
-        pytest.skip("happens once in a study")
-    submit(tiny, budget={"trials": 3}, measurement=quick_measurement(rounds=3))
+def test_deaths_at_every_commit_of_a_trial(
+    tiny: StudyFolder, tally: Tally, when: str, call: int
+) -> None:
+    submit(tiny, budget={"trials": 16, "least_gain": 0}, search_space=SPACE)
+    for method in OFTEN:
+        die(tiny, tally, when, method, call)
+    end_whole(tiny, tally, trials=16)
+
+
+def die(tiny: StudyFolder, tally: Tally, when: str, method: str, call: int = 1) -> None:
     tiny.die(when, method, call)
+    tally.tried += 1
+
+
+def end_whole(tiny: StudyFolder, tally: Tally, trials: int) -> None:
+    """The study goes on to its end; nothing is lost, nothing is there twice."""
     go_on(tiny)
-    tiny.assert_complete(trials=3)
+    lost, duplicated = tiny.losses(trials)
+    tally.lost += lost
+    tally.duplicated += duplicated
+    tiny.assert_complete(trials=trials)
+    tally.survived = tally.tried

@@ -91,20 +91,24 @@ def watch_command_lines(outage: Outage, over: threading.Event) -> None:
         outage.command_lines.update(processes_in(outage.study.folder).values())
 
 
+@pytest.mark.fault(11)
 def test_the_daemon_goes_on_when_the_server_is_back(outage: Outage) -> None:
     assert outage.state_after == "DONE"
 
 
+@pytest.mark.fault(11)
 def test_the_study_completes_with_nothing_lost_or_repeated(outage: Outage) -> None:
     outage.study.assert_complete(trials=TRIALS)
     assert (outage.study.folder / "best.yaml").exists()
 
 
+@pytest.mark.fault(11)
 def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
     assert "Traceback" not in outage.following.output()
     assert outage.follower_exit == 0, outage.following.output()
 
 
+@pytest.mark.fault(20)
 def test_the_password_shows_nowhere(outage: Outage) -> None:
     tiny = outage.study
     assert any("daemon" in line for line in outage.command_lines)
@@ -142,6 +146,7 @@ def whole_database(tiny: StudyFolder) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize("problem", ["wrong password", "no server", "in the query"])
 def test_a_refused_connection_is_told_without_the_password(
     server: Any, tmp_path: Path, problem: str

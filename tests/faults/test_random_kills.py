@@ -1,5 +1,6 @@
 """kill -9 of daemons and agents at any moment: nothing survives them, nothing is lost or repeated."""
 
+import itertools
 import os
 import random
 import signal
@@ -7,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.service.submission import submit
+from autotune.spec import load
+from tests.fault_table import Tally
 from tests.steering import (
     StudyFolder,
     alive,
@@ -16,9 +20,11 @@ from tests.steering import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 TRIALS = 8
+LATEST = 1.5
+"""Seconds after a moment within which a daemon is killed: about as long as a trial takes."""
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
 
 
@@ -27,37 +33,59 @@ def kill_daemon(tiny: StudyFolder, pid: int) -> None:
     tiny.wait_nothing_runs(timeout=15)
 
 
-def kill_at_random(tiny: StudyFolder, seed: int, kills: int) -> None:
-    """A study whose daemon is killed so many times, and then left alone."""
+def kill_at_random(tiny: StudyFolder, tally: Tally, seed: int, kills: int) -> None:
+    """Daemons are killed so many times, in as many studies as that takes; each is then completed."""
     moments = random.Random(seed)
-    tiny.write(resources={"workers": 1}, search_space=SPACE, budget={"trials": TRIALS})
-    for _ in range(kills):
-        started = tiny.run("start", "study.yaml", "--detach")
-        assert started.returncode == 0, started.stderr
-        pid = tiny.wait_lease().pid
-        if ends_within(pid, moments.uniform(0, 7)):
-            break  # the study is done
-        kill_daemon(tiny, pid)
-    found = tiny.run("start", "study.yaml", timeout=170)
-    assert found.returncode == 0, found.stdout + found.stderr
-    tiny.assert_complete(trials=TRIALS)
-    assert (tiny.folder / "best.yaml").exists()
+    for number in itertools.count():
+        if tally.tried == kills:
+            return
+        study = StudyFolder(tiny.folder, tiny.url, f"{tiny.name}-{number}")
+        study.write(resources={"workers": 1}, search_space=SPACE, budget={"trials": TRIALS})
+        submit(study.repository, load(study.folder / "study.yaml"), study.folder)
+        while tally.tried < kills and kill_once(study, moments):
+            tally.tried += 1
+        found = study.run("start", "study.yaml", "--foreground", timeout=170)
+        assert found.returncode == 0, found.stdout + found.stderr
+        lost, duplicated = study.losses(TRIALS)
+        tally.lost += lost
+        tally.duplicated += duplicated
+        study.assert_complete(trials=TRIALS)
+        assert (study.folder / "best.yaml").exists()
+        tally.survived = tally.tried
+
+
+def kill_once(study: StudyFolder, moments: random.Random) -> bool:
+    """A daemon, killed soon after it has got to a moment of its work; False if it was done sooner."""
+    study.bury_daemon()
+    recorded = len(study.recorded())
+    daemon = study.spawn("daemon", "--idle-exit", "0", "--storage", study.url)
+    reached = moments.choice(
+        (
+            lambda: study.lease() is not None,
+            lambda: any(attempt.running for attempt in study.attempts()),
+            lambda: len(study.recorded()) > recorded,
+        )
+    )
+    wait_for(lambda: reached() or not alive(daemon.pid), "a moment of the daemon's work")
+    if ends_within(daemon.pid, moments.uniform(0, LATEST)):
+        assert daemon.wait() == 0, daemon.output()
+        return False
+    kill_daemon(study, daemon.pid)
+    daemon.wait()
+    return True
+
+
+@pytest.mark.fault(1)
+@pytest.mark.parametrize(
+    ("seed", "kills"),
+    [(1, 3), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in range(100, 112))],
+)
+def test_kills_at_random_moments(tiny: StudyFolder, tally: Tally, seed: int, kills: int) -> None:
+    kill_at_random(tiny, tally, seed, kills)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
-    kill_at_random(tiny, seed, kills=3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(100, 160))
-def test_three_hundred_kills_at_random_moments(tiny: StudyFolder, seed: int) -> None:
-    kill_at_random(tiny, seed, kills=5)
-
-
-@pytest.mark.slow
+@pytest.mark.fault(9)
 def test_no_process_of_a_study_survives_its_daemon(tiny: StudyFolder) -> None:
     """Not even one that left its session and ignores SIGTERM."""
     arguments = {"trouble": "grandchild", "sleep": 0.005}
@@ -83,6 +111,7 @@ def is_marked(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.fault(1)
 def test_start_brings_a_killed_daemon_back_while_it_follows(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1}, budget={"trials": 3})
     following = tiny.spawn("start", "study.yaml")
@@ -94,6 +123,7 @@ def test_start_brings_a_killed_daemon_back_while_it_follows(tiny: StudyFolder) -
 
 
 @pytest.mark.slow
+@pytest.mark.fault(1)
 def test_foreground_goes_on_at_once_after_a_killed_daemon(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1}, budget={"trials": 3})
     tiny.run("start", "study.yaml", "--detach")
@@ -105,6 +135,7 @@ def test_foreground_goes_on_at_once_after_a_killed_daemon(tiny: StudyFolder) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.fault(1)
 def test_a_study_whose_daemon_was_killed_can_be_stopped(tiny: StudyFolder) -> None:
     tiny.write(resources={"workers": 1})
     tiny.run("start", "study.yaml", "--detach")
@@ -132,6 +163,7 @@ def kill_agent(tiny: StudyFolder, *, after: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault(5)
 def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder) -> None:
     slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
     tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)
@@ -144,6 +176,7 @@ def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.fault(5)
 def test_a_trial_that_kills_its_agent_every_time_is_a_crash(tiny: StudyFolder) -> None:
     slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
     tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)

@@ -22,9 +22,8 @@ def rows(tiny: StudyFolder, query: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "comes_back", ["in mid study", pytest.param("when all is done", marks=pytest.mark.slow)]
-)
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("comes_back", ["in mid study", "when all is done"])
 def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes_back: str) -> None:
     trials = 14 if comes_back == "in mid study" else 4
     tiny.write(
@@ -67,6 +66,7 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
 
 
 @pytest.mark.slow
+@pytest.mark.fault(4)
 def test_of_several_daemons_one_runs_the_study(tiny: StudyFolder) -> None:
     """They even create the tables at the same time."""
     daemons = [tiny.spawn("daemon", "--idle-exit", "8", "--storage", tiny.url) for _ in range(3)]

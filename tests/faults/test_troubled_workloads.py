@@ -42,6 +42,7 @@ def searched(tiny: StudyFolder, state: str) -> list[StoredAttempt]:
     return [a for a in tiny.attempts("search") if a.result.state == state]
 
 
+@pytest.mark.fault(8)
 def test_out_of_memory_is_recorded_and_nothing_larger_is_launched(tiny: StudyFolder) -> None:
     found = run(
         tiny,
@@ -71,6 +72,7 @@ def needs_as_much(knobs: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.fault(17)
 def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "oom"}, resources=MEMORY, budget={"trials": 8})
     assert found.returncode == 1
@@ -81,6 +83,7 @@ def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.fault(17)
 def test_a_study_whose_every_trial_raises_ends_early_and_shows_the_error(
     tiny: StudyFolder,
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_study_whose_every_trial_raises_ends_early_and_shows_the_error(
 
 
 @pytest.mark.slow
+@pytest.mark.fault(16)
 def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "nan", "above": 4}, budget={"trials": 7})
     assert found.returncode == 0, found.stdout + found.stderr
@@ -107,6 +111,7 @@ def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault(7)
 @pytest.mark.parametrize("trouble", ["hang", "stop"])
 def test_a_hang_is_recorded_with_its_rank_and_the_study_goes_on(
     tiny: StudyFolder, trouble: str

@@ -30,6 +30,7 @@ def test_a_good_trial_is_complete():
     assert (found.state, found.throughput, found.peak_bytes) == ("COMPLETE", 100.0, 1 << 30)
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 1e-300])
 def test_impossible_times_are_errors(seconds):
     found = judged([*numbered(4), dataclasses.replace(BLOCK, index=4, seconds=seconds)])
@@ -37,11 +38,13 @@ def test_impossible_times_are_errors(seconds):
     assert found.throughput is None
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_an_error(loss):
     assert judged(numbered(5, loss=loss)).state == "ERROR"
 
 
+@pytest.mark.fault(16)
 def test_no_blocks_is_an_error():
     assert judged([]).state == "ERROR"
 

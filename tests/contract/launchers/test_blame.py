@@ -35,6 +35,7 @@ def waking_agents(site: Site, after: float) -> Iterator[None]:
         waker.join()
 
 
+@pytest.mark.fault(7)
 @sites("cluster")
 def test_a_hang_is_blamed_on_the_rank_behind_though_another_node_sees_it_first(site: Site) -> None:
     with waking_agents(site, after=2.5 * HASTY.step):

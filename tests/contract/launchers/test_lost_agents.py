@@ -33,6 +33,7 @@ def run_with_grandchild_until(
     return site.slot.run(request, watch)
 
 
+@pytest.mark.fault(5)
 @sites("local", "ray", "pair")
 def test_a_trial_that_loses_its_agent(site: Site) -> None:
     before = {agent.pid for agent in site.agents()}
@@ -57,6 +58,7 @@ def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
     site.check_next_trial()
 
 
+@pytest.mark.fault(6)
 @sites("ray")
 def test_a_trial_that_loses_the_actor_of_its_agent(site: Site) -> None:
     report = run_with_grandchild_until(site, lambda: site.agents()[0].parent().kill())

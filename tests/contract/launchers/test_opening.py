@@ -86,6 +86,7 @@ def test_what_a_slot_says_of_itself(site: Site) -> None:
     json.dumps(site.slot.environment)
 
 
+@pytest.mark.fault(21)
 @sites("local")  # Ray itself listens on all interfaces, see docs/operations.md
 def test_only_loopback_is_listened_on(site: Site) -> None:
     open_ports: list[str] = []
@@ -161,6 +162,7 @@ def test_a_ray_cluster_that_is_not_there_is_reported_soon(tmp_path: Path) -> Non
     assert f"no Ray cluster at {address}" in done.stdout, done.stderr
 
 
+@pytest.mark.fault(5)
 def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     mark = uuid.uuid4().hex

@@ -29,6 +29,7 @@ NAMED_TROUBLE = {
 }
 
 
+@pytest.mark.fault(8)
 @sites("local", "ray", "cluster")
 @pytest.mark.parametrize("trouble", NAMED_TROUBLE)
 def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) -> None:
@@ -123,6 +124,7 @@ def test_a_rank_that_hangs_after_the_last_step_is_the_one_named(site: Site) -> N
     assert report.cause.startswith("rank 1: ")
 
 
+@pytest.mark.fault(5)
 @sites("local", "ray")
 def test_a_rank_killed_from_outside_is_a_crash(site: Site) -> None:
     def kill_a_rank(block: BlockReport) -> bool:
@@ -138,6 +140,7 @@ def test_a_rank_killed_from_outside_is_a_crash(site: Site) -> None:
     site.check_next_trial()
 
 
+@pytest.mark.fault(9)
 @sites("local", "ray")
 def test_a_grandchild_in_its_own_session_dies_with_its_trial(site: Site) -> None:
     request = site.request(

@@ -82,6 +82,7 @@ class TestConcurrency:
         numbers = [attempt.attempt for attempt in repository.attempts.of(study.id)]
         assert numbers == list(range(1, 61))
 
+    @pytest.mark.fault(10)
     def test_readers_see_whole_results_while_they_are_written(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:

@@ -65,6 +65,7 @@ class TestUnusable:
         (tmp_path / "x.db.lock").mkdir()
         refusal(f"sqlite:///{tmp_path}/x.db", StorageError)
 
+    @pytest.mark.fault(12)
     @needs_mounts
     def test_a_read_only_file_system(self, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()
@@ -87,6 +88,7 @@ for name in ("there", "new"):
         assert "Traceback" not in found.stderr, found.stderr
         assert found.stdout.split("\n")[:2] == ["there StorageError", "new StorageError"]
 
+    @pytest.mark.fault(12)
     @needs_mounts
     def test_a_disk_that_fills_up_while_it_is_opened(self, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()
@@ -114,6 +116,7 @@ print("opened")
         assert len(refusals) > 5
         assert [line for line in refusals if "no StorageError" in line] == []
 
+    @pytest.mark.fault(12)
     @needs_mounts
     def test_a_disk_that_is_full_when_a_study_is_started(self, project: Path) -> None:
         write_study(project)

@@ -205,9 +205,7 @@ class StudyFolder(Records):
     def daemon_pid(self) -> int:
         """Of the daemon that runs the study, as `autotune status` tells; waits until there is one."""
         self.wait_lease()
-        return int(
-            wait_for(lambda: self.status()["daemon"], f"a daemon runs {self.name}", 30)["pid"]
-        )
+        return int(wait_for(lambda: self.status()["daemon"], f"a daemon runs {self.name}")["pid"])
 
     # Waiting
 
@@ -243,7 +241,7 @@ class StudyFolder(Records):
 
         return wait_for(running, f"an attempt runs after {after} recorded ones")
 
-    def wait_nothing_runs(self, timeout: float = 20) -> None:
+    def wait_nothing_runs(self, timeout: float = 60) -> None:
         """No process of this folder is left."""
         give_up = time.monotonic() + timeout
         while left := processes_in(self.folder):

@@ -329,7 +329,7 @@ def test_detach_stop_resume(tiny: StudyFolder) -> None:
     assert "recommends nothing: it is " in early.stderr
     tiny.wait_running(after=1)
     assert "stops within seconds" in tiny.run("stop", "tiny").stdout
-    assert watching.wait(20) == 1
+    assert watching.wait() == 1
     assert "Stopped." in watching.output()
     assert tiny.study().state == "STOPPED"
     assert "not running" in tiny.run("stop", "tiny").stdout
@@ -410,7 +410,7 @@ def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     following = tiny.spawn("start", "study.yaml")
     tiny.wait_running()
     following.send(signal.SIGINT)
-    assert following.wait(20) == 0, following.output()
+    assert following.wait() == 0, following.output()
     assert "Detached; tiny runs on" in following.output()
     assert "Traceback" not in following.output()
     assert tiny.study().state == "RUNNING"
@@ -426,12 +426,12 @@ def test_ctrl_c_stops_a_study_in_the_foreground(tiny: StudyFolder) -> None:
     tiny.wait_running(after=1)
     assert tiny.wait_lease().pid == running.pid
     running.send(signal.SIGINT)
-    assert running.wait(30) == 1
+    assert running.wait() == 1
     assert "Stopped. `autotune resume tiny`" in running.output()
     assert "Traceback" not in running.output()
     assert tiny.study().state == "STOPPED"
     assert tiny.lease() is None
-    tiny.wait_nothing_runs(timeout=5)
+    tiny.wait_nothing_runs()
     again = tiny.run("start", "study.yaml", "--foreground")
     assert again.returncode == 0, again.stdout + again.stderr
     tiny.assert_complete(trials=3)
@@ -442,6 +442,6 @@ def test_ctrl_c_stops_a_study_in_the_foreground(tiny: StudyFolder) -> None:
 
 def test_the_daemon_leaves_when_its_queue_is_empty(finished: StudyFolder) -> None:
     """A finished study leaves no process behind, whoever started it."""
-    finished.wait_nothing_runs(timeout=15)
+    finished.wait_nothing_runs()
     lease = finished.lease()
     assert lease is None or not alive(lease.pid)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from autotune.runs.judging import TimedRun, TrajectoryRun
 from autotune.runs.plan import Plan, launcher_of, spread
 from autotune.spec import StudySpec
 from autotune.trial.protocol import BlockPlan, TrialRequest
-from launchers import Resources, open_launcher
+from launchers import Resources, Slot, open_launcher
 from search_spaces import Facts, defaults, infeasible
 from tests.trials import trial
 
@@ -40,25 +41,32 @@ def request(folder: Path, ranks: int, knobs: dict[str, Any], trajectory: int = 0
     )
 
 
-def seen(folder: Path, ranks: int = 2, **knobs: Any) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
+    """Room for two ranks; a trial may have fewer."""
+    folder = str(tmp_path_factory.mktemp("agents"))
+    with open_launcher("local", Resources(2, None, 1, 1), folder, None) as launcher:
+        yield launcher.slots[0]
+
+
+def seen(slot: Slot, folder: Path, ranks: int = 2, **knobs: Any) -> list[dict[str, Any]]:
     """What each rank has written down."""
     folder.mkdir(exist_ok=True)
-    ran(folder, request(folder, ranks, knobs), ranks)
+    ran(slot, request(folder, ranks, knobs))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def ran(folder: Path, asked: TrialRequest, workers: int) -> TimedRun:
-    """A trial on a slot of so many workers, complete."""
-    with open_launcher("local", Resources(workers, None, 1, 1), str(folder), None) as launcher:
-        judge = TimedRun(Limits(warmup=0.1, longest=0.2, precision=0.5))
-        result = judge.result(launcher.slots[0].run(asked, judge))
+def ran(slot: Slot, asked: TrialRequest) -> TimedRun:
+    """A trial on the slot, complete."""
+    judge = TimedRun(Limits(warmup=0.1, longest=0.2, precision=0.5))
+    result = judge.result(slot.run(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     return judge
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return seen(tmp_path_factory.mktemp("ddp") / "run")
+def plain(slot: Slot, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return seen(slot, tmp_path_factory.mktemp("ddp") / "run")
 
 
 def held(found: list[dict[str, Any]], what: str) -> list[int]:
@@ -71,9 +79,9 @@ def test_ddp_holds_everything_everywhere(plain: list[dict[str, Any]]) -> None:
 
 
 def test_zero1_shares_out_the_state_of_the_optimizer(
-    tmp_path: Path, plain: list[dict[str, Any]]
+    slot: Slot, tmp_path: Path, plain: list[dict[str, Any]]
 ) -> None:
-    found = seen(tmp_path / "run", parallelism="zero1")
+    found = seen(slot, tmp_path / "run", parallelism="zero1")
     assert held(found, "parameters") == [TOTAL, TOTAL]
     assert sum(held(found, "state")) == TOTAL
     assert all(0.4 * TOTAL < state < 0.6 * TOTAL for state in held(found, "state"))
@@ -83,17 +91,17 @@ def test_zero1_shares_out_the_state_of_the_optimizer(
 
 @pytest.mark.parametrize(("value", "gathered"), [("fsdp", False), ("fsdp_keep", True)])
 def test_fsdp_shares_out_everything(
-    tmp_path: Path, plain: list[dict[str, Any]], value: str, gathered: bool
+    slot: Slot, tmp_path: Path, plain: list[dict[str, Any]], value: str, gathered: bool
 ) -> None:
-    found = seen(tmp_path / "run", parallelism=value)
+    found = seen(slot, tmp_path / "run", parallelism=value)
     assert held(found, "parameters") == held(found, "state") == [TOTAL // 2, TOTAL // 2]
     assert held(found, "gathered_after_forward") == [gathered, gathered]
     for losses, same in zip(held(found, "losses"), held(plain, "losses"), strict=True):
         assert losses == pytest.approx(same, rel=1e-5)
 
 
-def test_a_single_rank_needs_no_wrapper(tmp_path: Path) -> None:
-    (found,) = seen(tmp_path / "run", ranks=1, parallelism="none", accumulation_steps=2)
+def test_a_single_rank_needs_no_wrapper(slot: Slot, tmp_path: Path) -> None:
+    (found,) = seen(slot, tmp_path / "run", ranks=1, parallelism="none", accumulation_steps=2)
     assert found["wrapper"] == "Sequential"
     assert found["parameters"] == TOTAL
     (reason,) = infeasible({**defaults(), "parallelism": "none"}, Facts("cpu", 2))
@@ -110,7 +118,12 @@ def test_a_single_rank_needs_no_wrapper(tmp_path: Path) -> None:
     ],
 )
 def test_data_parallel_is_one_process_that_does_the_work_of_all(
-    tmp_path: Path, plain: list[dict[str, Any]], placement: str, precision: str, given: str
+    slot: Slot,
+    tmp_path: Path,
+    plain: list[dict[str, Any]],
+    placement: str,
+    precision: str,
+    given: str,
 ) -> None:
     knobs = {
         "parallelism": "data_parallel",
@@ -119,7 +132,7 @@ def test_data_parallel_is_one_process_that_does_the_work_of_all(
         "cpu_threads": 1,
     }
     asked = spread(request(tmp_path, 2, knobs))
-    judge = ran(tmp_path, asked, workers=2)
+    judge = ran(slot, asked)
     (written,) = tmp_path.glob("?.json")
     found = json.loads(written.read_text())
     assert found["batch"] == 2 * plain[0]["batch"]
@@ -181,8 +194,8 @@ def test_data_parallel_is_for_several_devices_of_one_node() -> None:
 
 
 @pytest.mark.slow
-def test_fsdp_accumulates_and_computes_in_bf16(tmp_path: Path) -> None:
-    found = seen(tmp_path / "run", parallelism="fsdp", accumulation_steps=2, precision="bf16")
+def test_fsdp_accumulates_and_computes_in_bf16(slot: Slot, tmp_path: Path) -> None:
+    found = seen(slot, tmp_path / "run", parallelism="fsdp", accumulation_steps=2, precision="bf16")
     assert held(found, "parameters") == [TOTAL // 2, TOTAL // 2]
 
 
@@ -229,21 +242,22 @@ GPT = {"layers": 2, "d_model": 32, "heads": 2, "length": 32}
 @pytest.mark.parametrize(
     "value", [pytest.param("zero1", marks=pytest.mark.slow), "fsdp", "data_parallel"]
 )
-def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: str) -> None:
+def test_the_numerics_gate_compares_what_is_shared_out(
+    slot: Slot, tmp_path: Path, value: str
+) -> None:
     found = []
-    with open_launcher("local", Resources(2, None, 1, 1), str(tmp_path), None) as launcher:
-        for parallelism in ("ddp", value):
-            folder = tmp_path / parallelism
-            folder.mkdir()
-            asked = dataclasses.replace(
-                request(folder, 2, {"parallelism": parallelism}, numerics.STEPS),
-                factory="autotune.workloads.gpt:build",
-                args=GPT,
-            )
-            judge = TrajectoryRun()
-            result = judge.result(launcher.slots[0].run(spread(asked), judge))
-            assert result.state == "COMPLETE", (result.cause, result.log_tail)
-            found.append(trajectory([block.block for block in judge.seen]))
+    for parallelism in ("ddp", value):
+        folder = tmp_path / parallelism
+        folder.mkdir()
+        asked = dataclasses.replace(
+            request(folder, 2, {"parallelism": parallelism}, numerics.STEPS),
+            factory="autotune.workloads.gpt:build",
+            args=GPT,
+        )
+        judge = TrajectoryRun()
+        result = judge.result(slot.run(spread(asked), judge))
+        assert result.state == "COMPLETE", (result.cause, result.log_tail)
+        found.append(trajectory([block.block for block in judge.seen]))
     compared = numerics.agreement(found[1], found[0])
     assert not compared.problem
     assert compared.loss_distance < 1e-4
@@ -259,15 +273,14 @@ def test_the_numerics_gate_compares_what_is_shared_out(tmp_path: Path, value: st
     ],
     ids=str,
 )
-def test_replicas_stay_alike(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_replicas_stay_alike(slot: Slot, tmp_path: Path, changes: dict[str, Any]) -> None:
     asked = dataclasses.replace(
         request(tmp_path, 2, changes, numerics.STEPS),
         factory="autotune.workloads.gpt:build",
         args=GPT,
     )
-    with open_launcher("local", Resources(2, None, 1, 1), str(tmp_path), None) as launcher:
-        judge = TrajectoryRun()
-        result = judge.result(launcher.slots[0].run(asked, judge))
+    judge = TrajectoryRun()
+    result = judge.result(slot.run(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     blocks = [block.block for block in judge.seen]
     assert max(block.observed["replica_spread"] for block in blocks) < 1e-6

@@ -8,13 +8,13 @@ import os
 import site
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import launchers
-from autotune.trial.protocol import Outcome, TrialReport
+from autotune.trial.protocol import Outcome
 from launchers import Launcher, Resources
 from tests.steering import TINY_WORKLOAD
 from tests.trials import trial
@@ -53,7 +53,6 @@ class Bench:
     launcher: Launcher
     folder: Path
     library: str
-    reports: list[TrialReport] = field(default_factory=list)
 
     def train(self, *, expression: str = "0") -> list[dict[str, object]]:
         """What was imported, and what the ranks saw, in one trial."""
@@ -64,7 +63,6 @@ class Bench:
         request = trial(self.folder, "mine:build", env={"COLOUR": "red"})
         report = self.launcher.slots[0].run(request, lambda block: False)
         assert report.outcome is None, report.log_tail
-        self.reports.append(report)
         return [json.loads(line) for line in seen.read_text().splitlines()[known:]]
 
 
@@ -109,7 +107,6 @@ def test_from_the_second_trial_on_ranks_find_the_library_imported(
     for seen in (first, second, third):
         ranks = {entry["rank"]: entry["saw"] for entry in seen if "rank" in entry}
         assert ranks == {"0": ["red", str(bench.folder)], "1": ["red", str(bench.folder)]}
-    assert bench.reports[2].wall_seconds < bench.reports[0].wall_seconds - 0.8
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def outage(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ou
         try:
             tiny.wait_running(after=2)
             server.stop()
-            wait_for(lambda: "unreachable" in found.daemon_log, "the daemon notices", 30)
+            wait_for(lambda: "unreachable" in found.daemon_log, "the daemon notices")
             server.ensure_postgres_running()
             found.follower_exit = found.following.wait()
             wait_for(lambda: tiny.study().state != "RUNNING" or not daemon_in(tiny), "its end")

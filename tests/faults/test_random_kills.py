@@ -30,7 +30,7 @@ SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
 
 def kill_daemon(tiny: StudyFolder, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    tiny.wait_nothing_runs(timeout=15)
+    tiny.wait_nothing_runs()
 
 
 def kill_at_random(tiny: StudyFolder, tally: Tally, seed: int, kills: int) -> None:
@@ -142,7 +142,7 @@ def test_a_study_whose_daemon_was_killed_can_be_stopped(tiny: StudyFolder) -> No
     tiny.wait_running()
     kill_daemon(tiny, tiny.wait_lease().pid)
     assert tiny.run("stop", tiny.name).returncode == 0
-    tiny.wait_state("STOPPED", timeout=15)
+    tiny.wait_state("STOPPED")
 
 
 def agent_pid(tiny: StudyFolder) -> int:

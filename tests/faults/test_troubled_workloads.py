@@ -140,7 +140,7 @@ def assert_error_is_recorded(tiny: StudyFolder, text: str) -> None:
         budget={"trials": 2},
     )
     found = tiny.spawn("start", "study.yaml", "--foreground")
-    tiny.wait_state("DONE", "FAILED", timeout=45)
+    tiny.wait_state("DONE", "FAILED", timeout=120)
     assert found.wait() == 0, found.output()
     tiny.assert_complete(trials=2)
     assert [a.result.state for a in tiny.attempts("search")] == ["COMPLETE", "ERROR"]
@@ -199,7 +199,7 @@ def test_a_finalist_that_fails_in_its_second_round_is_dropped(
             measurement=quick_measurement(rounds=3),
         )
         found = tiny.spawn("start", "study.yaml", "--foreground", "--json")
-        tiny.wait_state("DONE", "FAILED", timeout=45)
+        tiny.wait_state("DONE", "FAILED", timeout=120)
         assert found.wait() == 0, found.output()
         tiny.assert_complete(trials=2)
         verdict = tiny.study().verdict

@@ -57,7 +57,7 @@ class Records:
         return self.repository.leases.holder(this_cluster())
 
     def losses(self, trials: int) -> tuple[int, int]:
-        """Of so many trials, those without a recorded result, and results that are recorded again."""
+        """Of so many trials, those without a recorded result, and results recorded once more."""
         times = Counter(attempt.trial for attempt in self.recorded("search"))
         return max(0, trials - len(times)), times.total() - len(times)
 

@@ -76,14 +76,23 @@ def kill_marked(agent_id: str) -> list[int]:
     return killed
 
 
+def is_marked(pid: int) -> bool:
+    """Whether a process descends from an agent, of whatever slot."""
+    return any(variable.startswith(f"{MARKER}=".encode()) for variable in _environment(pid))
+
+
 def _living_with(mark: bytes, pid: int, letter: str) -> bool:
     if pid == os.getpid() or letter in "ZX":
         return False
+    return mark in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The variables that a process was started with; none if it is gone, or another user's."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False  # gone, or another user's
-    return mark in environment.split(b"\0")
+        return []
 
 
 def kill(pid: int) -> None:

@@ -74,6 +74,8 @@ def _train(
         local_rank=local_rank,
         world_size=request.world_size,
         devices=_devices(request, local_rank),
+        first_on_device=local_rank == 0
+        or _devices(request, local_rank) != _devices(request, local_rank - 1),
     )
     _prepare_process(request, placement, context)
     _join_group(request, placement, context)

@@ -118,6 +118,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
     process.limit_threads(_threads(request))
+    process.compile_workers(request.knobs, placement.local_world_size)
     if context.device.type == "cuda":
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
@@ -147,7 +148,7 @@ def environment(
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
         **process.environment(request.knobs),
-        **request.env,
+        **processes.of_study(request.env),
     }
 
 

@@ -36,6 +36,11 @@ class StudyPaths:
         return TrialFiles(self.folder / name)
 
 
+def compiled(folder: Path) -> Path:
+    """What torch.compile keeps from trial to trial, in the folder that the agents print into."""
+    return folder.absolute() / "compiled"
+
+
 def daemon_log(workdir: Path) -> Path:
     """Where a daemon that `autotune start` spawned in a folder writes its messages."""
     return workdir / _FOLDER / "daemon.log"

@@ -27,6 +27,7 @@ APPLIED = (
     "accumulation_steps",
     "precision",
     "log_interval",
+    "pin_memory",
     "qkv_streams",
 )
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,7 +88,7 @@ def train(
     optimizer = workload.optimizer(model.parameters())
     scaler = torch.amp.GradScaler(device.type, enabled=config["precision"] == "fp16")
     dtype = AUTOCAST.get(config["precision"])
-    batches = endless_batches(workload.dataset, config["micro_batch"], device)
+    batches = endless_batches(workload.dataset, config, device)
     accumulation = config["accumulation_steps"]
     per_step = config["micro_batch"] * accumulation * dist.get_world_size()
 
@@ -117,12 +118,16 @@ def train(
 
 
 def endless_batches(
-    dataset: torch.utils.data.Dataset, micro_batch: int, device: torch.device
+    dataset: torch.utils.data.Dataset, config: autotune.BestConfig, device: torch.device
 ) -> Iterator[torch.Tensor]:
     """Batches of epoch after epoch, on the device."""
     sampler = DistributedSampler(dataset, shuffle=True, drop_last=True)
     loader = DataLoader(
-        dataset, micro_batch, sampler=sampler, drop_last=True, pin_memory=device.type == "cuda"
+        dataset,
+        config["micro_batch"],
+        sampler=sampler,
+        drop_last=True,
+        pin_memory=config["pin_memory"],
     )
     epoch = 0
     while True:

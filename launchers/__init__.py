@@ -1,5 +1,7 @@
 """Where ranks run. `launchers.open_launcher` picks one; Ray is imported only for the Ray launcher."""
 
+from collections.abc import Mapping
+
 from launchers.base import Launcher, Resources, Slot, TrialWatch
 from launchers.reservation import Busy, Rival, refuse
 
@@ -16,7 +18,12 @@ __all__ = [
 
 
 def open_launcher(
-    kind: str, resources: Resources, log_dir: str, address: str | None, busy: Busy = refuse
+    kind: str,
+    resources: Resources,
+    log_dir: str,
+    address: str | None,
+    busy: Busy = refuse,
+    env: Mapping[str, str] | None = None,
 ) -> Launcher:
     """An opened launcher; close it to give everything back.
 
@@ -26,6 +33,9 @@ def open_launcher(
         log_dir: folder for the agents' own messages, on each node.
         address: of a running Ray cluster; None starts a Ray on this machine. Ray only.
         busy: called again and again while another study measures on this machine; may raise.
+        env: variables for the agents, and so for torch as it is imported there: TORCHINDUCTOR_* and
+            PYTORCH_CUDA_ALLOC_CONF are read by then. No knob needs an agent of its own for that:
+            what the allocator can be told by one, it can be told at run time.
 
     Raises:
         LauncherError: the resources are not there.
@@ -33,7 +43,7 @@ def open_launcher(
     if kind == "ray":
         from launchers.ray_cluster import RayLauncher
 
-        return RayLauncher(resources, log_dir, address, busy)
+        return RayLauncher(resources, log_dir, address, busy, env or {})
     from launchers.local import LocalLauncher
 
-    return LocalLauncher(resources, log_dir, busy)
+    return LocalLauncher(resources, log_dir, busy, env or {})

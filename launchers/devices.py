@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import LauncherError
+from autotune.trial.processes import VISIBLE_DEVICES
 from launchers.layout import NodeCapacity
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = VISIBLE_DEVICES
 _BY_ID = ("GPU-", "MIG-")
 _NONE_WANTED = ("", "-1", "none", "NoDevFiles")
 """Usual ways to hide all devices on purpose."""

@@ -1,5 +1,6 @@
 """Trials on this machine, without any cluster software."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.trial.node.agent_process import AgentProcess
@@ -17,8 +18,9 @@ class LocalLink(Link):
 
     host = _LOOPBACK
 
-    def __init__(self, log_dir: str, env: dict[str, str]) -> None:
-        self._agent = AgentProcess(_LOOPBACK, str(Path(log_dir) / "agent.log"), env)
+    def __init__(self, log_dir: str, env: Mapping[str, str], devices: Mapping[str, str]) -> None:
+        log = str(Path(log_dir) / "agent.log")
+        self._agent = AgentProcess(_LOOPBACK, log, env, devices)
 
     def send(self, line: bytes) -> bool:
         return self._agent.send(line)
@@ -35,7 +37,9 @@ class LocalLauncher(Launcher):
 
     slots: list[AgentSlot]
 
-    def __init__(self, resources: Resources, log_dir: str, busy: Busy) -> None:
+    def __init__(
+        self, resources: Resources, log_dir: str, busy: Busy, env: Mapping[str, str]
+    ) -> None:
         layout = plan(resources, [devices.this_machine()])
         self.workers = layout.ranks_per_node
         self.slots = []
@@ -44,7 +48,7 @@ class LocalLauncher(Launcher):
             if not layout.gpus_per_worker:
                 self._reservation.take(devices.processors())
             for number in range(layout.slots):
-                self.slots.append(_open_slot(layout, log_dir, number))
+                self.slots.append(_open_slot(layout, log_dir, number, env))
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()
@@ -58,10 +62,10 @@ class LocalLauncher(Launcher):
             self._reservation.close()
 
 
-def _open_slot(layout: Layout, log_dir: str, number: int) -> AgentSlot:
-    env = {}
+def _open_slot(layout: Layout, log_dir: str, number: int, env: Mapping[str, str]) -> AgentSlot:
+    own = {}
     visible = devices.visible()
-    if own := layout.devices_of(number, len(visible)):
-        env = {devices.VISIBLE: ",".join(visible[index] for index in own)}
-    node = Node(connect=lambda: LocalLink(log_dir, env), ranks=layout.ranks_per_node)
+    if indices := layout.devices_of(number, len(visible)):
+        own = {devices.VISIBLE: ",".join(visible[index] for index in indices)}
+    node = Node(connect=lambda: LocalLink(log_dir, env, own), ranks=layout.ranks_per_node)
     return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

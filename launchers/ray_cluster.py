@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,14 @@ _READ_AND_SEND_AND_CLOSE = 3
 class RayLink(Link):
     """A line to an agent through the actor that owns it."""
 
-    def __init__(self, group: PlacementGroup, bundle: int, log_dir: str, layout: Layout) -> None:
+    def __init__(
+        self,
+        group: PlacementGroup,
+        bundle: int,
+        log_dir: str,
+        layout: Layout,
+        env: Mapping[str, str],
+    ) -> None:
         self.host = _LOOPBACK if layout.nodes == 1 else _bundle_address(group, bundle)
         # AgentProcess imports no Ray and none of our top-level packages: a worker finds it by name
         # whatever else the user's working directory holds.
@@ -51,7 +58,8 @@ class RayLink(Link):
                 placement_group=group, placement_group_bundle_index=bundle
             ),
         )
-        self._actor: Any = actor_class.remote(self.host, str(Path(log_dir) / "agent.log"))
+        # Ray itself has told the actor which devices it has.
+        self._actor: Any = actor_class.remote(self.host, str(Path(log_dir) / "agent.log"), env)
         self._closed = False
 
     def send(self, line: bytes) -> bool:
@@ -81,8 +89,16 @@ class RayLauncher(Launcher):
 
     slots: Sequence[AgentSlot]
 
-    def __init__(self, resources: Resources, log_dir: str, address: str | None, busy: Busy) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        log_dir: str,
+        address: str | None,
+        busy: Busy,
+        env: Mapping[str, str],
+    ) -> None:
         self._groups: list[PlacementGroup] = []
+        self._env = dict(env)
         self.slots = []
         self._reservation = Reservation(busy)
         try:
@@ -121,7 +137,7 @@ class RayLauncher(Launcher):
             )
         nodes = [
             Node(
-                connect=lambda bundle=bundle: RayLink(group, bundle, log_dir, layout),  # type: ignore[misc]
+                connect=lambda bundle=bundle: RayLink(group, bundle, log_dir, layout, self._env),  # type: ignore[misc]
                 ranks=layout.ranks_per_node,
             )
             for bundle in range(layout.nodes)

@@ -8,13 +8,20 @@ from typing import Any
 from autotune.errors import BadInput
 from autotune.measurement import numerics
 from autotune.measurement.watch import Limits
+from autotune.paths import compiled
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.trial.protocol import COMPRESSION_WARM_UP, BlockPlan, Deadlines, TrialRequest
 from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
 from search_spaces import Facts, infeasible
 
+_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
+_COMPILING, _AUTOTUNING = 3.0, 10.0
+"""Times the start-up deadline. A compiled step takes tens of seconds the first time where the plain one
+takes one, and minutes for large models; max-autotune times some twenty kernels for every shape of a
+product, on all ranks of a node at once. A deadline that is too long costs time only when a trial hangs,
+one that is too short loses configurations that work: these are allowances, not measurements."""
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
 """The first block is a single step. The optimizer's state is there from the second step on, what
 gradient compression keeps after its warm-up."""
@@ -25,12 +32,14 @@ OpenLauncher = Callable[[StudySpec, Path, Busy], Launcher]
 
 
 def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
-    """The launcher that a study asks for, open; its agents print into the folder.
+    """The launcher that a study asks for, open; its agents print into the folder, and what is compiled
+    is kept there for its later trials.
 
     Raises:
         LauncherError: the resources are not there.
     """
-    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy)
+    env = {_INDUCTOR_CACHE: str(compiled(folder)), **spec.env}
+    return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
 
 
 def resources(spec: StudySpec) -> Resources:
@@ -129,7 +138,9 @@ class Plan:
             cpus_per_rank=spec.resources.cpus_per_worker,
             memory_per_rank=spec.resources.memory_per_worker,
             blocks=BlockPlan(measurement.block_seconds, measurement.min_steps),
-            deadlines=Deadlines(measurement.startup_deadline, measurement.step_deadline),
+            deadlines=Deadlines(
+                measurement.startup_deadline * _compilation(knobs), measurement.step_deadline
+            ),
             workdir=str(workdir),
             import_paths=(str(workdir),),
             env=spec.env,
@@ -159,6 +170,14 @@ class Plan:
             incumbent_low=incumbent_low,
             sigma_run=sigma_run,
         )
+
+
+def _compilation(knobs: Mapping[str, Any]) -> float:
+    """How many times longer the start of a trial may take, its first step included, as it compiles."""
+    mode = str(knobs["compile"])
+    if mode == "none":
+        return 1.0
+    return _AUTOTUNING if mode.startswith("max-autotune") else _COMPILING
 
 
 def few_steps(asked: TrialRequest) -> TrialRequest:

@@ -176,7 +176,11 @@ class MeasurementSpec(_Section):
         le=50,
         description="Rounds of the winner against itself less one changed knob each; 0: none.",
     )
-    startup_deadline: Seconds = Field(default=300.0, description="First step done, else HANG.")
+    startup_deadline: Seconds = Field(
+        default=300.0,
+        description="First step done, else HANG; 3 times that where it is compiled, 10 times under "
+        "max-autotune.",
+    )
     step_deadline: Seconds = Field(default=60.0, description="Every later step done, else HANG.")
 
 
@@ -214,7 +218,9 @@ class StudySpec(_Section):
         "launcher starts a Ray on this machine.",
     )
     env: dict[EnvName, str] = Field(
-        default_factory=dict, description="Environment variables of the ranks."
+        default_factory=dict,
+        description="Environment variables of agents and ranks, from before torch is imported; "
+        "CUDA_VISIBLE_DEVICES stays that of the slot.",
     )
     storage: str | None = Field(
         default=None,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.judging import FitRun
-from autotune.runs.plan import Plan, few_steps, resources
+from autotune.runs.plan import Plan, few_steps, launcher_of
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
-from launchers import Resources, open_launcher
+from launchers import Launcher, Resources, open_launcher
 from storage import Database
 
 _PACKAGES = ("torch", "optuna", "optuna-dashboard", "ray", "sqlalchemy", "pandas")
@@ -94,13 +94,11 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
 
 
 def _launched(spec: StudySpec | None) -> Iterator[Check]:
-    default = Resources(workers=1, gpus_per_worker=None, cpus_per_worker=1, slots=None)
-    wanted = resources(spec) if spec else default
     kind = spec.launcher if spec else "local"
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            open_launcher(kind, wanted, folder, spec.ray_address if spec else None) as launcher,
+            launcher_of(spec, Path(folder)) if spec else _one_rank(folder) as launcher,
         ):
             slot = launcher.slots[0]
             devices = slot.environment["devices"]
@@ -115,6 +113,11 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
         yield Check(f"{kind} launcher", "warn", str(error))
     except AutotuneError as error:
         yield Check(f"{kind} launcher", "fail", str(error))
+
+
+def _one_rank(folder: str) -> Launcher:
+    wanted = Resources(workers=1, gpus_per_worker=None, cpus_per_worker=1, slots=None)
+    return open_launcher("local", wanted, folder, None)
 
 
 def _baseline(probe: Probe) -> str:

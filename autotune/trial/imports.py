@@ -21,6 +21,8 @@ from autotune.trial.protocol import Preload, TrialRequest
 
 PRELOAD_FILE = "AUTOTUNE_PRELOAD"
 """Environment variable that tells a fork server where it stands what to import."""
+_UNIFIED_MEMORY = "/dev/nvidia-uvm"
+_DEVICES = "/dev/nvidia"
 _EVERYTHING = "all of the environment"
 
 
@@ -39,10 +41,11 @@ class Brought:
             own: names of environment variables that are set for this rank alone.
         """
         names = {*self._environment, *os.environ}
+        environment = processes.of_study(request.env)
         return Preload(
             modules=installed(self._modules, request.factory),
-            environment=request.env,
-            private=tuple(sorted({*own} - {*request.env})),
+            environment=environment,
+            private=tuple(sorted({*own} - {*environment})),
             changed={
                 name: os.environ.get(name)
                 for name in sorted(names)
@@ -88,6 +91,8 @@ def load(wanted: Preload) -> str:
     with _watched_environment({*wanted.private, *wanted.changed}) as asked:
         for name in wanted.modules:
             _load(name)
+            if has_begun_cuda():
+                return f"{name} initialises CUDA when it is imported"
     if differing := [name for name in asked if not _comes_out_alike(name, wanted.changed)]:
         return f"{differing[0]} is read or set when the libraries are imported"
     if not _shared() <= shared:
@@ -96,6 +101,24 @@ def load(wanted: Preload) -> str:
     if shadowed := [name for name in sorted(brought) if _is_found_in(name, wanted.import_paths)]:
         return f"{shadowed[0]} is also in the folder of the study"
     return ""
+
+
+def has_begun_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Whether this process has initialised CUDA, through torch or not: none of its forks can then.
+
+    Args:
+        descriptors: folder of links to what it has open. The driver opens this device, while who only
+            asks how many there are, as torch does through NVML, leaves it alone.
+    """
+    torch = sys.modules.get("torch")  # not imported for this alone: it takes a second
+    begun = torch is not None and torch.cuda.is_initialized()
+    return begun or any(target.startswith(_UNIFIED_MEMORY) for target in _targets(descriptors))
+
+
+def _targets(descriptors: Path) -> Iterator[str]:
+    for link in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # that of the folder itself, which is being read
+            yield str(link.readlink())
 
 
 def running_beside(parent: int) -> str:
@@ -156,10 +179,18 @@ def _comes_out_alike(name: str, changed: Mapping[str, str | None]) -> bool:
 
 
 def _shared() -> set[str]:
-    """Open files, and memory that a fork would share with this process."""
+    """Open files, and memory that a fork would share with this process; NVML's do no harm."""
     mappings = Path("/proc/self/maps").read_text().splitlines()
     files = os.listdir("/proc/self/fd")  # noqa: PTH208
-    return {line for line in mappings if line.split()[1].endswith("s")} | set(files)
+    return {line for line in mappings if line.split()[1].endswith("s") and _DEVICES not in line} | {
+        name for name in files if not _is_of_nvml(Path("/proc/self/fd", name))
+    }
+
+
+def _is_of_nvml(descriptor: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return str(descriptor.readlink()).startswith(_DEVICES)
+    return False
 
 
 def _library_folders() -> list[Path]:

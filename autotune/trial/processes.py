@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -15,11 +16,19 @@ _POLL_SECONDS = 0.002
 
 MARKER = "AUTOTUNE_AGENT"
 """Environment variable that names the agent in everything that descends from it."""
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def become_subreaper() -> None:
     """Have orphaned descendants handed to this process."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def of_study(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a study without those that are ours alone to set: the mark, and the devices of
+    a slot."""
+    ours = (MARKER, VISIBLE_DEVICES)
+    return {name: value for name, value in env.items() if name not in ours}
 
 
 def descendants(root: int) -> set[int]:
@@ -76,14 +85,23 @@ def kill_marked(agent_id: str) -> list[int]:
     return killed
 
 
+def is_marked(pid: int) -> bool:
+    """Whether a process descends from an agent, of whatever slot."""
+    return any(variable.startswith(f"{MARKER}=".encode()) for variable in _environment(pid))
+
+
 def _living_with(mark: bytes, pid: int, letter: str) -> bool:
     if pid == os.getpid() or letter in "ZX":
         return False
+    return mark in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The variables that a process was started with; none if it is gone, or another user's."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False  # gone, or another user's
-    return mark in environment.split(b"\0")
+        return []
 
 
 def kill(pid: int) -> None:

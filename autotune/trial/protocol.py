@@ -174,8 +174,9 @@ class Observed(TypedDict, total=False):
     step_p95: float
     step_max: float
     exposed_seconds: list[float]
-    """Per rank: communication of one optimizer step that the backward pass did not hide, as DDP logs
-    it for one step in ten. The rank with the least is the one that the others wait for."""
+    """Per rank: communication of one optimizer step that the backward pass did not hide, as DDP has last
+    logged it: of one step in ten, on CUDA of the first blocks only. The rank with the least is the one
+    that the others wait for."""
     foreign_cpu: float
     """Share of a node's processors that other processes used, on the node where it was largest."""
     idle_cpu: float

@@ -146,6 +146,15 @@ def test_a_library_that_is_not_for_sharing_is_imported_in_every_rank(
     assert ranks == ({"0": "0", "1": "1"} if "LOCAL_RANK" in line else {"0": None, "1": None})
 
 
+def test_the_log_says_which_library_initialises_cuda(bench: Bench, library: Path) -> None:
+    poison = "import torch; torch.cuda._initialized = 'RANK' not in os.environ"
+    library.write_text(f"{library.read_text()}\n{poison}\n")
+    for _ in range(2):
+        seen = bench.train()
+    assert len(imports(seen)) == IN_VAIN_AND_BY_RANKS
+    assert f"{bench.library} initialises CUDA" in (bench.folder / "agent.log").read_text()
+
+
 @pytest.mark.slow
 def test_a_library_that_kills_the_process_it_is_imported_in_beforehand(
     bench: Bench, library: Path

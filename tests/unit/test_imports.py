@@ -150,3 +150,28 @@ def test_paths_that_the_workload_adds_are_searched_too(monkeypatch: pytest.Monke
     brought = imports.Brought()
     sys.path.insert(0, "third_party")
     assert brought.preload(REQUEST, []).import_paths == ("mine", "third_party")
+
+
+@pytest.mark.parametrize(
+    ("opened", "begun"),
+    [
+        (["/dev/nvidiactl", "/dev/nvidia0"], False),  # NVML, which says how many there are
+        (["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"], True),
+        (["/dev/null", "socket:[7]"], False),
+    ],
+)
+def test_what_the_driver_opens_tells_that_cuda_has_begun(
+    tmp_path: Path, opened: list[str], begun: bool
+) -> None:
+    for number, target in enumerate(opened):
+        (tmp_path / str(number)).symlink_to(target)
+    assert imports.has_begun_cuda(tmp_path) is begun
+
+
+def test_who_initialises_cuda_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda._initialized", False)
+    harmless = module(tmp_path, "X = 1", monkeypatch)
+    culprit = module(tmp_path, "import torch; torch.cuda._initialized = True", monkeypatch)
+    late = module(tmp_path, "X = 3", monkeypatch)
+    unfit = imports.load(Preload((harmless, culprit, late)))
+    assert unfit == f"{culprit} initialises CUDA when it is imported"

@@ -1,14 +1,18 @@
 """A trial never fails for want of telemetry. pynvml is a stand-in that raises what the real one may."""
 
 import math
+import os
+import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from autotune.trial.observers.device import DeviceState, DeviceWatch
+from autotune.trial.observers.device import DeviceState, DeviceWatch, together
+from autotune.trial.processes import MARKER
 
 
 class NVMLError(Exception):
@@ -33,12 +37,12 @@ def library(**changes: Callable[..., object]) -> types.SimpleNamespace:
     return types.SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, **answers)
 
 
-def state(monkeypatch: pytest.MonkeyPatch, pynvml: object) -> DeviceState:
+def state(monkeypatch: pytest.MonkeyPatch, pynvml: object, *, first: bool = True) -> DeviceState:
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="1234")
     )
-    return DeviceWatch(torch.device("cuda", 0)).state()
+    return DeviceWatch(torch.device("cuda", 0), first=first).state()
 
 
 def raising(error: type[Exception]) -> Callable[..., object]:
@@ -79,3 +83,45 @@ def test_a_library_that_lacks_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(map(math.isnan, state(monkeypatch, None)))
+
+
+@contextmanager
+def process(**variables: str) -> Iterator[int]:
+    """The id of a process with such an environment."""
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, env=variables)
+    try:
+        yield sleeper.pid
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def on_device(*pids: int) -> types.SimpleNamespace:
+    found = [types.SimpleNamespace(pid=pid) for pid in pids]
+    return library(nvmlDeviceGetComputeRunningProcesses=lambda _: found)
+
+
+def test_ranks_of_another_slot_on_the_device_are_not_foreign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with process(**{MARKER: "of another slot"}) as neighbour, process(HOME="/") as stranger:
+        ours = state(monkeypatch, on_device(os.getpid(), neighbour))
+        assert ours.foreign_processes == 0
+        shared = state(monkeypatch, on_device(os.getpid(), neighbour, stranger))
+        assert shared.foreign_processes == 1
+
+
+def test_of_ranks_that_share_a_device_one_tells_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> Callable[..., int]:
+        spent = iter((5_000, 8_000))
+        return lambda _: next(spent)
+
+    ranks = [
+        state(
+            monkeypatch,
+            library(nvmlDeviceGetTotalEnergyConsumption=asked()),
+            first=first,
+        )
+        for first in (True, False)
+    ]
+    assert together(ranks).energy_joules == 3

@@ -51,6 +51,20 @@ def span(name, start, end):
     return event("user_annotation", f"autotune/{name}", start, end)
 
 
+numbers = itertools.count(1)
+
+
+def copy(name, start, end, *, asked_at, thread=1, by="cudaMemcpyAsync", category="gpu_memcpy"):
+    """A copy on the device and the call that has asked for it, as kineto tells them."""
+    found = (
+        event("cuda_runtime", by, asked_at, asked_at + 1, thread=thread),
+        event(category, name, start, end, thread=22),
+    )
+    return [
+        {**part, "args": {"correlation": number}} for number in [next(numbers)] for part in found
+    ]
+
+
 def parts(events):
     found = shares(events)._asdict()
     assert math.isclose(sum(v for name, v in found.items() if name != "idle"), 1)
@@ -89,7 +103,7 @@ def test_on_a_device_its_own_timeline_counts_and_the_host_explains_the_gaps():
             *HOST,
             event("kernel", "gemm", 22, 50, thread=20),
             event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 45, 70, thread=21),
-            event("gpu_memcpy", "Memcpy HtoD", 16, 24, thread=22),
+            *copy("Memcpy HtoD (Pinned -> Device)", 16, 24, asked_at=15),
             event("gpu_user_annotation", "autotune/optimizer", 82, 90, thread=20),
             event("kernel", "adam", 82, 90, thread=20),
         ]
@@ -101,6 +115,60 @@ def test_on_a_device_its_own_timeline_counts_and_the_host_explains_the_gaps():
     assert found["loader"] == pytest.approx(0.15)
     assert found["synchronisation"] == pytest.approx(0.05)
     assert found["idle"] == pytest.approx(1 - 0.62)
+
+
+DEVICE = [
+    span("step", 0, 200),
+    span("batch", 0, 20),
+    span("forward", 20, 60),
+    span("backward", 60, 100),
+    span("optimizer", 100, 120),
+    event("gpu_user_annotation", "autotune/optimizer", 120, 130, thread=20),
+]
+HOST_TO_DEVICE, DEVICE_TO_HOST = "Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pinned)"
+WITHIN_DEVICE = "Memcpy DtoD (Device -> Device)"
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "part"),
+    [
+        (copy(HOST_TO_DEVICE, 150, 170, asked_at=10), "copies"),
+        (copy(HOST_TO_DEVICE, 150, 170, asked_at=30), "compute"),  # a mask that the model makes
+        (copy(WITHIN_DEVICE, 150, 170, asked_at=10), "compute"),  # another format of the batch
+        (copy(WITHIN_DEVICE, 150, 170, asked_at=30), "compute"),  # .contiguous()
+        (copy(WITHIN_DEVICE, 120, 130, asked_at=110), "optimizer"),
+        (copy("Memset (Device)", 150, 170, asked_at=30, category="gpu_memset"), "compute"),
+        ([event("gpu_memcpy", HOST_TO_DEVICE, 150, 170, thread=22)], "compute"),
+    ],
+)
+def test_a_copy_is_of_what_has_asked_for_it(asked_for, part):
+    found = parts([*DEVICE, *asked_for])
+    busy = {name for name in ("copies", "compute", "optimizer", "communication") if found[name]}
+    assert busy == {part}
+
+
+@pytest.mark.parametrize(
+    ("category", "name"),
+    [
+        ("cpu_op", "c10d::allreduce_"),  # gloo begins to stage in the thread that asks it to
+        ("user_annotation", "gloo:all_reduce"),  # and goes on in its own
+        ("cpu_op", "torch::distributed::reducer::copy_"),
+        ("cpu_op", "torch.distributed.ddp.reducer::copy_bucket_to_grad"),
+        ("user_annotation", "FSDP::all_gather_copy_out"),
+    ],
+)
+@pytest.mark.parametrize("way", [HOST_TO_DEVICE, DEVICE_TO_HOST, WITHIN_DEVICE])
+def test_staging_and_bucket_copies_are_communication(category, name, way):
+    host = event(category, name, 70, 80, thread=7)
+    found = parts([*DEVICE, host, *copy(way, 150, 170, asked_at=75, thread=7)])
+    assert found["communication"] >= 0.1
+    assert found["copies"] == found["compute"] == 0
+
+
+def test_what_another_thread_copies_during_a_collective_is_not_its_own():
+    host = event("user_annotation", "gloo:all_reduce", 70, 80, thread=7)
+    found = parts([*DEVICE, host, *copy(WITHIN_DEVICE, 150, 170, asked_at=75, thread=1)])
+    assert found["compute"] == pytest.approx(0.1)
 
 
 def test_a_trace_without_a_step_is_refused():

@@ -21,6 +21,7 @@ _GETTERS_AND_SETTERS = (
     ("omp_get_max_threads", "omp_set_num_threads"),
     ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
 )
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _PER_COLLECTIVE = (2, 24)
 
 
@@ -85,9 +86,28 @@ def _algorithm(name: str) -> str:
 
 
 def allocator(knobs: Knobs) -> None:
-    """expandable_segments: torch has read the environment when it was loaded, long before the fork."""
+    """expandable_segments: torch has read the environment when it was loaded, long before the fork. What
+    the user has set beside it is said again: what is not said may go back to its default."""
     if knobs["expandable_segments"]:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        said = ",".join(os.environ.get(name, "") for name in _ALLOCATOR).split(",")
+        others = [part for part in said if part and not part.startswith("expandable_segments")]
+        settings = ",".join([*others, "expandable_segments:True"])
+        torch.cuda.memory._set_allocator_settings(settings)
+
+
+def compile_workers(knobs: Knobs, ranks: int) -> None:
+    """compile: each rank of a node compiles with its share of the processors. By itself torch starts as
+    many workers as there are processors, in every rank.
+
+    Args:
+        knobs: of the trial.
+        ranks: of the trial on this node.
+    """
+    if knobs["compile"] == "none" or "TORCHINDUCTOR_COMPILE_THREADS" in os.environ:
+        return
+    from torch._inductor import config  # takes a second, which trials that compile take anyway
+
+    config.compile_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def garbage_collection(knobs: Knobs) -> None:

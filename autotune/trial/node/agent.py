@@ -191,10 +191,18 @@ def open_store(host: str) -> Any:
 def _introduce(connection: Connection, agent: int, store_port: int, interface: str) -> None:
     from autotune.trial.node import preloaded
 
-    if unfit := preloaded.unfit():
+    unfit = preloaded.unfit()
+    if unfit:
         print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
-    fingerprint = environment.describe()
-    hello = Hello(agent, store_port, interface, fingerprint, environment.cuda_devices(), unfit)
+    if not preloaded.began_cuda():
+        fingerprint, devices = environment.describe(), environment.cuda_devices()
+        hello = Hello(agent, store_port, interface, fingerprint, devices, unfit)
+    elif unfit:  # no fork of this process can look at the devices; there will be another agent
+        hello = Hello(agent, store_port, interface, {}, (), unfit)
+    else:
+        sys.exit(
+            "No rank can use a device: CUDA begins before the fork, with torch or sitecustomize."
+        )
     connection.send_bytes(hello.to_line())
 
 

@@ -5,11 +5,16 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.trial import processes
 from autotune.trial.processes import MARKER, kill_marked
 
 _GOODBYE_SECONDS = 10.0
+_QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""A library that asks as it is imported whether there is a device is answered without CUDA: a process
+that has initialised CUDA cannot be forked into ranks."""
 _BOOT = "from autotune.trial.node.agent import main; main()"
 
 
@@ -19,13 +24,20 @@ class AgentProcess:
     Also the class of the Ray actor: what it takes and returns are plain lines.
     """
 
-    def __init__(self, host: str, log: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        log: str,
+        env: Mapping[str, str] | None = None,
+        devices: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the agent.
 
         Args:
             host: address of this node that ranks on other nodes can reach; loopback if there are none.
             log: file that the agent's own messages go to.
-            env: changes to the environment.
+            env: of the study: changes to the environment, as far as they are not ours to make.
+            devices: variables that say which devices it has; None: those of this process.
         """
         self.id = uuid.uuid4().hex
         Path(log).parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +47,13 @@ class AgentProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
-                env={**os.environ, **(env or {}), MARKER: self.id},
+                env={
+                    **_QUIET,
+                    **os.environ,
+                    **processes.of_study(env or {}),
+                    **(devices or {}),
+                    MARKER: self.id,
+                },
                 start_new_session=True,
             )
         self._write_lock = threading.Lock()

@@ -10,6 +10,8 @@ import torch
 
 import autotune
 
+_GIB = 1 << 30
+
 
 def describe() -> dict[str, Any]:
     """Hardware and software of this node. Initialises CUDA: call it in a process that may die.
@@ -22,7 +24,7 @@ def describe() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": _memory_bytes(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -38,6 +40,11 @@ def cuda_devices() -> tuple[str, ...]:
     """The UUID of each visible CUDA device, which no other has, whatever this process may see."""
     count = torch.cuda.device_count()
     return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
+
+
+def _memory_bytes() -> int:
+    """In whole GiB: what the kernel keeps for itself differs by pages from boot to boot."""
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB) * _GIB
 
 
 def _cpu_model() -> str:

@@ -4,6 +4,8 @@ before it forks is which modules to import."""
 import os
 from pathlib import Path
 
+import torch
+
 from autotune.trial import imports
 from autotune.trial.protocol import Preload, from_line
 
@@ -18,8 +20,14 @@ def _load() -> str:
 
 
 _UNFIT = _load()
+_BEGAN_CUDA = imports.has_begun_cuda()
 
 
 def unfit() -> str:
     """In a process that was forked from this one: why none should be; empty if all is well."""
     return _UNFIT or imports.running_beside(os.getppid())
+
+
+def began_cuda() -> bool:
+    """In a fork of this process: whether it is too late to use CUDA there."""
+    return _BEGAN_CUDA or torch.cuda._is_in_bad_fork()

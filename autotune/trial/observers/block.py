@@ -29,19 +29,28 @@ class RankSight(NamedTuple):
 class BlockObservers:
     """One rank's observers. All but `marks` look only between blocks."""
 
-    def __init__(self, model: nn.Module, devices: Sequence[torch.device], *, node: bool) -> None:
-        """Attach to a model on these devices; `node`: this rank also watches the node that it is on."""
+    def __init__(
+        self, model: nn.Module, devices: Sequence[torch.device], *, node: bool, first: bool = True
+    ) -> None:
+        """Attach to a model on these devices.
+
+        Args:
+            model: of this rank.
+            devices: of this rank.
+            node: this rank also watches the node that it is on.
+            first: no rank before it shares its device; it tells the device's energy.
+        """
         self.marks = StepMarks(devices[0])
         self._model = model
         self._devices = devices
         self._load = NodeLoad() if node else None
         self._settled = settling.so_far(devices)
-        self._nvidia = [DeviceWatch(device) for device in devices]
-        communication.sample(model)
+        self._nvidia = [DeviceWatch(device, first=first) for device in devices]
 
-    def start(self) -> None:
-        """Just before a block. Nothing here may take long on one rank: the others would wait for it in
-        their timed steps."""
+    def start(self, index: int) -> None:
+        """Just before block `index`. Nothing here may take long on one rank: the others would wait for
+        it in their timed steps."""
+        communication.sample(self._model, index, self._devices[0])
         self.marks.start()
 
     def stop(self) -> RankSight:

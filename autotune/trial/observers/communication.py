@@ -2,17 +2,32 @@
 
 import math
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _EVERY = 10
+_NEVER = 2**31 - 1
+"""Steps; of the first ten DDP times each, whatever it is told."""
+_SETTLING_BLOCKS = 3
+"""In which a block finds its length: they belong to the warm-up."""
 _NANOSECONDS = 1e-9
 
 
-def sample(model: nn.Module) -> None:
-    """Have DDP time one backward pass in ten; its own default of one in a hundred is too rare."""
+def sample(model: nn.Module, block: int, device: torch.device) -> None:
+    """Have DDP time one backward pass in ten; its own default of one in a hundred is too rare.
+
+    To read its timers on CUDA, DDP waits for the device, which then has nothing to do for a while: that
+    is for blocks that do not count.
+
+    Args:
+        model: of this rank.
+        block: index of the one that begins.
+        device: of this rank.
+    """
     if isinstance(model, DistributedDataParallel):
-        model._set_ddp_runtime_logging_sample_rate(_EVERY)
+        times = device.type == "cpu" or block < _SETTLING_BLOCKS
+        model._set_ddp_runtime_logging_sample_rate(_EVERY if times else _NEVER)
 
 
 def exposed_seconds(model: nn.Module) -> float:

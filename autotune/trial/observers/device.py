@@ -29,6 +29,7 @@ class DeviceState(NamedTuple):
     throttled: float = _NAN
     power_watts: float = _NAN
     energy_joules: float = _NAN
+    """0 on a rank that shares the device with one that tells it."""
     foreign_processes: float = _NAN
 
 
@@ -50,7 +51,9 @@ def together(states: Sequence[DeviceState]) -> DeviceState:
 class DeviceWatch:
     """Watches one device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, first: bool = True) -> None:
+        """Look at a device; `first`: of the ranks that share it, this one tells its energy."""
+        self._first = first
         self._energy = _NAN
         self._nvml: Any = None
         self._handle: Any = None
@@ -75,7 +78,7 @@ class DeviceWatch:
             clock_mhz=self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             throttled=float(bool(int(reasons) & _THROTTLED)) if reasons == reasons else _NAN,
             power_watts=self._read("nvmlDeviceGetPowerUsage") / 1e3,
-            energy_joules=self._energy - before,
+            energy_joules=self._energy - before if self._first else 0.0,
             foreign_processes=self._foreign(),
         )
 
@@ -90,8 +93,8 @@ class DeviceWatch:
         pids = {process.pid for process in found}
         if os.getpid() not in pids:
             return _NAN  # in a container the device knows this process by another number
-        ours = {os.getppid(), *processes.descendants(os.getppid())}
-        return float(len(pids - ours))
+        # Ranks of another slot may share the device: whoever has an agent above it is one of ours.
+        return float(sum(not processes.is_marked(pid) for pid in pids - {os.getpid()}))
 
     def _read(self, question: str, *arguments: Any) -> float:
         try:

@@ -28,10 +28,15 @@ def run_blocks(
     fewest = max(request.blocks.min_steps, loop.applied.fewest_steps)
     plan = replace(request.blocks, min_steps=fewest)
     length = BlockLength(plan, loop.knobs["log_interval"])
-    observers = BlockObservers(loop.model, context.devices, node=context.local_rank == 0)
+    observers = BlockObservers(
+        loop.model,
+        context.devices,
+        node=context.local_rank == 0,
+        first=context.first_on_device,
+    )
     for index in range(request.blocks.max_blocks):
         steps = length.steps
-        observers.start()
+        observers.start(index)
         loop.begin_block()
         for _ in range(steps):
             loop.step()

@@ -13,6 +13,8 @@ class RankContext:
     local_rank: int
     world_size: int
     devices: tuple[torch.device, ...]
+    first_on_device: bool = True
+    """No rank before it shares its device."""
 
     @property
     def device(self) -> torch.device:

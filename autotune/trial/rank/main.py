@@ -74,6 +74,8 @@ def _train(
         local_rank=local_rank,
         world_size=request.world_size,
         devices=_devices(request, local_rank),
+        first_on_device=local_rank == 0
+        or _devices(request, local_rank) != _devices(request, local_rank - 1),
     )
     _prepare_process(request, placement, context)
     _join_group(request, placement, context)
@@ -116,6 +118,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
     process.limit_threads(_threads(request))
+    process.compile_workers(request.knobs, placement.local_world_size)
     if context.device.type == "cuda":
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
@@ -145,7 +148,7 @@ def environment(
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
         **process.environment(request.knobs),
-        **request.env,
+        **processes.of_study(request.env),
     }
 
 

@@ -3,6 +3,7 @@
 Every moment of the traced steps is given to exactly one part, so that the parts add up to one.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -37,7 +38,20 @@ class Shares(NamedTuple):
 
 PARTS = Shares._fields
 
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_COPIES = ("gpu_memcpy", "gpu_memset")
+_DEVICE = ("kernel", *_COPIES)
+_HOST = ("cpu_op", "user_annotation")
+_CALLS = ("cuda_runtime", "cuda_driver")
+_UNKNOWN = -1
+_COLLECTIVES = (
+    "c10d::",
+    "gloo:",
+    "nccl:",
+    "FSDP::",
+    "torch::distributed::reducer::",
+    "torch.distributed.ddp.reducer::",
+)
+"""What the names of such spans begin with (torch 2.13)."""
 
 
 def shares(events: Iterable[Mapping[str, Any]]) -> Shares:
@@ -90,21 +104,79 @@ def _host_claims(events: Sequence[Mapping[str, Any]], thread: int) -> list[tuple
 def _device_claims(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, Intervals]]:
     """The same on CUDA: first what the device does, then what the host does while it does nothing."""
     kernels = [event for event in events if event["cat"] == "kernel"]
-    computing = union(_times(event) for event in kernels if not _sends(event))
+    copies = _Copies.of(events)
+    computing = union(
+        [*(_times(event) for event in kernels if not _sends(event)), *copies.of_the_model]
+    )
     updating = union(
         _times(event) for event in events if _is(event, "gpu_user_annotation", SPAN + "optimizer")
     )
-    copying = union(_times(e) for e in events if e["cat"] in ("gpu_memcpy", "gpu_memset"))
+    sending = [_times(event) for event in kernels if _sends(event)]
     spans = _spans(events)
     return [
         ("optimizer", intersection(computing, updating)),
         ("compute", computing),
-        ("communication", union(_times(event) for event in kernels if _sends(event))),
-        ("copies", copying),
+        ("communication", union([*sending, *copies.of_collectives])),
+        ("copies", union(copies.of_batches)),
         ("communication", _collectives(events)),  # gloo's run on the host
         ("loader", spans("loader")),
         ("synchronisation", spans("read")),
     ]
+
+
+class _Copies(NamedTuple):
+    """What the device copies and fills besides what kernels do, by what has asked for it.
+
+    A copy runs long after it was asked for: the host's call has the same correlation number, and the
+    thread that made it was within some span at that time. What the host sends to the device within the
+    span of a batch is the batch; what is asked for within a collective, or while DDP fills and empties
+    its buckets, is communication (gloo stages tensors of the device in host memory). All else is the
+    model's own, or the optimizer's, like kernels; so is a copy whose call was not recorded.
+    """
+
+    of_batches: list[tuple[float, float]]
+    of_collectives: list[tuple[float, float]]
+    of_the_model: list[tuple[float, float]]
+
+    @classmethod
+    def of(cls, events: Sequence[Mapping[str, Any]]) -> "_Copies":
+        calls = {_correlation(event): event for event in events if event["cat"] in _CALLS}
+        batches = _by_thread(e for e in events if _is(e, "user_annotation", SPAN + "batch"))
+        collectives = _by_thread(filter(_communicates, events))
+        found = cls([], [], [])
+        for copy in (event for event in events if event["cat"] in _COPIES):
+            call = calls.get(_correlation(copy))
+            if call and "HtoD" in copy["name"] and _within(call, batches):
+                found.of_batches.append(_times(copy))
+            elif call and _within(call, collectives):
+                found.of_collectives.append(_times(copy))
+            else:
+                found.of_the_model.append(_times(copy))
+        return found
+
+
+def _correlation(event: Mapping[str, Any]) -> Any:
+    """What a call of the host and the work that it causes on the device have in common."""
+    return event.get("args", {}).get("correlation", _UNKNOWN)
+
+
+def _by_thread(events: Iterable[Mapping[str, Any]]) -> dict[Any, Intervals]:
+    found: dict[Any, list[tuple[float, float]]] = {}
+    for event in events:
+        found.setdefault(event["tid"], []).append(_times(event))
+    return {thread: union(times) for thread, times in found.items()}
+
+
+def _within(call: Mapping[str, Any], spans: Mapping[Any, Intervals]) -> bool:
+    """Whether a call was made within a span of its thread."""
+    own = spans.get(call["tid"], [])
+    last = bisect_right(own, call["ts"], key=lambda interval: interval[0]) - 1
+    return last >= 0 and call["ts"] < own[last][1]
+
+
+def _communicates(event: Mapping[str, Any]) -> bool:
+    """Whether the host exchanges gradients or parameters, or gets them ready for it."""
+    return event["cat"] in _HOST and event["name"].startswith(_COLLECTIVES)
 
 
 def _spans(events: Sequence[Mapping[str, Any]]) -> Any:

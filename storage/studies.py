@@ -73,10 +73,8 @@ class Studies:
         with self._transactions.writing() as session:
             row = self._locked(session, name)
             if spec is not None and spec != row.spec:
-                row.spec, row.search_ended = (
-                    spec,
-                    None,
-                )  # with more budget there may be more to find
+                row.spec = spec
+                row.search_ended = None  # with more budget there may be more to find
             row.workdir = row.workdir if workdir is None else workdir
             if row.state == StudyState.RUNNING:
                 row.resume_requested = row.stop_requested
@@ -142,22 +140,41 @@ class Studies:
         with self._transactions.fenced(lease) as session:
             session.execute(update(StudyRow).where(StudyRow.id == study_id).values(facts=facts))
 
-    def end_search(self, lease: Lease, study_id: int, reason: str, messages: Sequence[str]) -> None:
+    def end_search(
+        self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str]
+    ) -> None:
         """Record why the search of a study ended, and say so. It does not go on by itself: whoever
         takes over confirms what was found, and what was measured for that stays valid.
 
         Args:
+            study: as it was claimed; if it has other settings by now, its search has not ended.
             reason: in words.
             messages: for whoever watches the study.
         """
         with self._transactions.fenced(lease) as session:
-            row = session.get_one(StudyRow, study_id, with_for_update=True)
-            row.search_ended = reason
+            row = session.get_one(StudyRow, study.id, with_for_update=True)
+            row.search_ended = reason if row.spec == study.spec else None
             now = self._transactions.now(session)
             said = MessageKind.SAID
             session.add_all(
-                MessageRow(study_id=study_id, at=now, text=text, kind=said) for text in messages
+                MessageRow(study_id=study.id, at=now, text=text, kind=said) for text in messages
             )
+
+    def conclude(self, lease: Lease, study: StoredStudy, verdict: dict[str, Any]) -> StudyState:
+        """Record the verdict of a study; returns where it stands now.
+
+        That is DONE, or QUEUED if it has been given other settings since it was claimed: more budget,
+        which is still to be spent.
+
+        Args:
+            study: as it was claimed.
+        """
+        with self._transactions.fenced(lease) as session:
+            row = session.get_one(StudyRow, study.id, with_for_update=True)
+            state = StudyState.DONE if row.spec == study.spec else StudyState.QUEUED
+            row.state, row.error, row.verdict = state, None, verdict
+            row.stop_requested = row.resume_requested = False
+            return state
 
     def finish(
         self,

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from optuna.exceptions import StorageInternalError
 
@@ -133,9 +132,8 @@ class Daemon:
                 log.exception("study %s: failed", study.name)
                 self._finish(lease, study, StudyState.FAILED, error=f"internal error: {error!r}")
             else:
-                changed = self._repository.studies.named(study.name).spec != study.spec
-                state = StudyState.QUEUED if changed else StudyState.DONE  # more budget meanwhile
-                self._finish(lease, study, state, verdict=verdict.as_dict())
+                state = self._repository.studies.conclude(lease, study, verdict.as_dict())
+                log.info("study %s: %s", study.name, state)
         self._signals = None
 
     def _stop(self, lease: Lease, study: StoredStudy) -> None:
@@ -146,16 +144,10 @@ class Daemon:
         log.info("study %s: stopped, now %s", study.name, state)
 
     def _finish(
-        self,
-        lease: Lease,
-        study: StoredStudy,
-        state: StudyState,
-        *,
-        verdict: dict[str, Any] | None = None,
-        error: str | None = None,
+        self, lease: Lease, study: StoredStudy, state: StudyState, error: str | None = None
     ) -> None:
         log.info("study %s: %s%s", study.name, state, f": {error}" if error else "")
-        self._repository.studies.finish(lease, study.id, state, verdict=verdict, error=error)
+        self._repository.studies.finish(lease, study.id, state, error=error)
 
     @contextlib.contextmanager
     def _heartbeat(self, study: StoredStudy, lease: Lease, signals: Signals) -> Iterator[None]:

@@ -79,7 +79,7 @@ class Job:
 
     def end_search(self, reason: str, messages: Sequence[str]) -> None:
         """Record why the search has ended, and say so."""
-        self.repository.studies.end_search(self.lease, self.study.id, reason, messages)
+        self.repository.studies.end_search(self.lease, self.study, reason, messages)
 
     def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
         """The trial, ready to launch on this slot."""

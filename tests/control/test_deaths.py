@@ -21,7 +21,7 @@ COMMITS = [
     Commit("AttemptRecords.finish", 3),
     Commit("Noise.record", 1),
     Commit("Recommendations.record", 1),
-    Commit("Studies.finish", 1),
+    Commit("Studies.conclude", 1),
     Commit("TrialLedger.enqueue", 2),
     Commit("TrialLedger.ask", 2),
     Commit("TrialLedger.tell", 2),

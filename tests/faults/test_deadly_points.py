@@ -76,7 +76,7 @@ def test_deaths_in_confirmation_and_verdict_measure_nothing_twice(
 @pytest.mark.slow
 def test_a_death_after_the_last_feasible_configuration(tiny: StudyFolder, tally: Tally) -> None:
     submit(tiny, budget={"trials": 30}, search_space={"micro_batch": [1, 2]})
-    die(tiny, tally, "before", "Studies.finish")
+    die(tiny, tally, "before", "Studies.conclude")
     end_whole(tiny, tally, trials=2)
 
 
@@ -115,7 +115,7 @@ def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -
 
 ONCE = [
     *["Studies.end_search", "Noise.record"],
-    *["Studies.claim", "Studies.record_facts", "Studies.finish", "Environments.record"],
+    *["Studies.claim", "Studies.record_facts", "Studies.conclude", "Environments.record"],
     *["Recommendations.record", "TrialLedger.enqueue", "TrialLedger.name_objective"],
     *["TrialLedger.note", "Optuna.create_new_study", "Messages.say"],
 ]

@@ -36,7 +36,10 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
         lease, study, 1.0
     ),
     "studies.end_search": lambda r, lease, study, attempt: r.studies.end_search(
-        lease, study, "enough", ["late"]
+        lease, r.studies.all()[0], "enough", ["late"]
+    ),
+    "studies.conclude": lambda r, lease, study, attempt: r.studies.conclude(
+        lease, r.studies.all()[0], {"kind": "better"}
     ),
     "studies.record_facts": lambda r, lease, study, attempt: r.studies.record_facts(
         lease, study, {"device": "cpu"}

@@ -217,12 +217,25 @@ class TestStudies:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         assert study.search_ended is None
-        repository.studies.end_search(lease, study.id, "enough", ["The search ends: enough."])
+        repository.studies.end_search(lease, study, "enough", ["The search ends: enough."])
         assert [m.text for m in repository.messages.of(study.id)] == ["The search ends: enough."]
         repository.studies.enqueue("first", study.spec)
         assert repository.studies.named("first").search_ended == "enough"
         repository.studies.enqueue("first", {**study.spec, "budget": 9})
         assert repository.studies.named("first").search_ended is None
+        # The daemon has not heard of the new budget yet: what it ends is the old search.
+        repository.studies.end_search(lease, study, "enough", [])
+        assert repository.studies.named("first").search_ended is None
+
+    def test_more_budget_at_the_last_moment_is_still_spent(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.enqueue("first", {**study.spec, "budget": 9})
+        assert repository.studies.conclude(lease, study, {"kind": "better"}) == StudyState.QUEUED
+        again = repository.studies.claim(lease)
+        assert again is not None and again.spec["budget"] == 9
+        assert repository.studies.conclude(lease, again, {"kind": "better"}) == StudyState.DONE
+        assert repository.studies.named("first").verdict == {"kind": "better"}
 
     def test_how_a_study_ended_is_kept(
         self, repository: Repository, lease: Lease, study: StoredStudy

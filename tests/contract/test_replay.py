@@ -1,6 +1,5 @@
 """The contract of every launcher, as far as it makes sense without ranks, and what replaying adds."""
 
-import dataclasses
 import math
 import random
 import threading
@@ -15,6 +14,7 @@ from launchers.behaviours import noisy, recorded, running_at, where, within_memo
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from launchers.tables import SECONDS, STATE, THROUGHPUT, Table, read_origin, read_table, write_table
 from search_spaces import defaults
+from tests.trials import trial
 
 ENDLESS = 10**9
 PLAIN = running_at(lambda knobs: 100.0)
@@ -23,8 +23,8 @@ PLAIN = running_at(lambda knobs: 100.0)
 def request(name: str = "1/0-search-1/1", **changes: Any) -> TrialRequest:
     """A trial of five blocks; `knobs` changes single ones."""
     knobs = {**defaults(), "micro_batch": 3, "accumulation_steps": 2, **changes.pop("knobs", {})}
-    plain = TrialRequest(name, "tiny:build", {}, knobs, world_size=2, seed=0, device="cpu")
-    return dataclasses.replace(plain, **{"blocks": BlockPlan(1.0, 2, 5), **changes})
+    blocks = BlockPlan(1.0, 2, 5)
+    return trial(Path("/w"), **{"trial": name, "knobs": knobs, "blocks": blocks, **changes})
 
 
 def go_on(_: BlockReport) -> bool:

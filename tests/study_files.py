@@ -16,7 +16,7 @@ from search_spaces import CATALOGUE, preset_names
 from search_spaces.knob import Choice
 from tests.steering import tiny_study
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 TEMPLATE = ROOT / "autotune" / "study_template.yaml"
 THOROUGH = settings(deadline=None, max_examples=200, derandomize=True)

@@ -17,6 +17,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.timeout(900)
 
 TRIALS = 8
+ALL_TRIALS = {"trials": TRIALS, "least_gain": 0}
 LATEST = 1.5
 """Seconds after a moment within which a daemon is killed: about as long as a trial takes."""
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
@@ -34,7 +35,7 @@ def kill_at_random(tiny: StudyFolder, tally: Tally, seed: int, kills: int) -> No
         if tally.tried == kills:
             return
         study = StudyFolder(tiny.folder, tiny.url, f"{tiny.name}-{number}")
-        study.write(resources={"workers": 1}, search_space=SPACE, budget={"trials": TRIALS})
+        study.write(resources={"workers": 1}, search_space=SPACE, budget=ALL_TRIALS)
         submit(study.repository, load(study.folder / "study.yaml"), study.folder)
         while tally.tried < kills and kill_once(study, moments):
             tally.tried += 1

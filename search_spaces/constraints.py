@@ -44,6 +44,8 @@ _OF_DDP = (
     "broadcast_buffers",
     "nccl_algo",
 )
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Ways to compile that replay graphs, whose results lie in memory of the graphs' own."""
 _HALF_ONLY = ("flash", "cudnn")
 _SHARDED = ("fsdp", "fsdp_keep", "hsdp")
 _WITHOUT_DDP = ("none", "data_parallel", *_SHARDED)
@@ -138,6 +140,22 @@ CONFLICTS = (
         "first_bucket_mb",
         "bucket_cap_mb",
         "DDP has a first bucket of its own only with its own bucket size",
+    ),
+    Conflict(
+        "compile",
+        "accumulation_steps",
+        lambda v: v["compile"] in _CUDA_GRAPHS and v["accumulation_steps"] != 1,
+        "its CUDA graphs write gradients where those of the micro-batch before still lie "
+        "(pytorch#169545)",
+        "cuda",
+    ),
+    Conflict(
+        "compile",
+        "set_to_none",
+        lambda v: v["compile"] in _CUDA_GRAPHS and not v["set_to_none"],
+        "its CUDA graphs write gradients where those of the step before, only set to zero, still lie "
+        "(pytorch#96693)",
+        "cuda",
     ),
     Conflict(
         "find_unused_parameters",
@@ -266,10 +284,11 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
     alone = (*_SHARDED, "data_parallel")
     if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in alone:
         yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"
-    if knobs["parallelism"] == "hsdp" and (facts.world_size < 4 or facts.world_size % 2):
+    if knobs["parallelism"] == "hsdp" and (facts.nodes == 1 or facts.world_size == facts.nodes):
         yield (
-            "parallelism=hsdp needs an even number of at least 4 ranks, to shard over two and "
-            f"replicate; this study has {facts.world_size}"
+            "parallelism=hsdp shards over the ranks of a node and replicates over nodes: it needs "
+            f"several of both, and this study has {facts.world_size} rank(s) on {facts.nodes} node(s); "
+            "on one node fsdp does the same"
         )
 
 

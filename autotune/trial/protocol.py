@@ -229,7 +229,8 @@ class BlockReport(Message):
     loss: float
     """Mean over ranks of the last loss read in the block."""
     peak_bytes: int
-    """Largest peak memory of any rank since the trial began (reserved on CUDA, resident on CPU)."""
+    """Largest peak memory of any rank since the trial began: resident on the CPU; on CUDA what it has of
+    a device, context and NCCL's buffers included."""
     observed: Observed = field(default_factory=Observed)
 
 

@@ -208,6 +208,7 @@ from autotune.trial.effects import parallel
 from search_spaces import defaults
 
 dist.init_process_group("gloo")
+os.environ["LOCAL_WORLD_SIZE"] = "2"  # as if they were on two nodes
 model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
 knobs = {**defaults(), "parallelism": "hsdp"}
 model = parallel.wrapped(knobs, model, torch.device("cpu"))
@@ -221,7 +222,7 @@ dist.barrier()
 
 
 @pytest.mark.slow
-def test_hsdp_shards_over_pairs_and_replicates_them(tmp_path: Path) -> None:
+def test_hsdp_shards_within_a_node_and_replicates_over_nodes(tmp_path: Path) -> None:
     (tmp_path / "four.py").write_text(FOUR_RANKS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     found = subprocess.run(
@@ -287,11 +288,15 @@ def test_replicas_stay_alike(slot: Slot, tmp_path: Path, changes: dict[str, Any]
     assert blocks[-1].loss < blocks[0].loss
 
 
-def test_hsdp_needs_four_ranks() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "works"),
+    [(2, 1, False), (8, 1, False), (2, 2, False), (4, 2, True), (24, 3, True)],
+)
+def test_hsdp_needs_several_nodes_of_several_ranks(ranks: int, nodes: int, works: bool) -> None:
     wanted = {**defaults(), "parallelism": "hsdp"}
-    (reason,) = infeasible(wanted, Facts("cpu", 2))
-    assert "at least 4 ranks" in reason
-    assert infeasible(wanted, Facts("cpu", 4)) == []
+    reasons = infeasible(wanted, Facts("cpu", ranks, nodes=nodes))
+    assert len(reasons) == (not works)
+    assert all(f"{ranks} rank(s) on {nodes} node(s)" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(

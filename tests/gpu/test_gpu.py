@@ -4,6 +4,9 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +52,8 @@ needs_tf32 = pytest.mark.skipif(
 WIDTH, BATCH = 512, 64
 BATCH_BYTES = BATCH * WIDTH * 4
 ENDLESS = 1_000_000
+NCCL_BUFFERS = 512 * 2**20
+"""At most, of a single rank: they come after the limit is set, on top of it."""
 
 
 def knobs(**changes: Any) -> dict[str, Any]:
@@ -408,12 +413,17 @@ def test_peak_memory_is_that_of_the_device_and_of_this_trial(one: Bench) -> None
     assert after - before < 64 * 2**20
 
 
+def test_peak_memory_holds_the_context_of_cuda(one: Bench) -> None:
+    peak = max(block.peak_bytes for block in one.run().blocks)
+    assert 150 * 2**20 < peak < 2 * 2**30, "of a model of a few KiB"
+
+
 @pytest.mark.parametrize("limit", [None, 2 * 2**30])
 def test_out_of_device_memory(one: Bench, limit: int | None) -> None:
     report = one.run(args={"deed": "exhaust"}, memory_per_rank=limit)
     assert report.outcome is Outcome.OOM
     if limit:
-        assert all(block.peak_bytes <= limit for block in report.blocks)
+        assert all(block.peak_bytes <= limit + NCCL_BUFFERS for block in report.blocks)
     one.check_next_trial()
 
 
@@ -478,3 +488,54 @@ def test_the_device_is_observed(one: Bench) -> None:
     assert 0 < seen["energy_joules"] < 2000 * report.blocks[-1].seconds * 2
     assert seen["throttled"] in (0.0, 1.0)
     assert seen["step_p50"] > 0.010
+
+
+def test_ranks_that_share_a_device_tell_its_energy_once_and_are_no_strangers(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("pynvml")
+    with bench(Resources(2, 0.5, 1, 1), tmp_path) as opened:
+        report = opened.run(
+            args={"milliseconds": 20}, blocks=BlockPlan(0.5, min_steps=5, max_blocks=4)
+        )
+    assert report.outcome is None, report.cause
+    last = report.blocks[-1]
+    assert last.observed.get("foreign_processes", 0.0) == 0.0
+    # The meter of a device is renewed every 20 to 100 ms.
+    assert last.observed["energy_joules"] < 1.5 * last.observed["power_watts"] * last.seconds
+
+
+def test_batches_are_what_is_copied_to_the_device(one: Bench) -> None:
+    report = one.run(profile=4)
+    assert report.outcome is None, report.cause
+    parts = report.blocks[0].observed["parts"]
+    assert parts["copies"][0] > 0
+
+
+COUNTING = """
+import torch
+from autotune.trial import imports
+
+assert torch.cuda.is_available()
+print(imports.has_begun_cuda())
+torch.ones(1, device="cuda")
+print(imports.has_begun_cuda())
+"""
+
+
+def test_a_process_that_only_counts_devices_can_still_be_forked() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", COUNTING],
+        env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_trial(one: Bench, mode: str) -> None:
+    chosen = knobs(micro_batch=8, compile=mode)
+    report = one.run(knobs=chosen, deadlines=Deadlines(startup=280, step=120))
+    assert (report.outcome, report.cause) == (None, "")

@@ -7,10 +7,11 @@ import os
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
-from autotune.trial.effects import feeding, process
+from autotune.trial.effects import feeding, parallel, process
 from autotune.trial.protocol import Placement, TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.main import environment
@@ -303,6 +304,52 @@ def test_compile_compiles_the_model():
     loop = training(regression(model), compile="default")
     loop.step()
     assert counters["stats"]["unique_graphs"] >= 1
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """What a transformer repeats, as far as the shape of its data goes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden):
+        return hidden + self.inner(hidden).relu()
+
+
+class Headed(nn.Module):
+    """Blocks, and parameters in none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden):
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(("parallelism", "blocks_kept"), [("fsdp", False), ("fsdp_keep", True)])
+def test_what_is_in_no_block_is_not_gathered_twice(parallelism, blocks_kept):
+    model = parallel.wrapped(knobs(parallelism=parallelism), Headed(), CPU)
+    model(torch.ones(2, WIDTH))
+    kept = [not isinstance(w, DTensor) for w in (model.head.weight, model.blocks[0].inner.weight)]
+    assert kept == [True, blocks_kept]
+
+
+def test_blocks_that_are_sharded_are_compiled_one_by_one():
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    loop = training(regression(Headed()), compile="default", parallelism="fsdp")
+    for _ in range(2):
+        loop.step()
+    assert counters["stats"]["unique_graphs"] >= 1
+    assert not counters["graph_break"], "hooks of FSDP2 are outside of what is compiled"
+    assert list(counters["frames"]) and counters["frames"]["ok"] == counters["frames"]["total"]
     torch._dynamo.reset()
 
 

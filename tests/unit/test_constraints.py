@@ -208,6 +208,17 @@ def test_ll128_is_for_one_node():
     assert infeasible({**chosen, "nccl_proto": "Simple"}, across) == []
 
 
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("other", [{"accumulation_steps": 2}, {"set_to_none": False}])
+def test_cuda_graphs_keep_no_gradients_from_one_backward_pass_to_the_next(mode, other):
+    compiled = {**defaults(), "compile": mode}
+    assert infeasible(compiled, AMPERE) == []
+    (reason,) = infeasible({**compiled, **other}, AMPERE)
+    assert reason.startswith(f"compile={mode} does not go with {next(iter(other))}=")
+    assert "on CUDA" in reason
+    assert infeasible({**defaults(), "compile": "default", **other}, AMPERE) == []
+
+
 # The global batch
 
 MICRO = st.integers(1, 4096)

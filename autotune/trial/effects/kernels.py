@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from autotune.trial.effects.blocks import repeated
+from autotune.trial.effects.blocks import blocks, repeated
+from autotune.trial.effects.parallel import SHARDING
 from autotune.trial.protocol import Knobs
 
 _ATTENTION = {
@@ -75,11 +76,28 @@ def loss_chunks(knobs: Knobs, model: nn.Module) -> None:
 def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
     """compile: the model through torch.compile, before it is wrapped.
 
+    Block by block where FSDP2 gathers and frees the parameters of each: its hooks would break the graph
+    of a whole model there, and what is compiled again after every break shares nothing.
+
     Not in place: Module.compile leaves an nn.Sequential uncompiled, without a word (torch 2.13).
     """
-    if knobs["compile"] == "none":
+    mode = knobs["compile"]
+    if mode == "none":
         return model
-    return cast(nn.Module, torch.compile(model, mode=knobs["compile"]))
+    if knobs["parallelism"] in SHARDING and (found := blocks(model)):
+        _compile_blocks(found, mode)
+        return model
+    return cast(nn.Module, torch.compile(model, mode=mode))
+
+
+def _compile_blocks(found: Sequence[nn.Module], mode: str) -> None:
+    """Every block's forward, so that the model keeps its modules, their names and their hooks."""
+    # Equal blocks share what was compiled of the first; such as differ in a number are compiled one by
+    # one, and torch.compile would leave the ninth as it is, without a word.
+    dynamo = torch._dynamo.config
+    dynamo.cache_size_limit = max(dynamo.cache_size_limit, 2 * len(found))
+    for block in found:
+        block.forward = torch.compile(block.forward, mode=mode)
 
 
 def attention(knobs: Knobs) -> AbstractContextManager[Any]:

@@ -1,5 +1,6 @@
 """How ranks share model, gradients and optimizer state."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
@@ -22,7 +23,7 @@ _BUFFERS = (
     if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
     else "broadcast_buffers"
 )
-_SHARDING = ("fsdp", "fsdp_keep", "hsdp")
+SHARDING = ("fsdp", "fsdp_keep", "hsdp")
 
 
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
@@ -30,7 +31,7 @@ def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     model = model.to(device)
     if knobs["parallelism"] == "none":
         return model
-    if knobs["parallelism"] in _SHARDING:
+    if knobs["parallelism"] in SHARDING:
         return _sharded(knobs, model, device)
     # Read by DDP when it is built, and only where the bucket size is its own.
     first_bucket = int(knobs["first_bucket_mb"] * _MIB)
@@ -47,8 +48,9 @@ def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
 def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     """Parameters, gradients and optimizer state in parts, each gathered when its block needs it.
 
-    fsdp gathers them again for the backward pass, fsdp_keep does not; hsdp shards over pairs of ranks
-    and replicates the pairs.
+    fsdp gathers them again for the backward pass, fsdp_keep does not; hsdp shards over the ranks of a
+    node and replicates over nodes. What is in no block is kept for the backward pass, which begins with
+    it.
     """
     # Imported where needed: half of what importing torch itself takes.
     from torch.distributed.device_mesh import init_device_mesh
@@ -65,10 +67,12 @@ def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     }
     if knobs["parallelism"] == "hsdp":
         names = ("replicate", "shard")
-        arguments["mesh"] = init_device_mesh(device.type, (world // 2, 2), mesh_dim_names=names)
+        of_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        sizes = (world // of_node, of_node)
+        arguments["mesh"] = init_device_mesh(device.type, sizes, mesh_dim_names=names)
     for block in blocks(model):
         fully_shard(block, **arguments)
-    fully_shard(model, **arguments)
+    fully_shard(model, **{**arguments, "reshard_after_forward": False})
     return model
 
 

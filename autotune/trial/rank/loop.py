@@ -56,6 +56,7 @@ class TrainingLoop:
         self.loss_read = math.nan
         self._block_start = (0, 0.0)
         self._replicas = request.replicas
+        self._alone = request.devices_per_rank >= 1
         self._devices = context.devices
         self._samples_per_step = _samples_per_step(request)
         self.applied = Applied(
@@ -161,7 +162,7 @@ class TrainingLoop:
     def _peak_bytes(self) -> int:
         """Of the device that takes most; of a process that does the work of several ranks on the CPU,
         each one's share."""
-        peak = max(map(memory.peak_bytes, self._devices))
+        peak = max(memory.peak_bytes(device, alone=self._alone) for device in self._devices)
         return peak if self._devices[0].type == "cuda" else peak // self._replicas
 
     def _spanned(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:

@@ -125,7 +125,8 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     for device in context.devices:
         memory.reset_peak(device)
         if request.memory_per_rank is not None:
-            memory.limit(device, request.memory_per_rank)
+            alone = request.devices_per_rank >= 1
+            memory.limit(device, request.memory_per_rank, alone=alone)
     random.seed(request.seed)
     # The same on every rank: ranks must build the same model. Data differ by the sampler.
     torch.manual_seed(request.seed)

@@ -76,6 +76,11 @@ CASES: dict[str, Case] = {
     "curriculum_share": Case(1.0, "gpt", {"micro_batch": 32, "curriculum_start": 0.25}),
     "channels_last": Case(True, "convnet", {"micro_batch": 32}),
     "compile": Case("default", "gpt", {"micro_batch": 32}),
+    "compile_scope": Case("blocks", "gpt", {"micro_batch": 32, "compile": "default"}),
+    "float8": Case(
+        "tensorwise", "gpt", {"micro_batch": 32, "precision": "bf16", "compile": "default"}
+    ),
+    "cudnn_benchmark": Case(True, "convnet", {"micro_batch": 32}),
     "attention": Case("unfused", "gpt", {"micro_batch": 32}),
     "loader_workers": Case(1, "images", {"micro_batch": 32}),
     "persistent_workers": Case(True, "images", {"micro_batch": 32, "loader_workers": 1}),
@@ -89,6 +94,12 @@ CASES: dict[str, Case] = {
     "nccl_algo": Case("Ring", "mlp"),
     "nccl_proto": Case("Simple", "mlp"),
     "nccl_channels": Case(4, "mlp"),
+    "nccl_ctas": Case(4, "mlp"),
+    "nccl_registration": Case(True, "mlp"),
+    "cuda_connections": Case(1, "mlp"),
+    "numa_binding": Case(True, "gpt"),
+    "fsdp_prefetch": Case(2, "gpt", {"micro_batch": 32, "parallelism": "fsdp"}),
+    "fsdp_reduce_dtype": Case("bf16", "gpt", {"micro_batch": 32, "parallelism": "fsdp"}),
     "loss_placement": Case("inside", "convnet", {"parallelism": "data_parallel"}),
     "log_interval": Case(1, "gpt"),
 }

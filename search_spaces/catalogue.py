@@ -5,6 +5,9 @@ from search_spaces.knob import Choice, Knob, KnobValue, Range
 CUDA = "a CUDA device"
 NCCL = "NCCL: a CUDA device of its own for every rank"
 TF32 = "a CUDA device of compute capability 8.0 or higher"
+FP8 = "a CUDA device of compute capability 8.9 or higher"
+SWITCH = "a CUDA device of compute capability 9.0 or higher"
+HOPPER = "a CUDA device of compute capability 9.0"
 
 _SWITCH = Choice((False, True))
 
@@ -275,9 +278,12 @@ _KNOBS = (
     ),
     Knob(
         name="compile",
-        domain=Choice(("none", "default", "reduce-overhead", "max-autotune")),
+        domain=Choice(
+            ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+        ),
         default="none",
-        summary="the model through torch.compile; the last two with CUDA graphs",
+        summary="the model through torch.compile; reduce-overhead and max-autotune with CUDA graphs, "
+        "both max-autotune with the fastest of many kernels for every product",
         needs=CUDA,
         needs_for=("reduce-overhead", "max-autotune"),
         applied="torch.compile(model, mode=...)",
@@ -289,17 +295,94 @@ _KNOBS = (
         numerics=True,
     ),
     Knob(
+        name="compile_scope",
+        domain=Choice(("model", "blocks")),
+        default="model",
+        summary="what is compiled at a time: the whole model, or each of its repeated blocks, which "
+        "share what was compiled of one",
+        applied="torch.compile of forward of the blocks in the model's longest list of equal modules",
+        source="PyTorch tutorial: Reducing torch.compile cold start with regional compilation; "
+        "torchtitan compiles every block of a Transformer",
+        parts=("compute", "launching", "pressure"),
+        promising="model",
+        because="fuses across blocks; blocks alone compile faster and go with FSDP",
+        memory=True,
+        numerics=True,
+    ),
+    Knob(
+        name="float8",
+        domain=Choice(("none", "tensorwise", "rowwise")),
+        default="none",
+        summary="matrix products of linear layers in FP8, scaled by the tensor or by its rows, forward "
+        "and backward; beside compile it pays, alone it does not. Under FSDP, tensorwise gathers "
+        "weights in FP8",
+        needs=FP8,
+        applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
+        "of 16; extra: autotune[float8]",
+        source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "
+        "H100s: 1.11x rowwise, 1.25x tensorwise with weights gathered in FP8, over compiled bf16",
+        parts=("compute", "communication"),
+        promising="tensorwise",
+        because="twice the rate of bf16 products",
+        memory=True,
+        numerics=True,
+    ),
+    Knob(
+        name="cudnn_benchmark",
+        domain=_SWITCH,
+        default=False,
+        summary="cuDNN times its algorithms for every new shape of a convolution and keeps the fastest",
+        needs=CUDA,
+        applied="torch.backends.cudnn.benchmark",
+        source="PyTorch performance tuning guide; PyTorch torch.backends.cudnn (default false)",
+        parts=("compute",),
+        promising=True,
+        because="shapes do not change, so the search is done once",
+        memory=True,
+        numerics=True,
+    ),
+    Knob(
         name="attention",
-        domain=Choice(("auto", "unfused", "flash", "efficient", "cudnn")),
+        domain=Choice(("auto", "unfused", "flash", "efficient", "cudnn", "flash3")),
         default="auto",
-        summary="the implementation of scaled_dot_product_attention",
+        summary="the implementation of scaled_dot_product_attention; flash3 is FlashAttention 3, where "
+        "torch can register it and its package is installed",
         needs=CUDA,
         needs_for=("efficient", "cudnn"),
-        applied="torch.nn.attention.sdpa_kernel",
-        source="Dao et al. 2022, FlashAttention; PyTorch scaled_dot_product_attention",
+        also_needs=(("flash3", HOPPER),),
+        applied="torch.nn.attention.sdpa_kernel; flash3: activate_flash_attention_impl as well",
+        source="Dao et al. 2022, FlashAttention; Shah et al. 2024, FlashAttention-3; PyTorch "
+        "scaled_dot_product_attention",
         parts=("compute", "launching", "pressure"),
         promising="auto",
         because="PyTorch picks the fastest that can do what is asked",
+        memory=True,
+        numerics=True,
+    ),
+    Knob(
+        name="fsdp_prefetch",
+        domain=Range(0, 16),
+        default=0,
+        summary="blocks ahead whose parameters FSDP2 gathers while one computes, forward and backward; "
+        "0: as FSDP2 does by itself",
+        applied="FSDPModule.set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
+        source="PyTorch FSDP2 documentation, explicit prefetching",
+        ordered=True,
+        memory=True,
+        parts=("communication", "launching"),
+        promising=2,
+        because="gathering no longer waits for the host",
+    ),
+    Knob(
+        name="fsdp_reduce_dtype",
+        domain=Choice(("fp32", "bf16")),
+        default="fp32",
+        summary="the format in which FSDP2 sums gradients over ranks; under pure_bf16 always bf16",
+        applied="MixedPrecisionPolicy(reduce_dtype=...)",
+        source="PyTorch FSDP2 documentation; torchtitan, mixed_precision_reduce (default float32)",
+        parts=("communication",),
+        promising="fp32",
+        because="sums keep their precision: only if communication is what hurts",
         memory=True,
         numerics=True,
     ),
@@ -398,10 +481,12 @@ _KNOBS = (
     ),
     Knob(
         name="nccl_algo",
-        domain=Choice(("auto", "Ring", "Tree")),
+        domain=Choice(("auto", "Ring", "Tree", "NVLS", "NVLSTree")),
         default="auto",
-        summary="the algorithm of NCCL's all-reduce",
+        summary="the algorithm of NCCL's all-reduce; the last two sum in the NVLink switch, NVLSTree "
+        "between nodes along a tree",
         needs=NCCL,
+        also_needs=(("NVLS", SWITCH), ("NVLSTree", SWITCH)),
         applied="NCCL_ALGO of the ranks",
         source="NVIDIA NCCL environment variables",
         parts=("communication",),
@@ -431,6 +516,60 @@ _KNOBS = (
         parts=("communication", "compute"),
         promising=0,
         because="NCCL knows the links",
+    ),
+    Knob(
+        name="nccl_ctas",
+        domain=Range(0, 64),
+        default=0,
+        summary="thread blocks of each of NCCL's kernels, which computing does not get; 0: it decides",
+        needs=NCCL,
+        applied="NCCL_MIN_CTAS and NCCL_MAX_CTAS of the ranks",
+        source="NVIDIA NCCL environment variables (since 2.17; older ones take at most 32)",
+        ordered=True,
+        parts=("communication", "compute"),
+        promising=0,
+        because="NCCL knows the links",
+    ),
+    Knob(
+        name="nccl_registration",
+        domain=_SWITCH,
+        default=False,
+        summary="all memory of the allocator is registered with NCCL, which then need not copy what it "
+        "sends",
+        needs=NCCL,
+        applied="TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 of the ranks",
+        source="NVIDIA NCCL user guide, User Buffer Registration; PyTorch ProcessGroupNCCL.hpp",
+        parts=("communication", "compute"),
+        promising=False,
+        because="how much is not copied depends on links and versions",
+        memory=True,
+    ),
+    Knob(
+        name="cuda_connections",
+        domain=Range(0, 32),
+        default=0,
+        summary="hardware queues between host and device: 1 starts kernels in the order in which they "
+        "were issued, more let streams overtake each other; 0: CUDA decides (8)",
+        needs=CUDA,
+        applied="CUDA_DEVICE_MAX_CONNECTIONS of the ranks",
+        source="NVIDIA CUDA programming guide, environment variables; Megatron-LM asks for 1 beside "
+        "tensor parallelism, for more beside FSDP",
+        parts=("communication", "compute", "launching"),
+        promising=0,
+        because="CUDA's own",
+    ),
+    Knob(
+        name="numa_binding",
+        domain=_SWITCH,
+        default=False,
+        summary="a rank runs on the processors of its device's NUMA node only",
+        needs=CUDA,
+        applied="os.sched_setaffinity of all threads to local_cpulist of the device in "
+        "/sys/bus/pci/devices",
+        source="PyTorch torchrun --numa-binding=node",
+        parts=("launching", "copies", "loader"),
+        promising=True,
+        because="launches and copies do not cross sockets",
     ),
     Knob(
         name="stream_prefetch",

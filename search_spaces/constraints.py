@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from search_spaces.catalogue import CATALOGUE, CUDA, NCCL, TF32
+from search_spaces.catalogue import CATALOGUE, CUDA, FP8, HOPPER, NCCL, SWITCH, TF32
 from search_spaces.knob import Knob, KnobValue, written
 
-_TF32_CAPABILITY = (8, 0)
+_CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
+"""The lowest that is enough."""
+_HOPPER_CAPABILITY = (9, 0)
 Values = Mapping[str, KnobValue]
 
 
@@ -46,9 +48,11 @@ _OF_DDP = (
 )
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Ways to compile that replay graphs, whose results lie in memory of the graphs' own."""
-_HALF_ONLY = ("flash", "cudnn")
+_HALF_ONLY = ("flash", "cudnn", "flash3")
+_BF16 = ("bf16", "pure_bf16")
 _SHARDED = ("fsdp", "fsdp_keep", "hsdp")
 _WITHOUT_DDP = ("none", "data_parallel", *_SHARDED)
+_OF_FSDP = ("fsdp_prefetch", "fsdp_reduce_dtype")
 _OF_ONE_COPY = (
     "compile",
     "qkv_streams",
@@ -84,6 +88,10 @@ CONFLICTS = (
         for name in _OF_DDP
     ),
     *(
+        _not_beside(name, "parallelism", lambda v: v not in _SHARDED, "it acts on FSDP2 only")
+        for name in _OF_FSDP
+    ),
+    *(
         _not_beside(
             name,
             "parallelism",
@@ -103,6 +111,34 @@ CONFLICTS = (
     *(
         _not_beside(name, "loader_workers", lambda v: v == 0, "it acts on loader workers only")
         for name in ("persistent_workers", "prefetch_factor")
+    ),
+    _not_beside("compile_scope", "compile", lambda v: v == "none", "nothing is compiled"),
+    _not_beside(
+        "float8", "precision", lambda v: v not in _BF16, "its products are rounded from and to bf16"
+    ),
+    _not_beside(
+        "float8",
+        "parallelism",
+        lambda v: v == "data_parallel",
+        "torchao's layers cannot be copied for every forward pass",
+    ),
+    _not_beside(
+        "fsdp_reduce_dtype",
+        "precision",
+        lambda v: v == "pure_bf16",
+        "gradients of bf16 weights are bf16 already",
+    ),
+    _never_both("nccl_ctas", "nccl_channels", "both say how many thread blocks NCCL takes"),
+    _never_both(
+        "nccl_registration",
+        "expandable_segments",
+        "PyTorch switches registration off where segments grow",
+    ),
+    _not_beside(
+        "numa_binding",
+        "parallelism",
+        lambda v: v == "data_parallel",
+        "one process drives devices of several NUMA nodes",
     ),
     _only_beside("powersgd_rank", "gradient_compression", "powersgd"),
     _only_beside("loss_placement", "parallelism", "data_parallel"),
@@ -226,9 +262,10 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
 def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
     """Reasons that lie in one knob alone: what its value needs is not there."""
     for name, value in knobs.items():
-        knob = CATALOGUE[name]
-        if _demands(knob, value) and not _available(knob.needs, facts):
-            yield f"{name}={written(value)} needs {knob.needs}; this study runs on {_place(facts)}"
+        for need in _demands(CATALOGUE[name], value):
+            if not _available(need, facts):
+                yield f"{name}={written(value)} needs {need}; this study runs on {_place(facts)}"
+                break  # one reason is enough
 
 
 def clashing(knobs: Values) -> Iterator[Conflict]:
@@ -281,6 +318,8 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
             "nccl_proto=LL128 can corrupt data where a trial spans several nodes; this study has "
             f"{facts.nodes} (NCCL's documentation of NCCL_PROTO)"
         )
+    if knobs["nccl_algo"] == "NVLSTree" and facts.nodes == 1:
+        yield "nccl_algo=NVLSTree is for several nodes; this study has 1 (NVLS is for one)"
     alone = (*_SHARDED, "data_parallel")
     if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in alone:
         yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"
@@ -302,18 +341,23 @@ def _global_batch(knobs: Values, facts: Facts) -> Iterator[str]:
         )
 
 
-def _demands(knob: Knob, value: KnobValue) -> bool:
-    if not knob.needs:
-        return False
-    return value in knob.needs_for if knob.needs_for else value != knob.default
+def _demands(knob: Knob, value: KnobValue) -> Iterator[str]:
+    needy = value in knob.needs_for if knob.needs_for else value != knob.default
+    if knob.needs and needy:
+        yield knob.needs
+    yield from (need for known, need in knob.also_needs if value == known)
 
 
 def _available(need: str, facts: Facts) -> bool:
-    return {
-        CUDA: facts.device == "cuda",
-        NCCL: facts.backend == "nccl",
-        TF32: facts.capability is not None and facts.capability >= _TF32_CAPABILITY,
-    }[need]
+    if need == NCCL:
+        return facts.backend == "nccl"
+    if need == CUDA:
+        return facts.device == "cuda"
+    if facts.capability is None:
+        return False
+    if need == HOPPER:
+        return facts.capability == _HOPPER_CAPABILITY
+    return facts.capability >= _CAPABILITIES[need]
 
 
 def _place(facts: Facts) -> str:

@@ -77,6 +77,7 @@ class Knob:
         summary: what it changes.
         needs: what a value other than the default (or those in `needs_for`) requires.
         needs_for: the values that require it; empty: every value but the default.
+        also_needs: single values, each with what it requires instead of `needs` or besides.
         parts: of the time of a step that it acts on; see PARTS.
         promising: the value that an expert would try first, or the one nearest to it.
         because: why.
@@ -98,6 +99,7 @@ class Knob:
     parts: tuple[str, ...]
     needs: str = ""
     needs_for: tuple[KnobValue, ...] = ()
+    also_needs: tuple[tuple[KnobValue, str], ...] = ()
     promising: KnobValue | None = None
     because: str = ""
     ordered: bool = False

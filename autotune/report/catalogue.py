@@ -7,7 +7,7 @@ from typing import Any
 
 from search_spaces import CATALOGUE, Knob
 from search_spaces.constraints import CONFLICTS
-from search_spaces.knob import written
+from search_spaces.knob import KnobValue, written
 
 Effects = Mapping[str, Mapping[str, Any]]
 """Knob -> what `python benchmarks/knobs.py --json` printed of it."""
@@ -48,6 +48,11 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
     yield "Values that may change numbers pass the numerics gate before they are recommended; beside one"
     yield "that trains something else, so does the fp32 run which they are compared with."
     yield ""
+    yield "How many ranks share a layer (tensor parallelism), a sequence (context parallelism) or the"
+    yield "list of layers (pipeline parallelism) is a matter of the model's code: no knob can set it"
+    yield "from outside. It stays with the script; tune the script once per degree. A loss that a model"
+    yield "computes itself (`loss_chunks`) is compiled with it, under `compile_scope` model."
+    yield ""
     yield "## How each acts, where that is from, and what it did"
     yield ""
     yield (
@@ -70,13 +75,18 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
 def _numbers(knob: Knob) -> str:
     if knob.schedule:
         return "trains something else"
-    values = ", ".join(map(written, knob.numerics_for))
-    return f"{values + ': ' if values else ''}may change" if knob.numerics else "same"
+    return f"{_of(knob.numerics_for)}may change" if knob.numerics else "same"
 
 
 def _needs(knob: Knob) -> str:
-    values = ", ".join(map(written, knob.needs_for))
-    return f"{values + ': ' if values else ''}{knob.needs}"
+    found = [(knob.needs_for, knob.needs)] if knob.needs else []
+    for need in dict.fromkeys(need for _, need in knob.also_needs):
+        found.append((tuple(v for v, wanted in knob.also_needs if wanted == need), need))
+    return "; ".join(f"{_of(values)}{need}" for values, need in found)
+
+
+def _of(values: tuple[KnobValue, ...]) -> str:
+    return ", ".join(map(written, values)) + ": " if values else ""
 
 
 def _conflicts(knob: Knob) -> str:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autotune
 import search_spaces
-from autotune.trial.effects import feeding, kernels, process
+from autotune.trial.effects import binding, feeding, kernels, process
 from autotune.trial.protocol import BlockPlan, BlockReport
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
@@ -493,10 +493,13 @@ def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
     """A knob that nothing reads would be searched in vain."""
     of_workers = name in ("persistent_workers", "prefetch_factor")
     parallelism = "data_parallel" if name == "loss_placement" else "ddp"
+    if name.startswith("fsdp_"):
+        parallelism = "fsdp"
     without = knobs(loader_workers=int(of_workers), parallelism=parallelism)
     del without[name]
     request = of_one_rank(without)
     with pytest.raises(KeyError, match=name):
         process.environment(without)
         process.threads(without, 1)
+        binding.near_device(without, CPU)
         TrainingLoop(regression(), request, RankContext(0, 0, 1, (CPU,)), lambda: None).step()

@@ -408,12 +408,26 @@ def test_threads_environment_and_garbage_collection():
     assert process.threads(knobs(cpu_threads=2), 3) == 2
     assert process.environment(knobs()) == {}
     chosen = knobs(nccl_algo="Ring", nccl_proto="LL", nccl_channels=4, expandable_segments=True)
+    assert {*process.environment(chosen)} <= {*process.VARIABLES}
     assert process.environment(chosen) == {
         "NCCL_ALGO": "Ring",
         "NCCL_PROTO": "LL",
         "NCCL_MIN_NCHANNELS": "4",
         "NCCL_MAX_NCHANNELS": "4",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+
+
+def test_ctas_registration_and_connections_are_told_by_the_environment():
+    chosen = knobs(nccl_algo="NVLS", nccl_ctas=16, nccl_registration=True, cuda_connections=1)
+    found = process.environment(chosen)
+    assert {*found} <= {*process.VARIABLES}
+    assert found == {
+        "NCCL_ALGO": "NVLS",
+        "NCCL_MIN_CTAS": "16",
+        "NCCL_MAX_CTAS": "16",
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
 
 

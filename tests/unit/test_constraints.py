@@ -40,6 +40,7 @@ def test_every_knob_says_what_it_is_and_where_the_knowledge_comes_from(name):
     assert knob.summary and knob.applied and knob.source
     assert all(knob.domain.problem(value) is None for value in knob.needs_for)
     assert bool(knob.needs) or not knob.needs_for
+    assert all(knob.domain.problem(value) is None for value, _ in knob.also_needs)
     assert knob.default not in knob.needs_for
 
 
@@ -138,6 +139,44 @@ def test_tf32_runs_on_recent_devices(capability):
     assert infeasible({**defaults(), "precision": "tf32"}, facts) == []
 
 
+@pytest.mark.parametrize(
+    ("chosen", "lowest", "below"),
+    [
+        ({"float8": "rowwise", "precision": "bf16"}, (8, 9), (8, 6)),
+        ({"float8": "tensorwise", "precision": "pure_bf16"}, (8, 9), (8, 0)),
+        ({"nccl_algo": "NVLS"}, (9, 0), (8, 9)),
+        ({"attention": "flash3", "precision": "bf16"}, (9, 0), (8, 9)),
+    ],
+)
+def test_some_values_need_a_recent_device(chosen, lowest, below):
+    name = next(iter(chosen))
+    knobs = {**defaults(), **chosen}
+    assert infeasible(knobs, Facts("cuda", 2, lowest, backend="nccl")) == []
+    (reason,) = infeasible(knobs, Facts("cuda", 2, below, backend="nccl"))
+    assert reason.startswith(f"{name}={chosen[name]} needs a CUDA device of compute capability")
+    assert ".".join(map(str, below)) in reason
+
+
+def test_flash_attention_3_is_for_one_generation_of_devices():
+    knobs = {**defaults(), "attention": "flash3", "precision": "bf16"}
+    (reason,) = infeasible(knobs, Facts("cuda", 2, (10, 0), backend="nccl"))
+    assert "capability 9.0; this study runs on CUDA devices of compute capability 10.0" in reason
+
+
+def test_nvls_needs_nccl_too():
+    shared = Facts("cuda", 2, (9, 0), backend="gloo")
+    (reason,) = infeasible({**defaults(), "nccl_algo": "NVLS"}, shared)
+    assert "needs NCCL" in reason
+
+
+def test_nvls_trees_are_for_several_nodes():
+    chosen = {**defaults(), "nccl_algo": "NVLSTree"}
+    here = Facts("cuda", 8, (9, 0), backend="nccl")
+    (reason,) = infeasible(chosen, here)
+    assert reason.startswith("nccl_algo=NVLSTree is for several nodes")
+    assert infeasible(chosen, dataclasses.replace(here, nodes=2)) == []
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_other_precisions_run_on_the_cpu(precision):
     assert infeasible({**defaults(), "precision": precision}, CPU) == []
@@ -158,11 +197,15 @@ ALL_NEEDY = {
     "precision": ["tf32"],
     "gradient_compression": ["bf16", "powersgd"],
     "compile": ["reduce-overhead", "max-autotune"],
-    "attention": ["efficient", "cudnn"],
+    "float8": ["tensorwise", "rowwise"],
+    "cudnn_benchmark": [True],
+    "attention": ["efficient", "cudnn", "flash3"],
     "pin_memory": [True],
     "expandable_segments": [True],
-    "nccl_algo": ["Ring", "Tree"],
+    "nccl_algo": ["Ring", "Tree", "NVLS", "NVLSTree"],
     "nccl_proto": ["LL", "LL128", "Simple"],
+    "nccl_registration": [True],
+    "numa_binding": [True],
     "stream_prefetch": [True],
     "qkv_streams": [True],
     "loss_placement": ["inside"],
@@ -217,6 +260,48 @@ def test_cuda_graphs_keep_no_gradients_from_one_backward_pass_to_the_next(mode, 
     assert reason.startswith(f"compile={mode} does not go with {next(iter(other))}=")
     assert "on CUDA" in reason
     assert infeasible({**defaults(), "compile": "default", **other}, AMPERE) == []
+
+
+HOPPER = Facts("cuda", 2, (9, 0), backend="nccl")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "unchanged"),
+    [
+        ({"compile_scope": "blocks", "compile": "default"}, "compile"),
+        ({"float8": "rowwise", "precision": "bf16"}, "precision"),
+        ({"fsdp_prefetch": 2, "parallelism": "fsdp"}, "parallelism"),
+        ({"fsdp_reduce_dtype": "bf16", "parallelism": "fsdp_keep"}, "parallelism"),
+    ],
+)
+def test_some_knobs_act_beside_another_only(chosen, unchanged):
+    knobs = {**defaults(), **chosen}
+    assert infeasible(knobs, HOPPER) == []
+    (reason,) = infeasible({**knobs, unchanged: defaults()[unchanged]}, HOPPER)
+    assert f"{next(iter(chosen))}=" in reason and f" does not go with {unchanged}=" in reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"nccl_ctas": 4}, {"nccl_channels": 4}),
+        ({"nccl_registration": True}, {"expandable_segments": True}),
+        ({"numa_binding": True}, {"parallelism": "data_parallel"}),
+        (
+            {"float8": "tensorwise", "precision": "bf16"},
+            {"parallelism": "data_parallel"},
+        ),
+        (
+            {"fsdp_reduce_dtype": "bf16", "parallelism": "fsdp"},
+            {"precision": "pure_bf16"},
+        ),
+    ],
+)
+def test_some_knobs_do_not_go_together(first, second):
+    knobs = {**defaults(), **first}
+    assert infeasible(knobs, HOPPER) == []
+    (reason,) = infeasible({**knobs, **second}, HOPPER)
+    assert all(name in reason for name in (next(iter(first)), next(iter(second))))
 
 
 # The global batch

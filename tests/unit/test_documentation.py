@@ -51,6 +51,12 @@ def test_the_table_of_knobs_is_fresh():
     assert (ROOT / "docs" / "knobs.md").read_text() == knobs_page(effects)
 
 
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_the_number_of_knobs_is_that_of_the_catalogue(page):
+    told = re.findall(r"(\d+) knobs", (ROOT / page).read_text())
+    assert told == [str(len(CATALOGUE))]
+
+
 def test_every_knob_has_a_case_in_the_benchmark_and_a_test():
     benchmark = (ROOT / "benchmarks" / "knobs.py").read_text()
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from autotune.trial.effects import (
     feeding,
+    float8,
     kernels,
     parallel,
     precision,
@@ -69,6 +70,9 @@ class Applied:
         knobs = self._knobs
         precision.float32_matmul(knobs)
         precision.weights(knobs, model)
+        kernels.cudnn_benchmark(knobs)
+        kernels.flash_attention(knobs)
+        model = float8.converted(knobs, model)
         kernels.qkv_streams(knobs, model)
         kernels.loss_chunks(knobs, model)
         kernels.checkpoint_activations(knobs, model)
@@ -93,6 +97,7 @@ class Applied:
         """
         optimizer = parallel.optimizer(self._knobs, plain, self._model)
         kernels.optimizer_kernels(self._knobs, optimizer)
+        float8.scale_after_updates(self._knobs, optimizer, self._model)
         return optimizer
 
     def loader(

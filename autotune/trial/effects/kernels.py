@@ -18,6 +18,7 @@ _ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash3": SDPBackend.FLASH_ATTENTION,
 }
 
 
@@ -74,18 +75,25 @@ def loss_chunks(knobs: Knobs, model: nn.Module) -> None:
 
 
 def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
-    """compile: the model through torch.compile, before it is wrapped.
+    """compile, compile_scope: the model, or each of its blocks, through torch.compile, before it is
+    wrapped.
 
     Block by block where FSDP2 gathers and frees the parameters of each: its hooks would break the graph
     of a whole model there, and what is compiled again after every break shares nothing.
 
     Not in place: Module.compile leaves an nn.Sequential uncompiled, without a word (torch 2.13).
+
+    Raises:
+        ValueError: blocks are to be compiled and the model has none.
     """
     mode = knobs["compile"]
     if mode == "none":
         return model
-    if knobs["parallelism"] in SHARDING and (found := blocks(model)):
-        _compile_blocks(found, mode)
+    if knobs["compile_scope"] == "blocks":
+        _compile_blocks(repeated(model, "compile_scope=blocks"), mode)
+        return model
+    if knobs["parallelism"] in SHARDING and (several := blocks(model)):
+        _compile_blocks(several, mode)
         return model
     return cast(nn.Module, torch.compile(model, mode=mode))
 
@@ -98,6 +106,35 @@ def _compile_blocks(found: Sequence[nn.Module], mode: str) -> None:
     dynamo.cache_size_limit = max(dynamo.cache_size_limit, 2 * len(found))
     for block in found:
         block.forward = torch.compile(block.forward, mode=mode)
+
+
+def cudnn_benchmark(knobs: Knobs) -> None:
+    """cudnn_benchmark: for this process; where it is off, as the user's code has it."""
+    if knobs["cudnn_benchmark"]:
+        torch.backends.cudnn.benchmark = True
+
+
+def flash_attention(knobs: Knobs) -> None:
+    """attention: flash3 takes the place of torch's own FlashAttention, for this process.
+
+    Raises:
+        ValueError: this torch, or its surroundings, has it not.
+    """
+    if knobs["attention"] != "flash3":
+        return
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    if activate is None:
+        raise ValueError(
+            f"attention=flash3: PyTorch {torch.__version__} cannot register FlashAttention 3; use a "
+            "newer one, or take the value out of the search space"
+        )
+    try:
+        activate("FA3")
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            "attention=flash3 needs FlashAttention 3 with its module flash_attn_interface, which could "
+            f"not be loaded ({error}); install it, or take the value out of the search space"
+        ) from error
 
 
 def attention(knobs: Knobs) -> AbstractContextManager[Any]:

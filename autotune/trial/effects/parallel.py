@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.trial.effects.blocks import blocks
+from autotune.trial.effects.blocks import blocks, repeated
 from autotune.trial.effects.compression import compress_gradients, compressed_momentum
 from autotune.trial.effects.precision import AUTOCAST_DTYPES
 from autotune.trial.protocol import Knobs
@@ -58,12 +58,14 @@ def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
 
     world = dist.get_world_size()
     dtype = AUTOCAST_DTYPES.get(knobs["precision"])
+    # Without a format of its own FSDP2 sums gradients in that of the parameters.
+    summed = torch.float32 if dtype else None
+    if knobs["fsdp_reduce_dtype"] == "bf16":
+        summed = torch.bfloat16
     arguments: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (world,)),
         "reshard_after_forward": knobs["parallelism"] != "fsdp_keep",
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        if dtype
-        else MixedPrecisionPolicy(),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=summed),
     }
     if knobs["parallelism"] == "hsdp":
         names = ("replicate", "shard")
@@ -73,7 +75,23 @@ def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     for block in blocks(model):
         fully_shard(block, **arguments)
     fully_shard(model, **{**arguments, "reshard_after_forward": False})
+    _prefetch(knobs, model)
     return model
+
+
+def _prefetch(knobs: Knobs, model: nn.Module) -> None:
+    """fsdp_prefetch: every block asks for the parameters of those that come after it.
+
+    Raises:
+        ValueError: it is asked for and the model has no blocks.
+    """
+    ahead = knobs["fsdp_prefetch"]
+    if not ahead:
+        return
+    found: list[Any] = repeated(model, "fsdp_prefetch")
+    for place, block in enumerate(found):
+        block.set_modules_to_forward_prefetch(found[place + 1 : place + 1 + ahead])
+        block.set_modules_to_backward_prefetch(found[max(0, place - ahead) : place][::-1])
 
 
 def ddp_arguments(knobs: Knobs) -> dict[str, Any]:

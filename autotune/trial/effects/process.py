@@ -30,6 +30,10 @@ VARIABLES = (
     "NCCL_PROTO",
     "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
 """All that `environment` may set."""
@@ -64,8 +68,8 @@ def _thread_pools() -> set[str]:
 
 
 def environment(knobs: Knobs) -> dict[str, str]:
-    """nccl_algo, nccl_proto, nccl_channels, expandable_segments: read by NCCL and by the CUDA allocator
-    when they start."""
+    """nccl_algo, nccl_proto, nccl_channels, nccl_ctas, nccl_registration, cuda_connections,
+    expandable_segments: read by NCCL, CUDA and its allocator when they start."""
     found = {}
     if knobs["nccl_algo"] != _AUTO:
         found["NCCL_ALGO"] = _algorithm(knobs["nccl_algo"])
@@ -73,6 +77,12 @@ def environment(knobs: Knobs) -> dict[str, str]:
         found["NCCL_PROTO"] = str(knobs["nccl_proto"])
     if knobs["nccl_channels"]:
         found["NCCL_MIN_NCHANNELS"] = found["NCCL_MAX_NCHANNELS"] = str(knobs["nccl_channels"])
+    if knobs["nccl_ctas"]:
+        found["NCCL_MIN_CTAS"] = found["NCCL_MAX_CTAS"] = str(knobs["nccl_ctas"])
+    if knobs["nccl_registration"]:
+        found["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] = "1"
+    if knobs["cuda_connections"]:
+        found["CUDA_DEVICE_MAX_CONNECTIONS"] = str(knobs["cuda_connections"])
     if knobs["expandable_segments"]:
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return found

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autotune.trial import failure, imports, processes, workload
-from autotune.trial.effects import process
+from autotune.trial.effects import binding, process
 from autotune.trial.files import TrialFiles
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
@@ -122,6 +122,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     if context.device.type == "cuda":
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
+        binding.near_device(request.knobs, context.device)
     for device in context.devices:
         memory.reset_peak(device)
         if request.memory_per_rank is not None:

@@ -1,0 +1,73 @@
+"""Where a rank runs: on the processors that are near its device."""
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+from autotune.trial.protocol import Knobs
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_ADDRESS_BYTES = 32
+
+
+def near_device(knobs: Knobs, device: torch.device) -> None:
+    """numa_binding: all threads of this process, and those to come, on the processors of the device's
+    NUMA node.
+
+    Raises:
+        ValueError: which those are is not known, or none of them may be used.
+    """
+    if knobs["numa_binding"]:
+        bind(_pci_address(device.index))
+
+
+def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
+    """All threads of this process, on those of its processors that are near a PCI device.
+
+    Args:
+        address: of the device, as in 0000:3b:00.0.
+        devices: the folder in which Linux describes them.
+
+    Raises:
+        ValueError: which those are is not known, or none of them may be used.
+    """
+    source = devices / address / "local_cpulist"
+    try:
+        listed = source.read_text()
+    except OSError as error:
+        raise ValueError(f"numa_binding: no processors are known to be near: {error}") from error
+    near = _numbers(listed) & os.sched_getaffinity(0)
+    if not near:
+        raise ValueError(
+            f"numa_binding: none of the processors near the device ({listed.strip()}) may be used here"
+        )
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
+            os.sched_setaffinity(int(task.name), near)
+
+
+def _numbers(listed: str) -> set[int]:
+    """From a list as in 0-3,8,10-11."""
+    found: set[int] = set()
+    for part in filter(None, listed.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _pci_address(ordinal: int) -> str:
+    """Of a visible device; older versions of torch do not tell it, the driver does."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle = ctypes.c_int()
+    address = ctypes.create_string_buffer(_ADDRESS_BYTES)
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(handle), ordinal)
+        or driver.cuDeviceGetPCIBusId(address, _ADDRESS_BYTES, handle)
+    )
+    if failed:
+        raise ValueError(f"numa_binding: CUDA does not tell where device {ordinal} is ({failed})")
+    return address.value.decode().lower()

@@ -55,7 +55,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The programs of an environment with torch and NumPy and what those need, and nothing else."""
-    environment = tmp_path_factory.mktemp("a machine") / "venv"
+    environment = tmp_path_factory.mktemp("machine") / "venv"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     (site_packages,) = environment.glob("lib/python*/site-packages")
     for name in needed_by(*WITH_TORCH):

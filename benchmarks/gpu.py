@@ -6,6 +6,8 @@
 What is measured goes to gpu-NAME.jsonl in the output folder, part by part, so that another session goes
 on where this one ends: a part that is there is not measured again. After every part gpu-NAME.md and
 gpu-NAME.json are written from it, and knobs-gpu.json with docs/knobs.md.
+A part looks at the time between its rounds, so the last one may take a round longer. From a checkout
+that is not installed: PYTHONPATH=$PWD python3 benchmarks/gpu.py.
 
 --rehearse runs all parts on the CPU, at sizes that mean nothing, through the same code as far as there
 is any without a device; it writes to a temporary folder and prints no figure.

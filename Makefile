@@ -7,12 +7,18 @@ READY := $(VENV)/.ready
 # Two workers, each with a network of its own; tests that share a fixture stay together.
 TEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: quickstart test faults check bench search knobs gpu-check wheel clean
+# Of the machine that `make bundle` packs for.
+BUNDLE := dist/bundle
+BUNDLE_PYTHON := 3.12
+BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
+BUNDLE_MOST_MIB := 60
+
+.PHONY: quickstart test faults check bench search knobs gpu-check wheel bundle clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check,nvidia]'
 	touch $(READY)
 
 quickstart: $(READY)  ## the main job: tune a small GPT on this machine
@@ -24,9 +30,17 @@ test: $(READY)  ## every test but full counts and long studies: minutes
 faults: $(READY)  ## the table of faults at full counts, and the studies that `make test` leaves out
 	$(TEST) -m "(fault or slow) and not gpu" --fault-table=faults.json
 
-gpu-check: $(READY)  ## what needs an NVIDIA device
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[nvidia]'
-	$(BIN)/python -m pytest -m gpu
+ifeq ($(origin PYTHON),command line)
+# That interpreter with its own torch, as it stands: no environment, no network.
+gpu-check: GPU_PYTHON := $(PYTHON)
+gpu-check:  ## what needs an NVIDIA device; PYTHON=python3: with the torch of that interpreter
+	test ! -e $(BUNDLE)/requirements.txt || $(PYTHON) -m pip install --quiet --no-deps -r $(BUNDLE)/requirements.txt
+else
+gpu-check: GPU_PYTHON := $(BIN)/python
+gpu-check: $(READY)
+endif
+	$(GPU_PYTHON) tests/gpu/seen.py
+	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -m gpu tests/gpu
 
 check: $(READY)  ## style, types, layers
 	$(BIN)/ruff check .
@@ -47,6 +61,18 @@ knobs: $(READY)  ## docs/knobs.md, from the catalogue and the measured effects
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel
+
+bundle: $(READY)  ## dist/bundle: the wheels for a machine with its own torch and no index
+	rm -rf $(BUNDLE)
+	$(BIN)/pip download --quiet --no-deps --only-binary :all: --python-version $(BUNDLE_PYTHON) \
+		$(BUNDLE_PLATFORMS:%=--platform %) --constraint constraints.txt --dest $(BUNDLE) \
+		--requirement requirements-bundle.txt
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir $(BUNDLE) .
+	{ echo '# pip install --no-deps -r requirements.txt   (what is installed already stays as it is)'; \
+		echo '--no-index'; echo '--find-links .'; echo autotune; cat requirements-bundle.txt; } \
+		> $(BUNDLE)/requirements.txt
+	du --apparent-size --human-readable --summarize $(BUNDLE)
+	test $$(du --apparent-size --block-size 1M --summarize $(BUNDLE) | cut -f 1) -le $(BUNDLE_MOST_MIB)
 
 clean:
 	rm -rf $(VENV) dist build .autotune autotune.db autotune.db-* best.yaml

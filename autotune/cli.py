@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a 
     from autotune.service.daemon import Daemon
     from storage import Repository, StoredStudy
 
+_OF_SOME_COMMANDS = {"pandas": "pandas", "optuna_dashboard": "optuna-dashboard"}
+"""Module -> package that studies do not need, but a command does."""
 DEFAULT_STORAGE = "sqlite:///autotune.db"
 
 app = typer.Typer(
@@ -48,6 +50,15 @@ def run() -> None:
     except AutotuneError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_SOME_COMMANDS:
+            raise
+        package = _OF_SOME_COMMANDS[error.name]
+        print(
+            f"error: this needs {package}, which is not installed: pip install {package}",
+            file=sys.stderr,
+        )
+        sys.exit(BadInput.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -208,12 +219,13 @@ def export(
     """Write the recommended configuration as best.yaml, or all attempts as CSV."""
     from autotune.analysis.verdict import Verdict
     from autotune.export.writing import of_today, write
-    from autotune.report.frame import attempts_frame
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     stored = repository.studies.named(name)
     if trials:
+        from autotune.report.frame import attempts_frame
+
         frame = attempts_frame(repository, name)
         if str(trials) == "-":
             frame.to_csv(sys.stdout, index=False)

@@ -27,6 +27,7 @@ import yaml
 
 BLOCKS = 6
 WORKERS = 2
+ON_PROCESSORS = {"workers": WORKERS, "gpus_per_worker": 0}
 GPT = {"name": "gpt", "args": {"layers": 2, "d_model": 128, "heads": 4, "length": 64}}
 HUGGING_FACE = {
     "name": "huggingface",
@@ -92,13 +93,18 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def study_overheads(launcher: str, workload: dict[str, Any], trials: int) -> list[float]:
+def study_overheads(
+    launcher: str,
+    workload: dict[str, Any],
+    trials: int,
+    resources: dict[str, Any] = ON_PROCESSORS,
+) -> list[float]:
     """Seconds besides training, of every trial but the first and the last, of one real study."""
     study = {
         "name": "overhead",
         "workload": workload,
         "launcher": launcher,
-        "resources": {"workers": WORKERS, "gpus_per_worker": 0},
+        "resources": resources,
         "search_space": {"log_interval": list(range(1, trials + 2))},
         "baseline": {"log_interval": 1},
         "sampler": "random",
@@ -132,11 +138,14 @@ def _overheads(database: Path) -> list[float]:
     return [following[0] - this[0] - this[1] for this, following in pairs]
 
 
-def torchrun_overhead(workload: dict[str, Any]) -> float:
+def torchrun_overhead(
+    workload: dict[str, Any], workers: int = WORKERS, device: str = "cpu"
+) -> float:
     """Seconds besides training, of one start of torchrun with the same training."""
     script = Path(__file__).with_name("torchrun_trial.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(WORKERS), str(script), json.dumps(workload), str(BLOCKS)]
+    command += ["--nproc-per-node", str(workers)]
+    command += [str(script), json.dumps(workload), str(BLOCKS), device]
     started = time.perf_counter()
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     wall = time.perf_counter() - started

@@ -19,7 +19,11 @@ from search_spaces import defaults
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    device = torch.device(sys.argv[3])
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     torch.set_num_threads(1)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     wanted = json.loads(sys.argv[1])
@@ -30,10 +34,10 @@ def main() -> None:
         knobs=defaults(),
         world_size=world_size,
         seed=0,
-        device="cpu",
+        device=device.type,
         blocks=BlockPlan(seconds=0.1, min_steps=2, max_blocks=int(sys.argv[2])),
     )
-    context = RankContext(rank, rank, world_size, (torch.device("cpu"),))
+    context = RankContext(rank, rank, world_size, (device,))
     seconds = []
     built = workload.build(request.factory, request.args)
     loop = TrainingLoop(built, request, context, lambda: None)

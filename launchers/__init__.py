@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from autotune.errors import LauncherError
 from launchers.base import Launcher, Resources, Slot, TrialWatch
 from launchers.reservation import Busy, Rival, refuse
 
@@ -38,10 +39,18 @@ def open_launcher(
             what the allocator can be told by one, it can be told at run time.
 
     Raises:
-        LauncherError: the resources are not there.
+        LauncherError: the resources are not there, or Ray is not installed.
     """
     if kind == "ray":
-        from launchers.ray_cluster import RayLauncher
+        try:
+            from launchers.ray_cluster import RayLauncher
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise LauncherError(
+                "launcher: ray needs Ray, which is not installed here: pip install ray, or take "
+                "launcher: local"
+            ) from None
 
         return RayLauncher(resources, log_dir, address, busy, env or {})
     from launchers.local import LocalLauncher

@@ -2,10 +2,10 @@
 
 import warnings
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import optuna
-import optuna_dashboard
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -87,20 +87,24 @@ class TrialLedger:
             if result.half_width is not None:
                 trial.set_user_attr("half_width", result.half_width)
             trial.set_constraint(OUT_OF_MEMORY, 1.0 if result.state == "OOM" else -1.0)
-            optuna_dashboard.save_note(trial, note)
+            if dashboard := _dashboard():
+                dashboard.save_note(trial, note)
             self._tell(trial, result)
         except UpdateFinishedTrialError:
             return  # told by another daemon in the meantime, from the same record
 
     def note(self, body: str) -> None:
         """The study's own note in the dashboard."""
-        optuna_dashboard.save_note(self._study, body)
+        if dashboard := _dashboard():
+            dashboard.save_note(self._study, body)
 
     def name_objective(self, name: str) -> None:
         """What the dashboard calls the value of a trial."""
+        if not (dashboard := _dashboard()):
+            return
         with warnings.catch_warnings():  # deprecated in newer versions for what older ones lack
             warnings.simplefilter("ignore")
-            optuna_dashboard.set_objective_names(self._study, [name])
+            dashboard.set_objective_names(self._study, [name])
 
     def _tell(self, trial: Trial, result: AttemptResult) -> None:
         if result.state == "COMPLETE":
@@ -115,3 +119,13 @@ class TrialLedger:
 
     def _frozen(self, number: int) -> FrozenTrial:
         return self.trials()[number]
+
+
+def _dashboard() -> ModuleType | None:
+    """optuna-dashboard, which alone shows notes and names; None where it is not installed."""
+    try:
+        import optuna_dashboard
+    except ModuleNotFoundError:
+        return None
+    found: ModuleType = optuna_dashboard
+    return found

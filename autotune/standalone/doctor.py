@@ -18,7 +18,13 @@ from autotune.spec import StudySpec
 from launchers import Launcher, Resources, open_launcher
 from storage import Database
 
-_PACKAGES = ("torch", "optuna", "optuna-dashboard", "ray", "sqlalchemy", "pandas")
+_PACKAGES = ("torch", "optuna", "sqlalchemy")
+_OPTIONAL = {
+    "ray": "launcher: ray",
+    "optuna-dashboard": "autotune dashboard",
+    "pandas": "autotune export --trials",
+}
+"""Package -> what alone needs it."""
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
 
@@ -54,8 +60,13 @@ def _system() -> Check:
 
 
 def _packages() -> Check:
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
-    return Check("packages", "ok", ", ".join(versions))
+    found, missing = [], []
+    for name in (*_PACKAGES, *_OPTIONAL):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(f"; without {name}: no {_OPTIONAL.get(name, 'study')}")
+    return Check("packages", "ok", ", ".join(found) + "".join(missing))
 
 
 def _shared_memory() -> Check:

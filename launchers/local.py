@@ -18,7 +18,10 @@ class LocalLink(Link):
 
     host = _LOOPBACK
 
-    def __init__(self, log_dir: str, env: Mapping[str, str], devices: Mapping[str, str]) -> None:
+    def __init__(
+        self, log_dir: str, env: Mapping[str, str], devices: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the agent; env and devices are as AgentProcess takes them."""
         log = str(Path(log_dir) / "agent.log")
         self._agent = AgentProcess(_LOOPBACK, log, env, devices)
 

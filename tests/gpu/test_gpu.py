@@ -22,7 +22,7 @@ import autotune
 import launchers
 import search_spaces
 from autotune.runs import plan
-from autotune.trial.effects import feeding, kernels
+from autotune.trial.effects import binding, feeding, kernels
 from autotune.trial.protocol import (
     BlockPlan,
     BlockReport,
@@ -212,11 +212,58 @@ def test_autocast_acts_on_the_device(group: None, precision: str, dtype: torch.d
     assert weights(loop).isfinite().all()
 
 
+def capable(major: int, minor: int) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (major, minor)
+
+
+@pytest.mark.skipif(not capable(8, 9), reason="needs a device with FP8")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_products_of_linear_layers_are_rounded_to_fp8(group: None, recipe: str) -> None:
+    pytest.importorskip("torchao.float8")
+    trained = []
+    for chosen in ("none", recipe):
+        loop = training(precision="bf16", float8=chosen)
+        before = weights(loop)
+        loop.step()
+        trained.append(weights(loop) - before)
+    exact, rounded = trained
+    assert 1e-3 < (rounded - exact).norm() / exact.norm() < 0.3
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_blocks_that_are_compiled_train_as_others(group: None, mode: str) -> None:
+    trained = []
+    for chosen in ({}, {"compile": mode, "compile_scope": "blocks"}):
+        torch.manual_seed(0)
+        workload = regression()
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        loop = training(dataclasses.replace(workload, model=model), **chosen)
+        for _ in range(5):
+            loop.step()
+        trained.append(weights(loop))
+    assert torch.allclose(*trained, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(not capable(9, 0), reason="needs a device of compute capability 9.0")
+def test_flash_attention_3_computes_what_the_usual_one_does(group: None) -> None:
+    pytest.importorskip("flash_attn_interface")
+    found = []
+    hidden = torch.randn(4, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
+    for chosen in ("flash", "flash3"):
+        kernels.flash_attention(knobs(attention=chosen))
+        with kernels.attention(knobs(attention=chosen)):
+            found.append(nn.functional.scaled_dot_product_attention(hidden, hidden, hidden))
+    torch.nn.attention.restore_flash_attention_impl()
+    assert torch.allclose(*found, atol=2e-2)
+
+
 # Trials on the device
 
 WORKLOADS = """
 import dataclasses
+import os
 import time
+from pathlib import Path
 
 import autotune
 import dataclasses
@@ -273,6 +320,18 @@ def telling():
         return ((found - batch) ** 2).mean()
 
     return dataclasses.replace(plain, model=Telling(64, 64), loss=loss)
+
+
+def surrounded(*, variables, near=""):
+    # NCCL starts here, with these variables.
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    assert {name: os.environ.get(name) for name in variables} == variables
+    if near:
+        listed = Path(near).read_text().strip().split(",")
+        ends = [[int(end) for end in part.split("-")] for part in listed]
+        allowed = {number for part in ends for number in range(part[0], part[-1] + 1)}
+        assert os.sched_getaffinity(0) <= allowed
+    return build()
 
 
 def over(*, backend):
@@ -358,6 +417,28 @@ def test_by_default_there_is_a_rank_per_device(tmp_path: Path) -> None:
 
 def test_a_rank_with_its_own_device_uses_nccl(one: Bench) -> None:
     report = one.run("device:over", args={"backend": "nccl"})
+    assert (report.outcome, report.cause) == (None, "")
+
+
+def test_cuda_and_nccl_start_as_they_are_told(one: Bench) -> None:
+    variables = {
+        "NCCL_MIN_CTAS": "4",
+        "NCCL_MAX_CTAS": "4",
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }
+    chosen = knobs(micro_batch=8, nccl_ctas=4, nccl_registration=True, cuda_connections=1)
+    report = one.run("device:surrounded", args={"variables": variables}, knobs=chosen)
+    assert (report.outcome, report.cause) == (None, "")
+
+
+def test_a_rank_runs_near_its_device(one: Bench) -> None:
+    near = Path("/sys/bus/pci/devices") / binding.pci_address(0) / "local_cpulist"
+    if not near.exists():
+        pytest.skip("Linux does not say here which processors are near the device")
+    chosen = knobs(micro_batch=8, numa_binding=True)
+    args = {"variables": {}, "near": str(near)}
+    report = one.run("device:surrounded", args=args, knobs=chosen)
     assert (report.outcome, report.cause) == (None, "")
 
 

@@ -21,7 +21,7 @@ def near_device(knobs: Knobs, device: torch.device) -> None:
         ValueError: which those are is not known, or none of them may be used.
     """
     if knobs["numa_binding"]:
-        bind(_pci_address(device.index))
+        bind(pci_address(device.index))
 
 
 def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
@@ -58,7 +58,7 @@ def _numbers(listed: str) -> set[int]:
     return found
 
 
-def _pci_address(ordinal: int) -> str:
+def pci_address(ordinal: int) -> str:
     """Of a visible device; older versions of torch do not tell it, the driver does."""
     driver = ctypes.CDLL("libcuda.so.1")
     handle = ctypes.c_int()

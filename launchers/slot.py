@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -27,6 +28,8 @@ from autotune.trial.protocol import (
 )
 from launchers.base import Link, Slot, TrialWatch
 from launchers.preloading import Preloading
+
+_log = logging.getLogger(__name__)
 
 START_SECONDS = 180.0
 """How long agents may take to import torch and look at their node."""
@@ -56,7 +59,7 @@ class AgentSlot(Slot):
         self._run: _Run | None = None
         self._ending = False
         self._lock = threading.Lock()
-        self._agents = _Agents(nodes, self._preloading)
+        self._agents = _Agents(nodes, self._preloading)  # nothing is preloaded yet: they are fit
         self._environments = self._agents.environments
         self.environment = self._environments[0]
         self.devices_per_rank = gpus_per_worker
@@ -211,10 +214,19 @@ class _Agents:
             link.close()
 
     def _listen(self, index: int, link: Link) -> None:
-        while line := link.read():
-            self._inbox.put((index, from_line(line)))
-        self.lost = True
-        self._inbox.put((index, None))
+        try:
+            while line := link.read():
+                self._inbox.put((index, from_line(line)))
+        except ValueError as error:
+            _log.warning(
+                "an agent says what this version does not understand (%s): is autotune the same on all "
+                "nodes? It counts as lost",
+                error,
+            )
+            link.close()
+        finally:
+            self.lost = True
+            self._inbox.put((index, None))
 
     def _hellos(self) -> list[Hello]:
         ready: dict[int, Hello] = {}
@@ -311,4 +323,4 @@ class _Run:
             if self._ending:
                 return
             self._ending, self._on_purpose = True, on_purpose
-        self._agents.send(EndTrial(self._trial, hung))
+        self._agents.send(EndTrial(self._trial, hung, on_purpose))

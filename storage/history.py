@@ -1,5 +1,6 @@
 """The attempts of a study, asked in the study's own words. Pure."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -85,18 +86,21 @@ class Attempts:
         return self.searched().of_baseline().complete().first
 
     def in_vain(self, attempt: StoredAttempt) -> int:
-        """How many launches of the same run have lost their agent since the last that did not.
+        """How many launches of the same run before this one have lost their agent, one after another.
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
-        confused, and what was given up with its daemon does not count.
+        confused. Launches side by side that one incident has ended count once, and what was given up
+        with its daemon does not count.
         """
         same = self.of(attempt.purpose).of_trial(attempt.trial).in_round(attempt.round)
-        count = 0
+        count, lost_at = 0, -math.inf
         for one in same.with_knobs(attempt.knobs):
-            if one.result.state == AttemptState.LOST:
-                count += 1
-            elif one.recorded:
-                count = 0
+            if one.ended is None or one.ended > attempt.started:
+                continue
+            if one.recorded:
+                count, lost_at = 0, -math.inf
+            elif one.result.state == AttemptState.LOST and one.started >= lost_at:
+                count, lost_at = count + 1, one.ended
         return count
 
     def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":

@@ -1,6 +1,8 @@
 """From the settings of a study to what launchers, ranks and watches take."""
 
 import dataclasses
+import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ _COMPILING, _AUTOTUNING = 3.0, 10.0
 takes one, and minutes for large models; max-autotune times some twenty kernels for every shape of a
 product, on all ranks of a node at once. A deadline that is too long costs time only when a trial hangs,
 one that is too short loses configurations that work: these are allowances, not measurements."""
+_STARTUP_SHARE = 0.1
+"""Of the wall time: what one hang may cost because its trial may be compiling."""
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
 """The first block is a single step. The optimizer's state is there from the second step on, what
 gradient compression keeps after its warm-up."""
@@ -38,7 +42,10 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     Raises:
         LauncherError: the resources are not there.
     """
-    env = {_INDUCTOR_CACHE: str(compiled(folder)), **spec.env}
+    cache = os.environ.get(
+        _INDUCTOR_CACHE, str(compiled(folder))
+    )  # the user's own, if there is one
+    env = {_INDUCTOR_CACHE: cache, **spec.env}
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
 
 
@@ -138,15 +145,19 @@ class Plan:
             cpus_per_rank=spec.resources.cpus_per_worker,
             memory_per_rank=spec.resources.memory_per_worker,
             blocks=BlockPlan(measurement.block_seconds, measurement.min_steps),
-            deadlines=Deadlines(
-                measurement.startup_deadline * _compilation(knobs), measurement.step_deadline
-            ),
+            deadlines=Deadlines(self._startup_deadline(knobs), measurement.step_deadline),
             workdir=str(workdir),
             import_paths=(str(workdir),),
             env=spec.env,
             log_dir=str(log_dir),
         )
         return spread(asked)
+
+    def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
+        """Seconds; more for a trial that compiles, but no large part of what the study has."""
+        usual = self.spec.measurement.startup_deadline
+        longest = _STARTUP_SHARE * (self.spec.budget.wall_time or math.inf)
+        return max(usual, min(usual * _compilation(knobs), longest))
 
     def search_limits(self, *, incumbent_low: float = 0.0, sigma_run: float = 0.0) -> Limits:
         """How long to measure a trial of the search.

@@ -244,7 +244,9 @@ class _Session:
             self._repository.environments.record(self._lease, environment),
         )
         resolved = LargestBatch(job, self._signals.check).resolved()
-        study = self._repository.studies.named(self._study.name)  # its time has gone on
+        # Its time has gone on; its settings stay those of the plan, and new ones are for later.
+        elapsed = self._repository.studies.named(self._study.name).elapsed
+        study = dataclasses.replace(self._study, elapsed=elapsed)
         tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
         verdict = tuner.run()
         tuner.ledger.note(study_note(verdict))

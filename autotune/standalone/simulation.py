@@ -208,7 +208,7 @@ def _run(
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(
-        trials=len(tuner.ledger.trials()),
+        trials=sum(repository.attempts.summary(study.id).searched.values()),
         launches=len(repository.attempts.of(study.id)),
         seconds=launcher.clock(),
         missing=missing,

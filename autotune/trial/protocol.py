@@ -123,6 +123,8 @@ class EndTrial(Message):
     trial: str
     hung: str = ""
     """What another node saw take too long: say first how far the ranks here have come."""
+    on_purpose: bool = False
+    """Nothing has failed: what ranks raise from now on comes of this end."""
 
 
 @dataclass(frozen=True)

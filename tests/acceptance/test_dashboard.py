@@ -177,7 +177,11 @@ class TestPages:
         self, server: Server, page: Any, done: Done, tmp_path: Path
     ) -> None:
         page.goto(f"{server.address}/note")
-        shown = wait_for_words(page, "Verdict", done.status["verdict"]["sentence"])
+        shown = wait_for_words(
+            page,
+            "Verdict",
+            done.status["verdict"]["sentence"].replace("`", ""),  # Markdown
+        )
         page.screenshot(path=tmp_path / "note.png", full_page=True)
         for name, value in done.status["verdict"]["knobs"].items():
             assert f"{name}: {str(value).lower()}" in shown

@@ -68,7 +68,7 @@ def test_the_installed_command_finds_its_own_packages_too(host: StudyFolder) -> 
         env={"PYTHONPATH": str(host.folder), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=170,
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr

@@ -229,3 +229,20 @@ def test_a_baseline_that_cannot_run_here_is_bad_input(played: Replayed) -> None:
     played.serve()
     assert played.study().state == "FAILED"
     assert "the baseline cannot run here: not on this machine" in str(played.study().error)
+
+
+def test_more_budget_while_the_launcher_opens_is_spent(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon has claimed the study, and runs it by its old settings first."""
+    played.submit(budget={"trials": 2})
+    opening = played.machine.open
+
+    def raise_budget(*arguments: object) -> ReplayLauncher:
+        monkeypatch.setattr(played.machine, "open", opening)
+        played.submit(budget={"trials": 4})
+        return opening(*arguments)
+
+    monkeypatch.setattr(played.machine, "open", raise_budget)
+    played.serve()
+    played.assert_complete(trials=4)

@@ -63,7 +63,7 @@ def trial(context: Context, tmp_path: Path) -> NodeTrial:
 def test_what_a_rank_raises_after_the_end_was_asked_for_is_not_noted(
     context: Context, trial: NodeTrial
 ) -> None:
-    trial.end(hung="")
+    trial.end(hung="", on_purpose=True)
     context.ranks[1].send_bytes(CLOSED.to_line())
     assert list(trial.pump()) == []
     assert trial.over()
@@ -73,14 +73,24 @@ def test_what_a_rank_raises_after_the_end_was_asked_for_is_not_noted(
 def test_what_it_raised_before_is(context: Context, trial: NodeTrial) -> None:
     context.ranks[1].send_bytes(CLOSED.to_line())
     assert list(trial.pump()) == []
-    trial.end(hung="")
+    trial.end(hung="", on_purpose=True)
     assert [end.cause for end in trial.clear().ends] == [CLOSED.cause]
 
 
 def test_memory_that_runs_out_is_noted_whenever_it_is_told(
     context: Context, trial: NodeTrial
 ) -> None:
-    trial.end(hung="")
+    trial.end(hung="", on_purpose=True)
     context.ranks[1].send_bytes(MEMORY.to_line())
     assert list(trial.pump()) == []
     assert [end.outcome for end in trial.clear().ends] == [Outcome.OOM]
+
+
+def test_what_a_rank_raises_after_an_end_that_a_failure_elsewhere_has_brought_is(
+    context: Context, trial: NodeTrial
+) -> None:
+    """It may be the cause: the other node has told of its symptom first."""
+    trial.end(hung="", on_purpose=False)
+    context.ranks[1].send_bytes(CLOSED.to_line())
+    assert list(trial.pump()) == []
+    assert [end.cause for end in trial.clear().ends] == [CLOSED.cause]

@@ -53,6 +53,9 @@ class Scripted(Link):
             self._lines.put(message.to_line())
         return True
 
+    def say(self, line: bytes) -> None:
+        self._lines.put(line)
+
     def read(self) -> bytes:
         return self._lines.get(timeout=60)
 
@@ -176,4 +179,22 @@ def test_a_watch_that_raises_ends_the_trial_first() -> None:
 
     with pytest.raises(ZeroDivisionError):
         cluster.run(broken)
-    assert EndTrial("t") in cluster.links[1].heard
+    assert EndTrial("t", on_purpose=True) in cluster.links[1].heard
+
+
+def test_what_an_agent_says_that_nobody_understands_counts_as_its_loss() -> None:
+    """As an agent of another version may: whoever waits for it must not wait for ever."""
+    cluster = Cluster({StartTrial: []}, {StartTrial: [cleared(1)], EndTrial: [cleared(1)]})
+    cluster.links[0].say(b'{"kind": "OfTheFuture"}\n')
+    report = cluster.run(go_on)
+    assert report.lost_agent
+    assert report.cause == "the agent of node 0 died"
+
+
+def test_nodes_are_told_whether_the_end_is_on_purpose() -> None:
+    cluster = Cluster(training(), ended(1))
+    cluster.run(enough)
+    assert EndTrial("t", on_purpose=True) in cluster.links[1].heard
+    failing = Cluster({StartTrial: [cleared(0, CLOSED)]}, ended(1))
+    failing.run(go_on)
+    assert EndTrial("t", on_purpose=False) in failing.links[1].heard

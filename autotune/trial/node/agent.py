@@ -128,7 +128,7 @@ class Agent:
             and self._trial
             and self._trial.request.trial == command.trial
         ):
-            self._trial.end(hung=command.hung)
+            self._trial.end(hung=command.hung, on_purpose=command.on_purpose)
 
     def _refuse(self, command: StartTrial, error: OSError) -> None:
         processes.kill_descendants(self._helpers)
@@ -197,7 +197,9 @@ def _introduce(connection: Connection, agent: int, store_port: int, interface: s
     if not preloaded.began_cuda():
         fingerprint, devices = environment.describe(), environment.cuda_devices()
         hello = Hello(agent, store_port, interface, fingerprint, devices, unfit)
-    elif unfit:  # no fork of this process can look at the devices; there will be another agent
+    elif (
+        preloaded.wanted()
+    ):  # no fork of this process can look at the devices; there will be another agent
         hello = Hello(agent, store_port, interface, {}, (), unfit)
     else:
         sys.exit(

@@ -16,9 +16,12 @@ def _load() -> str:
         return ""
     wanted = from_line(Path(path).read_bytes())
     assert isinstance(wanted, Preload)
-    return imports.load(wanted) if wanted.modules else ""
+    global _WANTED
+    _WANTED = bool(wanted.modules)
+    return imports.load(wanted) if _WANTED else ""
 
 
+_WANTED = False
 _UNFIT = _load()
 _BEGAN_CUDA = imports.has_begun_cuda()
 
@@ -26,6 +29,11 @@ _BEGAN_CUDA = imports.has_begun_cuda()
 def unfit() -> str:
     """In a process that was forked from this one: why none should be; empty if all is well."""
     return _UNFIT or imports.running_beside(os.getppid())
+
+
+def wanted() -> bool:
+    """Whether there was anything to import: without it, another agent would be no better."""
+    return _WANTED
 
 
 def began_cuda() -> bool:

@@ -64,6 +64,7 @@ class NodeTrial:
         self._ends: list[RankEnd] = []
         self._failed_at: float | None = None
         self._ended_by_request = False
+        self._ended_on_purpose = False
         self._ranks = [
             self._start(context, local_rank) for local_rank in range(placement.local_world_size)
         ]
@@ -91,11 +92,12 @@ class NodeTrial:
                 member.exit_seen = True
                 self._note_exit(member)
 
-    def end(self, *, hung: str) -> None:
+    def end(self, *, hung: str, on_purpose: bool) -> None:
         """The tuner has seen enough, or another node something that took too long."""
         if hung and self._failed_at is None:
             self._note_hang(hung)
         self._ended_by_request = True
+        self._ended_on_purpose = on_purpose
 
     def over(self) -> bool:
         """Whether it is time to clear away: all ended, asked to end, failed, or hung."""
@@ -130,7 +132,7 @@ class NodeTrial:
     def _note(self, end: RankEnd) -> None:
         if any(known.rank == end.rank for known in self._ends):
             return
-        if self._ended_by_request and failure.may_come_of_the_end(end):
+        if self._ended_on_purpose and failure.may_come_of_the_end(end):
             return
         if end.outcome is not None:
             self._failed_at = self._failed_at or time.monotonic()

@@ -1,0 +1,44 @@
+"""Attempts, asked in the study's own words."""
+
+import pytest
+
+from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+
+LOST, ABANDONED = AttemptState.LOST, AttemptState.ABANDONED
+COMPLETE, RUNNING = AttemptState.COMPLETE, AttemptState.RUNNING
+
+
+def attempt(
+    state: AttemptState, started: float, ended: float | None, **knobs: object
+) -> StoredAttempt:
+    configuration = {**defaults(), **knobs}
+    return StoredAttempt(
+        int(started * 10), 1, Purpose.ATTRIBUTE, 1, 1, configuration, started, ended,
+        AttemptResult(state),
+    )  # fmt: skip
+
+
+NOW = attempt(RUNNING, 100.0, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ([], 0),
+        ([attempt(LOST, 0, 1), attempt(LOST, 2, 3)], 2),
+        ([attempt(LOST, 0, 1), attempt(ABANDONED, 2, 3), attempt(LOST, 4, 5)], 2),
+        ([attempt(LOST, 0, 1), attempt(COMPLETE, 2, 3), attempt(LOST, 4, 5)], 1),
+        ([attempt(LOST, 0, 1, micro_batch=64), attempt(LOST, 2, 3)], 1),
+        ([attempt(LOST, 0, 9), attempt(LOST, 1, 9), attempt(LOST, 2, 9)], 1),
+        ([attempt(LOST, 99, 101)], 0),
+    ],
+    ids=[
+        "none", "in a row", "given up", "since a result", "another variant", "side by side",
+        "beside it",
+    ],
+)  # fmt: skip
+def test_launches_in_vain_are_those_of_the_same_run_in_a_row(
+    before: list[StoredAttempt], expected: int
+) -> None:
+    assert Attempts([*before, NOW], defaults()).in_vain(NOW) == expected

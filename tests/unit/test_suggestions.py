@@ -39,7 +39,10 @@ def test_the_answer_to_the_bottleneck_comes_first():
 def test_what_answers_copies_is_what_acts_on_copies():
     on_a_device = Facts("cuda", 2, (8, 0))
     first = findings(profile(copies=0.7), defaults(), on_a_device)[0]
-    assert (first.name, first.knobs) == ("copies", ("pin_memory", "stream_prefetch"))
+    assert (first.name, first.knobs) == (
+        "copies",
+        ("pin_memory", "numa_binding", "stream_prefetch"),
+    )
 
 
 def test_the_micro_batch_grows_by_no_more_than_four_times():

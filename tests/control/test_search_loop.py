@@ -4,7 +4,7 @@ import pytest
 
 from autotune.trial.protocol import Outcome
 from launchers.behaviours import noisy, running_at, where, within_memory
-from launchers.replay import Launch
+from launchers.replay import Launch, ReplayLauncher
 from tests.control.replayed import PLAIN, SPACE, Replayed, configuration, rate
 
 BASELINE = {"micro_batch": 2}

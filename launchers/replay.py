@@ -31,6 +31,7 @@ from autotune.trial.protocol import (
 )
 from autotune.trial.rank.trace import PARTS
 from launchers.base import Launcher, Slot, TrialWatch
+from search_spaces import defaults
 
 ENVIRONMENT: Mapping[str, Any] = {
     "host": "replay",
@@ -165,7 +166,7 @@ class ReplayLauncher(Launcher):
         with self._lock:
             self._launches[knobs] += 1
             number = self._launches[knobs]
-        draw = random.Random(f"{self._seed}/{knobs}/{request.trial}")
+        draw = random.Random(f"{self._seed}/{_unusual(request.knobs)}/{request.trial}")
         return self._behaviour(Launch(request, number, at, draw)), draw
 
 
@@ -284,3 +285,9 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
     if request.replicas > 1:
         observed["replicas"] = request.replicas
     return observed
+
+
+def _unusual(knobs: Knobs) -> dict[str, Any]:
+    """What is not as by default: a catalogue that grows changes no draw."""
+    usual = defaults()
+    return {name: value for name, value in sorted(knobs.items()) if usual.get(name) != value}

@@ -103,8 +103,9 @@ def test_what_is_ours_to_set_stays_ours(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("own", [False, True])
 def test_what_is_compiled_is_kept_below_the_study_unless_it_says_otherwise(
-    tmp_path: Path, own: bool
+    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it where it compiles
     elsewhere = tmp_path / "elsewhere"
     env = {"TORCHINDUCTOR_CACHE_DIR": str(elsewhere)} if own else {}
     spec = StudySpec.model_validate({**STUDY, "env": env})
@@ -112,6 +113,15 @@ def test_what_is_compiled_is_kept_below_the_study_unless_it_says_otherwise(
         found = seen(launcher, tmp_path, spec.env)
     expected = elsewhere if own else tmp_path / "study" / "compiled"
     assert found["cache"] == str(expected)
+
+
+def test_a_cache_that_the_user_has_already_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    with launcher_of(StudySpec.model_validate(STUDY), tmp_path / "study") as launcher:
+        found = seen(launcher, tmp_path, {})
+    assert found["cache"] == str(tmp_path / "mine")
 
 
 def test_a_trial_that_compiles_has_longer_to_start(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_reference_whose_loss_is_no_number(played: Replayed) -> None:
 
 
 def test_noise_asks_for_more_rounds(played: Replayed) -> None:
-    played.on(noisy(PLAIN, run=0.05), seed=1)
+    played.on(noisy(PLAIN, run=0.2), seed=1)
     played.run(budget={"trials": 10}, measurement={"rounds": 6, "finalists": 3})
     rounds = {a.round for a in played.attempts("confirm")}
     assert len(rounds) > 3

@@ -86,10 +86,10 @@ def compiled(knobs: Knobs, model: nn.Module) -> nn.Module:
     Raises:
         ValueError: blocks are to be compiled and the model has none.
     """
-    mode = knobs["compile"]
+    mode, scope = knobs["compile"], knobs["compile_scope"]
     if mode == "none":
         return model
-    if knobs["compile_scope"] == "blocks":
+    if scope == "blocks":
         _compile_blocks(repeated(model, "compile_scope=blocks"), mode)
         return model
     if knobs["parallelism"] in SHARDING and (several := blocks(model)):

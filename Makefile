@@ -13,7 +13,7 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart test faults check bench search knobs gpu-check wheel bundle clean
+.PHONY: quickstart test faults check bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,10 +25,10 @@ quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
 
 test: $(READY)  ## every test but full counts and long studies: minutes
-	$(TEST) -m "not slow and not gpu"
+	$(TEST) -m "not slow and not gpu and not index"
 
 faults: $(READY)  ## the table of faults at full counts, and the studies that `make test` leaves out
-	$(TEST) -m "(fault or slow) and not gpu" --fault-table=faults.json
+	$(TEST) -m "(fault or slow) and not gpu and not index" --fault-table=faults.json
 
 ifeq ($(origin PYTHON),command line)
 # That interpreter with its own torch, as it stands: no environment, no network.
@@ -73,6 +73,9 @@ bundle: $(READY)  ## dist/bundle: the wheels for a machine with its own torch an
 		> $(BUNDLE)/requirements.txt
 	du --apparent-size --human-readable --summarize $(BUNDLE)
 	test $$(du --apparent-size --block-size 1M --summarize $(BUNDLE) | cut -f 1) -le $(BUNDLE_MOST_MIB)
+
+bundle-check: $(READY)  ## that it suffices where there is a torch and nothing else; needs the index
+	$(BIN)/python -m pytest -m index tests/acceptance/test_bundle.py
 
 clean:
 	rm -rf $(VENV) dist build .autotune autotune.db autotune.db-* best.yaml

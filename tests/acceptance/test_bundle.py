@@ -82,7 +82,7 @@ def call(*command: object, cwd: Path, expected: int = 0) -> str:
     return found.stdout + found.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.index
 @pytest.mark.timeout(1200)
 def test_the_quickstart_runs_from_the_bundle_alone(
     bundle: Path, machine: Path, tmp_path: Path
@@ -101,7 +101,7 @@ def test_the_quickstart_runs_from_the_bundle_alone(
     assert "quickstart: DONE" in call(machine / "autotune", "status", "quickstart", cwd=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.index
 @pytest.mark.timeout(600)
 def test_the_check_for_devices_refuses_where_there_is_none(bundle: Path, machine: Path) -> None:
     if any(Path("/dev").glob("nvidia[0-9]*")):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.analysis.attribution import contributions
-from storage import Purpose
+from storage import Attempts, Purpose
 from tests.steering import StudyFolder, quick_measurement, study_folder
 
 SPACE = {"micro_batch": [2, 4, 8, 16], "accumulation_steps": [1, 4], "log_interval": [1, 10]}
@@ -48,7 +48,7 @@ def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> Non
     assert first.params["micro_batch"] == 8  # four times the baseline's
     assert second.number == 2
 
-    found = contributions(finished.attempts(), winner, baseline)
+    found = contributions(Attempts(finished.attempts(), baseline), winner, baseline)
     changed = {name for name in winner if winner[name] != baseline[name]}
     assert {one.knob for one in found} == changed
     assert {one.rounds for one in found} == {2}

@@ -114,7 +114,7 @@ def test_what_dies_before_its_first_heartbeat_is_taken_over(tiny: StudyFolder) -
 
 
 ONCE = [
-    *["Studies.end_search", "Noise.record"],
+    "Studies.end_search",
     *["Studies.claim", "Studies.record_facts", "Studies.conclude", "Environments.record"],
     *["Recommendations.record", "TrialLedger.enqueue", "TrialLedger.name_objective"],
     *["TrialLedger.note", "Optuna.create_new_study", "Messages.say"],

@@ -79,8 +79,7 @@ class Studies:
             if row.state == StudyState.RUNNING:
                 row.resume_requested = row.stop_requested
             else:
-                row.state, row.error = StudyState.QUEUED, None
-                row.stop_requested = row.resume_requested = False
+                _settled(row, StudyState.QUEUED)
 
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; one that no daemon runs stops at once."""
@@ -172,9 +171,8 @@ class Studies:
         with self._transactions.fenced(lease) as session:
             row = session.get_one(StudyRow, study.id, with_for_update=True)
             state = StudyState.DONE if row.spec == study.spec else StudyState.QUEUED
-            row.state, row.error, row.verdict = state, None, verdict
-            row.stop_requested = row.resume_requested = False
-            return state
+            row.verdict = verdict
+            return _settled(row, state)
 
     def finish(
         self,
@@ -201,15 +199,20 @@ class Studies:
         with self._transactions.fenced(lease) as session:
             row = session.get_one(StudyRow, study_id, with_for_update=True)
             state = StudyState.QUEUED if row.resume_requested else StudyState.STOPPED
-            row.state, row.error = state, None
-            row.stop_requested = row.resume_requested = False
-            return state
+            return _settled(row, state)
 
     @staticmethod
     def _locked(session: Session, name: str) -> StudyRow:
         return session.scalars(
             select(StudyRow).where(StudyRow.name == name).with_for_update()
         ).one()
+
+
+def _settled(row: StudyRow, state: StudyState) -> StudyState:
+    """Where a study stands once what was asked of its daemon is done; returns that."""
+    row.state, row.error = state, None
+    row.stop_requested = row.resume_requested = False
+    return state
 
 
 def _study(row: StudyRow) -> StoredStudy:

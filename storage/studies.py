@@ -14,6 +14,8 @@ from storage.models import LeaseRow, MessageRow, StudyRow
 from storage.records import Lease, MessageKind, StoredStudy, StudyState
 from storage.transactions import Transactions
 
+_OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
+
 
 class Studies:
     """What people ask for by a study's name, and what a daemon does with it under its lease."""
@@ -63,6 +65,12 @@ class Studies:
         with self._transactions.reading() as session:
             return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
 
+    def any_open(self, cluster: str) -> bool:
+        """Whether a cluster has a study that waits or runs."""
+        with self._transactions.reading() as session:
+            open_here = select(StudyRow.id).where(StudyRow.cluster == cluster, _OPEN).limit(1)
+            return session.scalar(open_here) is not None
+
     def enqueue(
         self, name: str, spec: dict[str, Any] | None = None, workdir: str | None = None
     ) -> None:
@@ -103,10 +111,7 @@ class Studies:
         with self._transactions.fenced(lease) as session:
             row = session.scalar(
                 select(StudyRow)
-                .where(
-                    StudyRow.cluster == lease.cluster,
-                    StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED]),
-                )
+                .where(StudyRow.cluster == lease.cluster, _OPEN)
                 .order_by(StudyRow.state.desc(), StudyRow.id)
                 .limit(1)
                 .with_for_update()

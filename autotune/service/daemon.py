@@ -72,19 +72,16 @@ class Daemon:
         self._signals: Signals | None = None
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
-        """Run studies until told to shut down, or until there were none for so long."""
+        """Run studies until told to shut down, or until there were none to run for so long.
+
+        One that another daemon runs keeps this one, too: that daemon may die.
+        """
         last_busy = time.monotonic()
         while not self._shutdown.is_set():
-            try:
-                if self._serve_once():
-                    last_busy = time.monotonic()
-            except LeaseLost as lost:
-                log.warning("%s", lost)
-            except _UNREACHABLE as error:
-                log.warning("storage unreachable, waiting: %s", cause_of(error))
-                last_busy = time.monotonic()
-                self._shutdown.wait(_OUTAGE_POLL_SECONDS)
-            if idle_seconds is not None and time.monotonic() - last_busy > idle_seconds:
+            busy = self._serve_or_wait()
+            now = time.monotonic()
+            last_busy = now if busy else last_busy
+            if idle_seconds is not None and not busy and now - last_busy > idle_seconds:
                 return
             self._shutdown.wait(_IDLE_POLL_SECONDS)
 
@@ -93,6 +90,17 @@ class Daemon:
         self._shutdown.set()
         if self._signals:
             self._signals.stop.set()
+
+    def _serve_or_wait(self) -> bool:
+        """Run what is in the queue; False if there is nothing to do, nor will be."""
+        try:
+            return self._serve_once() or self._repository.studies.any_open(self._cluster)
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+        except _UNREACHABLE as error:
+            log.warning("storage unreachable, waiting: %s", cause_of(error))
+            self._shutdown.wait(_OUTAGE_POLL_SECONDS)
+        return True
 
     def _serve_once(self) -> bool:
         """Take the lease and run everything in the queue; False if there was nothing to do."""

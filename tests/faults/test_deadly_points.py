@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.timeout(600), pytest.mark.fault(1)]
 
 ONE_RANK = {"workers": 1}
-TO_START = 20
+TO_START = 60
 """Seconds that a process may take until it works, on a machine with others beside it."""
 
 

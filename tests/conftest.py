@@ -47,7 +47,11 @@ _ALONE = pytest.StashKey[bool]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that share a fixture of their module stay together; others run where there is room."""
+    """Tests that share a fixture of their module stay together; others run where there is room.
+
+    Those of launchers are sorted by the kind of their site, so that each kind is opened once.
+    """
+    items.sort(key=_site)
     for item in items:
         unknown = [mark for mark in item.iter_markers("fault") if mark.args[0] not in FAULTS]
         assert not unknown, item.nodeid
@@ -56,6 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("machine"))
         elif not item.get_closest_marker("xdist_group") and _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(_FOLDER))))
+
+
+def _site(item: pytest.Item) -> tuple[str, str]:
+    """Where a test of launchers takes place; other tests stay where they are, before and after."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return (item.path.parent.as_posix(), str(params.get("site", "")))
 
 
 def _folder(item: pytest.Item) -> str:

@@ -318,22 +318,21 @@ def in_turn(attempts: list[StoredAttempt], members: set[int]) -> bool:
 
 
 def test_detach_stop_resume(tiny: StudyFolder) -> None:
-    # Every trial lasts for several heartbeats: the daemon hears of the stop in time.
-    slower = {"name": "tiny:build", "args": {"sleep": 0.3}}
+    slower = {"name": "tiny:build", "args": {"sleep": 0.05}}
     tiny.write(resources=ONE_RANK, workload=slower, budget={"trials": 2, "least_gain": 0})
     detached = tiny.run("start", "study.yaml", "--detach")
     assert detached.returncode == 0
     assert "autotune watch tiny" in detached.stdout
     watching = tiny.spawn("watch", "tiny")
-    early = tiny.run("export", "tiny")
-    assert early.returncode == 2
-    assert "recommends nothing: it is " in early.stderr
-    tiny.wait_running(after=1)
-    assert "stops within seconds" in tiny.run("stop", "tiny").stdout
+    tiny.wait_running()
+    assert "stops within seconds" in tiny.ask("stop", "tiny").stdout
     assert watching.wait() == 1
     assert "Stopped." in watching.output()
     assert tiny.study().state == "STOPPED"
-    assert "not running" in tiny.run("stop", "tiny").stdout
+    assert "not running" in tiny.ask("stop", "tiny").stdout
+    early = tiny.ask("export", "tiny")
+    assert early.returncode == 2
+    assert "recommends nothing: it is " in early.stderr
     tiny.wait_nothing_runs()
     resumed = tiny.run("resume", "tiny")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

@@ -95,7 +95,9 @@ def imports(seen: list[dict[str, object]]) -> set[object]:
 
 
 @pytest.mark.parametrize(
-    "bench", ["local", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
+    "bench",
+    ["local", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.xdist_group("ray")])],
+    indirect=True,
 )
 def test_from_the_second_trial_on_ranks_find_the_library_imported(
     bench: Bench, library: Path

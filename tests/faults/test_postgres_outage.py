@@ -126,7 +126,7 @@ def test_the_password_shows_nowhere(outage: Outage) -> None:
         ["status", "nobody"],
     ]
     for command in commands:
-        found = tiny.run(*command, env=by_environment)
+        found = tiny.ask(*command, env=by_environment)
         assert "Traceback" not in found.stderr
         assert SECRET not in found.stdout + found.stderr, command
     assert SECRET not in outage.following.output()

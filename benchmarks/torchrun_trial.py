@@ -41,7 +41,7 @@ def main() -> None:
     seconds = []
     built = workload.build(request.factory, request.args)
     loop = TrainingLoop(built, request, context, lambda: None)
-    run_blocks(loop, request, context, lambda block: seconds.append(block.seconds))
+    loop.take(run_blocks(loop, request, context, lambda block: seconds.append(block.seconds)))
     dist.barrier()
     if rank == 0:
         print(sum(seconds), flush=True)

@@ -12,8 +12,14 @@ from autotune.measurement import numerics
 from autotune.measurement.watch import Limits
 from autotune.paths import compiled
 from autotune.search.space import Space
-from autotune.spec import StudySpec
-from autotune.trial.protocol import COMPRESSION_WARM_UP, BlockPlan, Deadlines, TrialRequest
+from autotune.spec import StudySpec, arguments
+from autotune.trial.protocol import (
+    COMPRESSION_WARM_UP,
+    BlockPlan,
+    Deadlines,
+    Script,
+    TrialRequest,
+)
 from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
 from search_spaces import Facts, infeasible
 
@@ -136,7 +142,7 @@ class Plan:
         asked = TrialRequest(
             trial=name,
             factory=spec.workload.factory,
-            args=spec.workload.args,
+            args=dict(spec.workload.args) if isinstance(spec.workload.args, dict) else {},
             knobs=knobs,
             world_size=self.launcher.workers,
             seed=spec.seed,
@@ -151,7 +157,29 @@ class Plan:
             env=spec.env,
             log_dir=str(log_dir),
         )
-        return spread(asked)
+        return spread(asked) if not spec.workload.is_script else self._of_script(asked)
+
+    def _of_script(self, asked: TrialRequest) -> TrialRequest:
+        """The same trial of a script: what differs from the baseline reaches it through its arguments, or
+        acts from outside. The baseline is the script as it is."""
+        workload, baseline = self.spec.workload, self.baseline
+        differing = {n: v for n, v in asked.knobs.items() if v != baseline[n]}
+        turned = {n: v for n, v in differing.items() if n in workload.flags}
+        counted = asked.knobs["micro_batch"] * asked.knobs["accumulation_steps"]
+        known = "micro_batch" in {*workload.flags, *self.spec.baseline}
+        return dataclasses.replace(
+            asked,
+            args={},
+            import_paths=(),
+            env={**asked.env, **arguments.variables(workload.flags, turned)},
+            script=Script(
+                path=workload.script or workload.module or "",
+                args=arguments.changed(workload.arguments, workload.flags, turned),
+                is_module=workload.script is None,
+                changes=tuple(sorted(differing.keys() - turned.keys())),
+                samples=workload.samples or (counted if known else 0),
+            ),
+        )
 
     def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
         """Seconds; more for a trial that compiles, but no large part of what the study has."""

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from autotune.errors import SpecError
-from autotune.spec import document, mistakes
+from autotune.spec import document, mistakes, scripts
 from autotune.spec.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
@@ -37,23 +37,61 @@ class _Section(BaseModel):
 
 
 class WorkloadSpec(_Section):
-    """What is trained."""
+    """What is trained: a workload of a contract, or a training script as it is."""
 
-    name: str = Field(
-        description="A built-in workload, or `module:function` of a factory of your own."
+    name: str | None = Field(
+        default=None,
+        description="A built-in workload, or `module:function` of a factory of your own.",
     )
-    args: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of the factory."
+    script: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A training script that nobody has to change, from the study's folder on; every "
+        "rank runs it as under torchrun.",
+    )
+    module: str | None = Field(
+        default=None, min_length=1, description="The same for a module, as in `python -m`."
+    )
+    args: dict[str, Any] | list[str] = Field(
+        default_factory=dict,
+        description="Keyword arguments of the factory; of a script the list of its arguments, as they "
+        "are today.",
+    )
+    flags: dict[str, str] = Field(
+        default_factory=dict,
+        description="Knobs that the script turns by itself: `--flag`, `key=` or `$VARIABLE` for each.",
+    )
+    samples: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples per rank and optimizer step of a script that draws none from a DataLoader.",
     )
 
     @property
+    def is_script(self) -> bool:
+        """Whether a script trains."""
+        return self.name is None
+
+    @property
     def factory(self) -> str:
-        """`module:function`."""
-        return BUILT_IN.get(self.name, self.name)
+        """`module:function`; empty where a script trains."""
+        return BUILT_IN.get(self.name, self.name) if self.name else ""
+
+    @property
+    def label(self) -> str:
+        """The workload, for people and for records."""
+        return self.name or self.script or f"-m {self.module}"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of the script."""
+        return tuple(self.args) if isinstance(self.args, list) else ()
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _known(cls, name: str | None) -> str | None:
+        if name is None:
+            return None
         module, _, function = name.partition(":")
         own = all(part.isidentifier() for part in (*module.split("."), function))
         if name not in BUILT_IN and not own:
@@ -65,7 +103,7 @@ class WorkloadSpec(_Section):
 
     @field_validator("args")
     @classmethod
-    def _finite(cls, args: dict[str, Any]) -> dict[str, Any]:
+    def _finite(cls, args: Any) -> Any:
         try:
             json.dumps(args, allow_nan=False)
         except ValueError:
@@ -248,6 +286,11 @@ class StudySpec(_Section):
     def _consistent(self) -> Self:
         problems = mistakes.of_search_space(self.search_space)
         problems |= mistakes.of_baseline(self.baseline)
+        problems |= scripts.of_workload(self.workload)
+        if not problems and self.workload.is_script:
+            problems |= scripts.of_knobs(
+                self.workload, self.values(), self.baseline, self.full_baseline()
+            )
         fixed, workers = self.objective.global_batch, self.resources.known_workers
         if fixed and workers and not problems:
             given = bool(self.baseline)
@@ -277,8 +320,8 @@ class StudySpec(_Section):
         return isinstance(space, dict) and mistakes.LARGEST in space.get("micro_batch", [])
 
     def full_baseline(self) -> dict[str, Any]:
-        """The baseline with a value for every knob."""
-        return {**defaults(), **self.baseline}
+        """The baseline with a value for every knob: of a script, what its arguments say."""
+        return {**defaults(), **scripts.of_arguments(self.workload), **self.baseline}
 
 
 def load(path: Path) -> StudySpec:

@@ -97,7 +97,7 @@ class Job:
         """Name of the workload with a digest of its arguments: what noise is known by."""
         spec = self.plan.spec.workload
         arguments = json.dumps(spec.args, sort_keys=True).encode()
-        return f"{spec.name[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
+        return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
 
     def known_sigma(self) -> float | None:
         """Run-to-run noise that an earlier study has found here."""

@@ -73,7 +73,8 @@ class Finals:
 
     def _look_closer(self, confirmation: Confirmation) -> None:
         chosen, baseline = confirmation.choice(), confirmation.baseline
-        for trial in sorted({chosen, chosen if baseline is None else baseline}):
+        profiled = {chosen, chosen if baseline is None else baseline}
+        for trial in sorted(() if self._plan.spec.workload.is_script else profiled):
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
             self._attribute(chosen, confirmation.candidates[chosen].knobs)

@@ -58,6 +58,21 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
+class Script:
+    """A training script that nobody has changed."""
+
+    path: str
+    """Of the file, from the trial's folder on; or the dotted name of a module, as for `python -m`."""
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+    changes: tuple[str, ...] = ()
+    """Names of knobs that are to act on it from outside; all others are as it has them."""
+    samples: int = 0
+    """Per rank and optimizer step, where the configuration says how many there must be; 0: it does
+    not."""
+
+
+@dataclass(frozen=True)
 class TrialRequest:
     """All that ranks need to know to run one trial."""
 
@@ -65,7 +80,7 @@ class TrialRequest:
     """A name that no other trial of the launcher has: its ranks meet under it. An attempt of a study is
     `<study id>/<trial>-<purpose><round>-<attempt>/<epoch of the lease>`."""
     factory: str
-    """`module:function` that builds the workload."""
+    """`module:function` that builds the workload; empty where a script trains."""
     args: dict[str, Any]
     knobs: Knobs
     world_size: int
@@ -93,6 +108,8 @@ class TrialRequest:
     env: dict[str, str] = field(default_factory=dict)
     log_dir: str = ""
     """Folder on each node for the ranks' output."""
+    script: Script | None = None
+    """What trains instead of a workload."""
 
 
 @dataclass(frozen=True)

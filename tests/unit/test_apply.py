@@ -16,7 +16,8 @@ from autotune.trial.effects import binding, feeding, kernels, process
 from autotune.trial.protocol import BlockPlan, BlockReport
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import NonFiniteLoss, TrainingLoop
+from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.training import NonFiniteLoss
 from search_spaces import Facts
 from tests.one_rank import (
     CPU,
@@ -375,7 +376,7 @@ def test_the_loss_is_read_every_log_interval_of_steps(interval, reads, accumulat
 def blocks_of(loop: TrainingLoop, plan: BlockPlan) -> list[BlockReport]:
     request = of_one_rank(loop.knobs, blocks=plan)
     reports: list[BlockReport] = []
-    run_blocks(loop, request, RankContext(0, 0, 1, (CPU,)), reports.append)
+    loop.take(run_blocks(loop, request, RankContext(0, 0, 1, (CPU,)), reports.append))
     return reports
 
 

@@ -18,7 +18,7 @@ from autotune.trial.protocol import Knobs
 _DDP_DEFAULT_BUCKET = 25
 _MIB = 1 << 20
 # torch 2.13 has renamed it and warns of the old name.
-_BUFFERS = (
+BUFFERS = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
     else "broadcast_buffers"
@@ -108,7 +108,7 @@ def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
     if knobs["layer_keep"] < 1:  # blocks that are left out have no gradient
         arguments["find_unused_parameters"] = True
     if not knobs["broadcast_buffers"]:
-        arguments[_BUFFERS] = False
+        arguments[BUFFERS] = False
     if knobs["bucket_cap_mb"] != _DDP_DEFAULT_BUCKET:
         arguments["bucket_cap_mb"] = knobs["bucket_cap_mb"]
     return arguments

@@ -10,7 +10,6 @@ import dataclasses
 import datetime
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from multiprocessing import forkserver
@@ -43,6 +42,7 @@ _PRELOADED = [
 ]
 _PROGRESS_CHECK_SECONDS = 0.1
 _READ_BYTES = 1 << 20
+_STORE_TIMEOUT = datetime.timedelta(seconds=60)
 
 
 def main() -> NoReturn:
@@ -83,7 +83,10 @@ class Agent:
     def serve(self) -> None:
         """Answer commands until the input ends."""
         # The fork server imports torch meanwhile, on another core.
-        self._store = open_store(self._host)
+        from autotune.trial.rank.meeting import open_store
+
+        # For all trials.
+        self._store = open_store(self._host, _STORE_TIMEOUT)
         interface = interface_of(self._host)
         self._send(self._introduction(interface))
         while True:
@@ -166,26 +169,6 @@ class Agent:
         hello = from_line(ours.recv_bytes())
         process.join()
         return hello
-
-
-def open_store(host: str) -> Any:
-    """A TCPStore on a free port of this address alone, for all trials of the agent."""
-    # Not at the top: the fork server starts first, so that both import torch at the same time.
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.bind((host, 0))
-    listener.listen(128)
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=60),
-        master_listen_fd=listener.detach(),
-    )
 
 
 def _introduce(connection: Connection, agent: int, store_port: int, interface: str) -> None:

@@ -1,7 +1,7 @@
 """A timed run: block after block of whole optimizer steps."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from autotune.trial.observers.block import BlockObservers, RankSight, together
 from autotune.trial.observers.timing import BlockLength
 from autotune.trial.protocol import BlockReport, TrialRequest
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.gathering import RankFigures, gather
-from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.gathering import RankFigures
+from autotune.trial.rank.training import Training
 
 
 class _RankBlock(NamedTuple):
@@ -19,17 +19,18 @@ class _RankBlock(NamedTuple):
 
 
 def run_blocks(
-    loop: TrainingLoop,
+    training: Training,
     request: TrialRequest,
     context: RankContext,
     report: Callable[[BlockReport], None],
-) -> None:
-    """Train block after block; on rank 0 report each."""
-    fewest = max(request.blocks.min_steps, loop.applied.fewest_steps)
+) -> Iterator[None]:
+    """Block after block of a training that takes an optimizer step whenever this yields; on rank 0
+    report each."""
+    fewest = max(request.blocks.min_steps, training.fewest_steps)
     plan = replace(request.blocks, min_steps=fewest)
-    length = BlockLength(plan, loop.knobs["log_interval"])
+    length = BlockLength(plan, training.log_interval)
     observers = BlockObservers(
-        loop.model,
+        training.model,
         context.devices,
         node=context.local_rank == 0,
         first=context.first_on_device,
@@ -37,16 +38,16 @@ def run_blocks(
     for index in range(request.blocks.max_blocks):
         steps = length.steps
         observers.start(index)
-        loop.begin_block()
+        training.begin_block()
         for _ in range(steps):
-            loop.step()
+            yield
             observers.marks.mark()
-        if math.isnan(loop.loss_read):
-            loop.read_loss()
-        mine = _RankBlock(loop.end_block(), observers.stop())
-        ranks = gather(mine, context.world_size)
+        if math.isnan(training.loss_read):
+            training.read_loss()
+        mine = _RankBlock(training.end_block(), observers.stop())
+        ranks: list[_RankBlock] = training.gather(mine)
         figures = [rank.figures for rank in ranks]
         length.learn(index, max(rank.seconds for rank in figures))
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks])
-            report(loop.block(request.trial, index, figures, seen))
+            report(training.block(request.trial, index, figures, seen))

@@ -1,12 +1,19 @@
 """Numbers of every rank, on every rank."""
 
-from collections.abc import Iterable, Iterator
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 Figures = TypeVar("Figures", bound=tuple[Any, ...])
+
+
+Gather = Callable[[Any], list[Any]]
+"""This rank's figures -> those of every rank, on every rank: all of them must choose the same next
+block. Figures are a NamedTuple of numbers and of such NamedTuples; the same on every rank."""
 
 
 class RankFigures(NamedTuple):
@@ -21,16 +28,35 @@ class RankFigures(NamedTuple):
     """Since the trial began."""
 
 
-def gather(mine: Figures, world_size: int) -> list[Figures]:
-    """Every rank's figures, on every rank: all of them must choose the same next block.
+def among_ranks(world_size: int) -> Gather:
+    """By a collective of the process group that the ranks train with."""
+
+    def gather(mine: Figures) -> list[Figures]:
+        sent = torch.tensor(list(_numbers(mine)), dtype=torch.float64)
+        received = [torch.empty_like(sent) for _ in range(world_size)]
+        dist.all_gather(received, sent)
+        return [_filled(mine, iter(tensor.tolist())) for tensor in received]
+
+    return gather
+
+
+def over_store(store: dist.Store, rank: int, world_size: int) -> Gather:
+    """Through a store, beside whatever the ranks train with.
 
     Args:
-        mine: a NamedTuple of numbers and of such NamedTuples; the same on every rank.
+        store: in which nobody else uses the keys.
+        rank: this one's.
+        world_size: ranks that take part.
     """
-    sent = torch.tensor(list(_numbers(mine)), dtype=torch.float64)
-    received = [torch.empty_like(sent) for _ in range(world_size)]
-    dist.all_gather(received, sent)
-    return [_filled(mine, iter(tensor.tolist())) for tensor in received]
+    rounds = itertools.count()
+
+    def gather(mine: Figures) -> list[Figures]:
+        number = next(rounds)
+        store.set(f"{number}/{rank}", json.dumps(list(_numbers(mine))))
+        told = (json.loads(store.get(f"{number}/{other}")) for other in range(world_size))
+        return [_filled(mine, iter(numbers)) for numbers in told]
+
+    return gather
 
 
 def _numbers(figures: Iterable[Any]) -> Iterator[float]:

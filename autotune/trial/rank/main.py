@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -27,14 +28,16 @@ from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import (
     BlockReport,
     Built,
+    Outcome,
     Placement,
     RankEnd,
     TrialRequest,
 )
-from autotune.trial.rank import profiling
+from autotune.trial.rank import meeting, profiling, script
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop, no_span
+from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.training import no_span
 from autotune.trial.rank.trajectory import run_trajectory
 
 _AGENT_IS_GONE = 86
@@ -59,6 +62,10 @@ def main(
         at = time.time()
         traceback.print_exc()
         end = RankEnd(rank, failure.of_exception(error), _describe(error), at=at)
+    _leave(connection, end)
+
+
+def _leave(connection: Connection, end: RankEnd) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     connection.send_bytes(end.to_line())
@@ -78,8 +85,10 @@ def _train(
         or _devices(request, local_rank) != _devices(request, local_rank - 1),
     )
     _prepare_process(request, placement, context)
-    _join_group(request, placement, context)
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
+    if request.script:
+        _run_script(request, placement, context, connection, lambda: progress.advance(local_rank))
+    _join_group(request, placement, context)
     built = _build(request, placement, context, connection)
     span = profiling.span if request.profile else no_span
     loop = TrainingLoop(built, request, context, lambda: progress.advance(local_rank), span)
@@ -87,10 +96,39 @@ def _train(
     def report(block: BlockReport) -> None:
         connection.send_bytes(block.to_line())
 
-    run = run_trajectory if request.trajectory else run_blocks
-    run = profiling.run_profile if request.profile else run
-    run(loop, request, context, report)
+    if request.profile:
+        profiling.run_profile(loop, request, context, report)
+    elif request.trajectory:
+        run_trajectory(loop, request, context, report)
+    else:
+        loop.take(run_blocks(loop, request, context, report))
     dist.barrier()
+
+
+def _run_script(
+    request: TrialRequest,
+    placement: Placement,
+    context: RankContext,
+    connection: Connection,
+    progressed: Callable[[], None],
+) -> NoReturn:
+    """Run a script under the eyes of its trial; in this process it has the last word."""
+
+    def leave(outcome: Outcome | None, cause: str) -> NoReturn:
+        _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
+
+    store = PrefixStore(request.trial, _store(request, placement))
+    os.environ.update(meeting.torchrun(placement, context, store))
+    assert request.script is not None
+    script.ScriptRun(
+        request,
+        request.script,
+        context,
+        PrefixStore("blocks", store),
+        progressed=progressed,
+        report=lambda block: connection.send_bytes(block.to_line()),
+        leave=leave,
+    ).run()
 
 
 def _build(
@@ -155,13 +193,7 @@ def environment(
 
 
 def _join_group(request: TrialRequest, placement: Placement, context: RankContext) -> None:
-    store = TCPStore(
-        placement.store_host,
-        placement.store_port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=request.deadlines.startup),
-    )
+    store = _store(request, placement)
     whole_devices = context.device.type == "cuda" and request.devices_per_rank >= 1
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if whole_devices else "gloo",
@@ -169,6 +201,17 @@ def _join_group(request: TrialRequest, placement: Placement, context: RankContex
         rank=context.rank,
         world_size=context.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
+    )
+
+
+def _store(request: TrialRequest, placement: Placement) -> TCPStore:
+    """The agent's."""
+    return TCPStore(
+        placement.store_host,
+        placement.store_port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=request.deadlines.startup),
     )
 
 

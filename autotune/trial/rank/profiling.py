@@ -17,7 +17,7 @@ from autotune.trial.observers.layout import BatchMoves
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank import trace
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.gathering import RankFigures, gather
+from autotune.trial.rank.gathering import RankFigures
 from autotune.trial.rank.loop import TrainingLoop
 
 _FEWEST = 2
@@ -61,7 +61,7 @@ def run_profile(
     file = TrialFiles(Path(request.log_dir)).trace(context.rank)
     events = _events(profiler, file)
     loop.progressed()
-    ranks = gather(_RankProfile(figures, trace.shares(events)), context.world_size)
+    ranks = loop.gather(_RankProfile(figures, trace.shares(events)))
     if context.rank == 0:
         devices, peaks = context.devices, [rank.figures.peak_bytes for rank in ranks]
         observed = Observed(

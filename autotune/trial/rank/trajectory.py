@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from autotune.trial.effects.compression import averaged_gradients
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.gathering import RankFigures, gather
+from autotune.trial.rank.gathering import RankFigures
 from autotune.trial.rank.loop import TrainingLoop
 
 
@@ -44,7 +44,7 @@ def run_trajectory(
         with _counting_flops(only=index == 0 and loop.applied.inspectable) as flops:
             loop.step()
         mine = _rank_step(loop, norms)
-        ranks = gather(mine, context.world_size)
+        ranks = loop.gather(mine)
         if context.rank:
             continue
         observed = Observed(replica_spread=_spread(ranks))

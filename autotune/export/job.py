@@ -1,0 +1,105 @@
+"""The user's own job with the recommended configuration: their launch command, as it was tuned."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BadInput
+from autotune.export.best import BestConfig
+from autotune.spec import arguments
+from autotune.trial.inject import job
+
+_SITE = Path(job.__file__).parent / "site"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that is ready to run.
+
+    Attributes:
+        command: with the arguments of the script changed.
+        environment: what it needs besides that of this process.
+        differences: between what was tuned and what is about to run, in words.
+    """
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    differences: tuple[str, ...]
+
+
+def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, str]) -> Job:
+    """The command as the trials of the recommended configuration ran it.
+
+    Args:
+        best: of a study over a script.
+        command: the user's own: torchrun, python, or whatever starts the script.
+        environment: that the command would have.
+
+    Raises:
+        BadInput: the file is not of a script, or the command does not run that script.
+    """
+    script = best.script
+    if script is None:
+        raise BadInput(
+            "best.yaml is of a workload, not of a script; load it in your code with autotune.load()"
+        )
+    place = _place(script["target"], script["is_module"], command)
+    turned: dict[str, Any] = script["turned"]
+    changed = arguments.changed(command[place + 1 :], script["flags"], turned)
+    order = job.Order(script["target"], script["is_module"], best.knobs, tuple(script["changes"]))
+    found = {
+        **arguments.variables(script["flags"], turned),
+        **_of_process(best.knobs, order.changes),
+        job.VARIABLE: order.to_text(),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
+    }
+    differences = tuple(_differences(best, command[place], script))
+    return Job((*command[: place + 1], *changed), found, differences)
+
+
+def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
+    """Of the script among the words of the command."""
+    for place, word in enumerate(command):
+        if is_module and word == target and command[place - 1] in ("-m", "--module"):
+            return place
+        if not is_module and place and Path(word).name == target:
+            return place
+    raise BadInput(
+        f"the command does not run {target}, which the study has tuned; give the launch command of "
+        f"that script after `--`"
+    )
+
+
+def _of_process(knobs: Mapping[str, Any], changes: Sequence[str]) -> dict[str, str]:
+    """What has to be in the environment before torch is loaded."""
+    from autotune.trial.effects import process
+
+    wanted = process.environment({**knobs})
+    if "cpu_threads" in changes and knobs["cpu_threads"]:
+        wanted["OMP_NUM_THREADS"] = str(knobs["cpu_threads"])
+    return wanted
+
+
+def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iterator[str]:
+    path = Path(word)
+    known = script.get("digest")
+    if known and path.is_file() and digest(path) != known:
+        yield f"{word} has changed since it was tuned"
+    tuned_with = best.provenance.get("environment", {}).get("torch")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        here = version("torch")
+    except PackageNotFoundError:
+        return
+    if tuned_with and tuned_with.partition("+")[0] != here.partition("+")[0]:
+        yield f"it was tuned with torch {tuned_with}, and {here} is here"
+
+
+def digest(path: Path) -> str:
+    """Of a script, by which a later version of it is known."""
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()

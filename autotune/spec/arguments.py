@@ -1,0 +1,89 @@
+"""A configuration as arguments of the user's script: what the script turns by itself."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ENVIRONMENT = "$"
+ASSIGNMENT = "="
+
+
+def changed(
+    arguments: Sequence[str], flags: Mapping[str, str], knobs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The arguments with these knobs as they are to be.
+
+    `--flag` takes its value as the next argument or after `=`, and a switch is there or not;
+    `key=` is an assignment in one argument (Hydra). What is not among the arguments is added at
+    their end. Variables of the environment are not arguments: see `variables`.
+
+    Args:
+        arguments: as the user gives them.
+        flags: knob -> `--flag`, `key=` or `$VARIABLE`.
+        knobs: those to be set, each with its value.
+    """
+    found = list(arguments)
+    for name, value in knobs.items():
+        flag = flags.get(name, ENVIRONMENT)
+        if flag.startswith(ENVIRONMENT):
+            continue
+        if flag.endswith(ASSIGNMENT):
+            _assign(found, flag, _text(value))
+        elif isinstance(value, bool):
+            _switch(found, flag, on=value)
+        else:
+            _set(found, flag, _text(value))
+    return tuple(found)
+
+
+def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of the environment through which the script takes these knobs."""
+    named = {name: flags[name] for name in knobs if name in flags}
+    return {
+        flag.removeprefix(ENVIRONMENT): _text(knobs[name])
+        for name, flag in named.items()
+        if flag.startswith(ENVIRONMENT)
+    }
+
+
+def given(arguments: Sequence[str], flag: str) -> str | None:
+    """What the arguments say for a flag, the last time they say it; None if they do not."""
+    if flag.endswith(ASSIGNMENT):
+        values = [one.removeprefix(flag) for one in arguments if one.startswith(flag)]
+        return values[-1] if values else None
+    values = [after for one, after in itertools.pairwise(arguments) if one == flag]
+    joined = [one.removeprefix(f"{flag}=") for one in arguments if one.startswith(f"{flag}=")]
+    return (values + joined)[-1] if values or joined else None
+
+
+def _assign(found: list[str], flag: str, value: str) -> None:
+    places = [place for place, given in enumerate(found) if given.startswith(flag)]
+    for place in places:
+        found[place] = flag + value
+    if not places:
+        found.append(flag + value)
+
+
+def _set(found: list[str], flag: str, value: str) -> None:
+    """Everywhere: most parsers take the last one."""
+    places = [
+        place for place, given in enumerate(found) if given == flag and place + 1 < len(found)
+    ]
+    for place in places:
+        found[place + 1] = value
+    joined = [place for place, given in enumerate(found) if given.startswith(f"{flag}=")]
+    for place in joined:
+        found[place] = f"{flag}={value}"
+    if not places and not joined:
+        found += [flag, value]
+
+
+def _switch(found: list[str], flag: str, *, on: bool) -> None:
+    if flag in found and not on:
+        found[:] = [given for given in found if given != flag]
+    elif on and flag not in found:
+        found.append(flag)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,118 @@
+"""A study over a training script: which knobs the script turns, which can be turned from outside, and
+what it does today."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import yaml
+
+from autotune.spec import arguments, mistakes
+from search_spaces import CATALOGUE
+from search_spaces.scripts import refusal
+
+_FLAG = re.compile(r"-{1,2}[^\s=]+|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Workload(Protocol):
+    """The section of a study file."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def script(self) -> str | None: ...
+    @property
+    def module(self) -> str | None: ...
+    @property
+    def args(self) -> dict[str, Any] | list[str]: ...
+    @property
+    def flags(self) -> dict[str, str]: ...
+    @property
+    def samples(self) -> int | None: ...
+    @property
+    def arguments(self) -> tuple[str, ...]: ...
+
+
+def of_workload(workload: Workload) -> mistakes.Problems:
+    """What is wrong with the section by itself."""
+    kinds = [kind for kind in ("name", "script", "module") if getattr(workload, kind) is not None]
+    if not kinds:
+        return {("workload", "name"): "is missing; give one of name, script, module"}
+    if len(kinds) > 1:
+        return {("workload", kinds[1]): f"does not go with {kinds[0]}; give one of them"}
+    if workload.name is not None:
+        return _of_factory(workload)
+    problems: mistakes.Problems = {}
+    if isinstance(workload.args, dict) and workload.args:
+        text = "must be a list, an argument of the script each, as they are today"
+        problems["workload", "args"] = text
+    for knob, flag in workload.flags.items():
+        if problem := mistakes.unknown_knob(knob) or _of_flag(flag):
+            problems["workload", "flags", knob] = problem
+    return problems
+
+
+def _of_factory(workload: Workload) -> mistakes.Problems:
+    problems: mistakes.Problems = {}
+    if isinstance(workload.args, list):
+        problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
+    for field in ("flags", "samples"):
+        if getattr(workload, field):
+            problems["workload", field] = "is for scripts only; take it out"
+    return problems
+
+
+def _of_flag(flag: str) -> str | None:
+    if _FLAG.fullmatch(flag):
+        return None
+    return f"must be --flag, key= or $VARIABLE, got {mistakes.in_yaml(flag)}"
+
+
+def of_knobs(
+    workload: Workload,
+    space: Mapping[str, Sequence[Any]],
+    baseline: Mapping[str, Any],
+    full_baseline: Mapping[str, Any],
+) -> mistakes.Problems:
+    """Knobs that neither the script nor anybody from outside can turn, and such that are not known today.
+
+    Args:
+        workload: of a script; nothing is wrong with it by itself.
+        space: values to try.
+        baseline: as the study gives it.
+        full_baseline: a value for every knob.
+    """
+    problems: mistakes.Problems = {}
+    told = of_arguments(workload)
+    for name, values in space.items():
+        flag = workload.flags.get(name)
+        if flag is None:
+            why = refusal(name, values, full_baseline[name])
+            if why:
+                text = f"{why}; say under workload.flags by which argument it is turned"
+                problems["search_space", name] = text
+        elif name not in told and name not in baseline:
+            problems["workload", "flags", name] = (
+                f"workload.args do not say what {flag} is today; add it there, or say under baseline "
+                f"what the script takes without it"
+            )
+    for name in baseline:
+        if name in told and told[name] != baseline[name]:
+            problems["baseline", name] = (
+                f"is {mistakes.in_yaml(baseline[name])}, but workload.args say "
+                f"{mistakes.in_yaml(told[name])}; make them agree"
+            )
+    return problems
+
+
+def of_arguments(workload: Workload) -> dict[str, Any]:
+    """What the script's arguments say of the knobs that it turns."""
+    told: dict[str, Any] = {}
+    for name, flag in workload.flags.items():
+        text = arguments.given(workload.arguments, flag)
+        if name in CATALOGUE and text is not None:
+            value = yaml.safe_load(text) if text else text
+            told[name] = text if CATALOGUE[name].domain.problem(value) else value
+        elif name in CATALOGUE and CATALOGUE[name].default in (False, True):
+            told[name] = flag in workload.arguments
+    return {n: v for n, v in told.items() if not CATALOGUE[n].domain.problem(v)}

@@ -1,0 +1,194 @@
+"""Knobs that act on a script from outside, through the classes and hooks of torch that it uses.
+
+The functions of `effects` do the work, as they do for the built-in loop. A knob that has found nothing
+in the script to act on is named by `idle`: a run must not be taken for what it was not.
+"""
+
+import inspect
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from autotune.trial.effects import feeding, kernels, parallel, precision, process
+from autotune.trial.effects.compression import compress_gradients
+from autotune.trial.protocol import Knobs
+
+_DDP = (
+    *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
+    *("find_unused_parameters", "broadcast_buffers"),
+)
+_LOADER = ("loader_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+_COMPRESSION = ("gradient_compression", "powersgd_rank")
+_MIB = 1 << 20
+
+
+class Changes:
+    """Some knobs of a configuration, at work in a script.
+
+    Call `begin` before the script runs. What the script builds from then on has them.
+    """
+
+    def __init__(self, knobs: Knobs, names: tuple[str, ...]) -> None:
+        """Prepare.
+
+        Args:
+            knobs: a value for every knob.
+            names: of those that are to act; all others are as the script has them.
+        """
+        self._knobs = knobs
+        self._names = frozenset(names)
+        self._met: set[str] = set()
+        self._optimizers: set[int] = set()
+
+    def begin(self) -> None:
+        """Change what the script will use."""
+        self._begin_process()
+        if self._names & {*_DDP, *_COMPRESSION, *_MODEL, "first_bucket_mb"}:
+            _wrap(DistributedDataParallel, self._build_ddp)
+        if self._names & {*_LOADER}:
+            _wrap(DataLoader, self._build_loader)
+        if "optimizer_kernels" in self._names:
+            register_optimizer_step_pre_hook(self._before_update)
+
+    def idle(self) -> list[str]:
+        """Names of knobs that have found nothing to act on so far, and of such as the script has set
+        back."""
+        overruled = set()
+        if "precision" in self._names and self._knobs["precision"] == "tf32":
+            overruled = (
+                {"precision"} if torch.get_float32_matmul_precision() == "highest" else set()
+            )
+        return sorted(self._names - (self._met - overruled))
+
+    # The process
+
+    def _begin_process(self) -> None:
+        """What is not here was done before torch was used: see effects.process."""
+        knobs, names = self._knobs, self._names
+        done = {"cpu_threads", *_OF_ENVIRONMENT}
+        if "cudnn_benchmark" in names:
+            torch.backends.cudnn.benchmark = knobs["cudnn_benchmark"]
+            done.add("cudnn_benchmark")
+        if "attention" in names:
+            kernels.flash_attention(knobs)
+            # Entered for good: it lasts as long as the process.
+            kernels.attention(knobs).__enter__()
+            done.add("attention")
+        if "precision" in names and knobs["precision"] == "tf32":
+            precision.float32_matmul(knobs)
+            done.add("precision")
+        if "freeze_gc" in names:
+            register_optimizer_step_pre_hook(self._freeze)
+        self._met |= names & done
+
+    def _freeze(self, *_: Any) -> None:
+        if "freeze_gc" not in self._met:
+            process.garbage_collection(self._knobs)
+            self._met.add("freeze_gc")
+
+    # What the script builds
+
+    def _build_ddp(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        knobs, names, arguments = self._knobs, self._names, bound.arguments
+        self._change_model(arguments["module"])
+        wanted = parallel.ddp_arguments(knobs)
+        for name in names & {*_DDP}:
+            argument = parallel.BUFFERS if name == "broadcast_buffers" else name
+            arguments.pop(argument, None)
+            if name == "broadcast_buffers":
+                arguments[argument] = knobs[name]
+            elif name in wanted:
+                arguments[argument] = wanted[name]
+        if "first_bucket_mb" in names:
+            dist._DEFAULT_FIRST_BUCKET_BYTES = int(knobs["first_bucket_mb"] * _MIB)  # type: ignore[attr-defined]
+        build(*bound.args, **bound.kwargs)
+        if names & {*_COMPRESSION}:
+            compress_gradients(knobs, arguments["self"])
+        self._met |= names & {*_DDP, *_COMPRESSION, "first_bucket_mb"}
+
+    def _change_model(self, model: nn.Module) -> None:
+        for name in self._names & {*_MODEL}:
+            _MODEL[name](self._knobs, model)
+            self._met.add(name)
+
+    def _build_loader(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        knobs, names, arguments = self._knobs, self._names, bound.arguments
+        if "loader_workers" in names:
+            arguments["num_workers"] = knobs["loader_workers"]
+        if "pin_memory" in names:
+            arguments["pin_memory"] = knobs["pin_memory"]
+        workers = arguments.get("num_workers", 0)
+        for name in names & {"prefetch_factor", "persistent_workers"}:
+            arguments[name] = knobs[name]
+        if not workers:
+            arguments.pop("prefetch_factor", None)
+            arguments.pop("persistent_workers", None)
+        build(*bound.args, **bound.kwargs)
+        self._met |= names & {*_LOADER}
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._optimizers:
+            return
+        self._optimizers.add(id(optimizer))
+        kernels.optimizer_kernels(self._knobs, optimizer)
+        self._met.add("optimizer_kernels")
+
+
+def _wrap(
+    owner: type, build: Callable[[Callable[..., None], inspect.BoundArguments], None]
+) -> None:
+    """Have objects of the class, and of those derived from it, built by `build`, which is given the
+    constructor and the arguments."""
+    original: Callable[..., None] = owner.__init__  # type: ignore[misc]
+    signature = inspect.signature(original)
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        build(original, signature.bind(*args, **kwargs))
+
+    owner.__init__ = init  # type: ignore[misc]
+
+
+def _autocast(knobs: Knobs, model: nn.Module) -> None:
+    """precision: bf16 around the model's forward pass; what leaves it is fp32 again, as the loss is
+    computed outside."""
+    if knobs["precision"] not in precision.AUTOCAST_DTYPES:
+        return
+    forward = model.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        device = next(model.parameters()).device
+        with precision.autocast(knobs, device):
+            found = forward(*args, **kwargs)
+        return _as_fp32(found)
+
+    model.forward = run
+
+
+def _as_fp32(found: Any) -> Any:
+    """What a model returns, with its tensors in fp32; mappings keep their class."""
+    if isinstance(found, MutableMapping):
+        for key, value in found.items():
+            found[key] = _as_fp32(value)
+        return found
+    return feeding.mapped(found, _widened)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+_MODEL: dict[str, Callable[[Knobs, nn.Module], None]] = {
+    "activation_checkpointing": kernels.checkpoint_activations,
+    "precision": _autocast,
+}
+_OF_ENVIRONMENT = (
+    *("nccl_algo", "nccl_proto", "nccl_channels", "nccl_ctas", "nccl_registration"),
+    *("cuda_connections", "expandable_segments"),
+)

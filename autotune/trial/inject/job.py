@@ -1,0 +1,94 @@
+"""A configuration in a user's own job: what `autotune run` hands to the processes of a command.
+
+Imports nothing of torch before it is known that this process is the one to be changed.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "AUTOTUNE_RUN"
+"""Of the environment: an Order as JSON."""
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of python whose value is an argument of its own."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be changed, and in which processes.
+
+    Attributes:
+        target: name of the script's file, or of the module behind -m.
+        is_module: which of them.
+        knobs: a value for every knob.
+        changes: names of those that are to act from outside.
+    """
+
+    target: str
+    is_module: bool
+    knobs: dict[str, Any]
+    changes: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """For the environment."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Order":
+        """What `to_text` wrote."""
+        told = json.loads(text)
+        return cls(told["target"], told["is_module"], told["knobs"], tuple(told["changes"]))
+
+
+def begin(command: Sequence[str]) -> None:
+    """Change this process if its command runs the script; launchers and helpers stay as they are.
+
+    Args:
+        command: of this process, as sys.orig_argv has it.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    order = Order.from_text(text)
+    if runs(command) != (order.target, order.is_module):
+        return
+    from autotune.trial.inject.changes import Changes
+
+    changes = Changes(order.knobs, order.changes)
+    changes.begin()
+    _say_what_is_idle(changes)
+
+
+def runs(command: Sequence[str]) -> tuple[str, bool] | None:
+    """What a python command runs: the name of a file, or a module and True; None for anything else."""
+    rest = iter(command[1:])
+    for argument in rest:
+        if argument == "-m":
+            module = next(rest, None)
+            return (module, True) if module else None
+        if argument in _WITH_VALUE:
+            next(rest, None)
+        elif not argument.startswith("-"):
+            return Path(argument).name, False
+        elif argument.startswith("-c"):
+            return None
+    return None
+
+
+def _say_what_is_idle(changes: Any) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def look(*_: Any) -> None:
+        handle.remove()
+        if idle := changes.idle():
+            print(
+                f"autotune: {', '.join(idle)}: has found nothing to act on in this script; the speed-up "
+                "of the study is not to be expected",
+                file=sys.stderr,
+            )
+
+    handle = register_optimizer_step_post_hook(look)

@@ -1,0 +1,130 @@
+"""What a script shows of its training, step by step, though nobody has changed it.
+
+Optimizer steps show in torch's own hooks; samples in what its loaders yield; the loss where the backward
+pass begins.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import dataloader
+
+
+class Sight:
+    """What was seen so far.
+
+    Attributes:
+        samples: that loaders have yielded while gradients were on: what a script evaluates does not
+            count.
+        tokens: of them, where a sample is a row of whole numbers.
+        saw_loader: whether any did.
+        wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
+        loss: the last one that a backward pass began with, on its device; None before there is one.
+        model: the last model in DistributedDataParallel; None where there is none.
+        leader: the optimizer that stepped first; its steps are those of the training.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.tokens = 0
+        self.saw_loader = False
+        self.wait_seconds = 0.0
+        self.loss: torch.Tensor | None = None
+        self.model: nn.Module | None = None
+        self.leader: Optimizer | None = None
+
+    def watch(
+        self, *, went_on: Callable[[], None], before: Callable[[], None], after: Callable[[], None]
+    ) -> None:
+        """Look at everything that the script does from now on.
+
+        Args:
+            went_on: called whenever the script shows that it is alive.
+            before: called before every step of the leader.
+            after: called after it.
+        """
+        self._watch_loaders(went_on)
+        self._watch_backward(went_on)
+        self._watch_models()
+
+        def before_step(optimizer: Optimizer, *_: Any) -> None:
+            self.leader = self.leader or optimizer
+            if optimizer is self.leader:
+                before()
+
+        def after_step(optimizer: Optimizer, *_: Any) -> None:
+            went_on()
+            if optimizer is self.leader:
+                after()
+
+        register_optimizer_step_pre_hook(before_step)
+        register_optimizer_step_post_hook(after_step)
+
+    def _watch_loaders(self, went_on: Callable[[], None]) -> None:
+        iterator = dataloader._BaseDataLoaderIter
+        fetch = iterator.__next__
+
+        def watched(loader: Any) -> Any:
+            asked = time.perf_counter()
+            batch = fetch(loader)
+            if torch.is_grad_enabled():
+                self.wait_seconds += time.perf_counter() - asked
+                self.saw_loader = True
+                rows, tokens = size(batch)
+                self.samples += rows
+                self.tokens += tokens
+            went_on()
+            return batch
+
+        iterator.__next__ = watched  # type: ignore[method-assign]
+
+    def _watch_backward(self, went_on: Callable[[], None]) -> None:
+        backward = torch.Tensor.backward
+
+        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            if loss.numel() == 1:
+                self.loss = loss.detach()
+            backward(loss, *args, **kwargs)
+            went_on()
+
+        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+
+    def _watch_models(self) -> None:
+        build = DistributedDataParallel.__init__
+
+        def watched(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+            build(wrapper, *args, **kwargs)
+            self.model = wrapper
+
+        DistributedDataParallel.__init__ = watched  # type: ignore[method-assign]
+
+
+def size(batch: Any) -> tuple[int, int]:
+    """Samples and tokens of a batch: the rows of its first tensor, and where these are whole numbers all of
+    them. A batch without tensors has as many samples as entries."""
+    first = next(_tensors(batch), None)
+    if first is None:
+        return (len(batch), 0) if isinstance(batch, Sized) else (0, 0)
+    if not first.dim():
+        return 1, 0
+    of_tokens = first.dim() == 2 and not (first.is_floating_point() or first.is_complex())
+    return first.shape[0], first.numel() if of_tokens else 0
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from _tensors(list(batch.values()))
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _tensors(part)

@@ -78,10 +78,10 @@ class Daemon:
         """
         last_busy = time.monotonic()
         while not self._shutdown.is_set():
-            busy = self._serve_or_wait()
+            served, left = self._serve_or_wait()
             now = time.monotonic()
-            last_busy = now if busy else last_busy
-            if idle_seconds is not None and not busy and now - last_busy > idle_seconds:
+            last_busy = now if served or left else last_busy
+            if idle_seconds is not None and not left and now - last_busy >= idle_seconds:
                 return
             self._shutdown.wait(_IDLE_POLL_SECONDS)
 
@@ -91,16 +91,16 @@ class Daemon:
         if self._signals:
             self._signals.stop.set()
 
-    def _serve_or_wait(self) -> bool:
-        """Run what is in the queue; False if there is nothing to do, nor will be."""
+    def _serve_or_wait(self) -> tuple[bool, bool]:
+        """Run what is in the queue; whether anything was, and whether anything may still come of it."""
         try:
-            return self._serve_once() or self._repository.studies.any_open(self._cluster)
+            return self._serve_once(), self._repository.studies.any_open(self._cluster)
         except LeaseLost as lost:
             log.warning("%s", lost)
         except _UNREACHABLE as error:
             log.warning("storage unreachable, waiting: %s", cause_of(error))
             self._shutdown.wait(_OUTAGE_POLL_SECONDS)
-        return True
+        return False, True
 
     def _serve_once(self) -> bool:
         """Take the lease and run everything in the queue; False if there was nothing to do."""

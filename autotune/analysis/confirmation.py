@@ -1,7 +1,7 @@
 """Who is still in, as finalists and baseline are measured again round by round. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,9 @@ def _close_to_one(ratio: Ratio) -> bool:
     return ratio.low >= 1 - ALIKE and ratio.high <= 1 + ALIKE
 
 
-def replay(attempts: Attempts, *, finalists: int, most_rounds: int) -> Confirmation | None:
+def replay(
+    attempts: Attempts, *, finalists: int, most_rounds: int, barred: Container[int] = ()
+) -> Confirmation | None:
     """The confirmation as the records show it, less a round that is not complete.
 
     Trials that the numerics gate has refused are no candidates. Rounds that were measured before the
@@ -149,11 +151,12 @@ def replay(attempts: Attempts, *, finalists: int, most_rounds: int) -> Confirmat
         attempts: of a study whose search has ended.
         finalists: the most candidates besides the baseline.
         most_rounds: see measurement.rounds.
+        barred: trials that are no candidates either.
 
     Returns:
         None if no trial of the search is complete.
     """
-    candidates, baseline_trial = _candidates(attempts, finalists)
+    candidates, baseline_trial = _candidates(attempts, finalists, barred)
     if not candidates:
         return None
     confirmation = Confirmation(candidates, baseline_trial, most_rounds, first_round(attempts))
@@ -171,10 +174,16 @@ def first_round(attempts: Attempts) -> int:
     return 1 + max(before, default=0)
 
 
-def _candidates(attempts: Attempts, finalists: int) -> tuple[list[Candidate], int | None]:
+def _candidates(
+    attempts: Attempts, finalists: int, barred: Container[int]
+) -> tuple[list[Candidate], int | None]:
     checked = attempts.of(Purpose.NUMERICS).recorded()
     refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
-    complete = [a for a in attempts.searched().complete() if a.trial not in refused]
+    complete = [
+        a
+        for a in attempts.searched().complete()
+        if a.trial not in refused and a.trial not in barred
+    ]
     ranked = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
     today = attempts.baseline()
     today = today if today in ranked else None

@@ -49,13 +49,24 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     spec = StudySpec.model_validate(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     wanted = spec.measurement
-    confirmation = replay(attempts, finalists=wanted.finalists, most_rounds=wanted.rounds)
+    baseline = spec.full_baseline()
+    confirmation = replay(
+        attempts,
+        finalists=wanted.finalists,
+        most_rounds=wanted.rounds,
+        barred=gate.unchecked(attempts, baseline) if wanted.refuses_unchecked else (),
+    )
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return no_result(attempts)
     measured = attempts.measured().first
     assert measured is not None  # there are rounds
     world_size = repository.attempts.blocks(measured.id)[0].workers
-    checks = gate.record(attempts, repository.attempts.blocks)
+    checks = gate.record(
+        attempts,
+        repository.attempts.blocks,
+        baseline,
+        refuse_unchecked=wanted.refuses_unchecked,
+    )
     end = end_of_baseline(attempts)
     return conclude(confirmation, spec.objective.unit, world_size, checks, end)
 

@@ -176,12 +176,22 @@ class MeasurementSpec(_Section):
         le=50,
         description="Rounds of the winner against itself less one changed knob each; 0: none.",
     )
+    unchecked_numerics: Literal["refuse", "allow"] = Field(
+        default="refuse",
+        description="Whether a configuration that may change the loss is recommended though it could "
+        "not be compared with the fp32 reference, because that does not run.",
+    )
     startup_deadline: Seconds = Field(
         default=300.0,
         description="First step done, else HANG; 3 times that where it is compiled, 10 times under "
         "max-autotune.",
     )
     step_deadline: Seconds = Field(default=60.0, description="Every later step done, else HANG.")
+
+    @property
+    def refuses_unchecked(self) -> bool:
+        """Whether what could not be checked is not recommended."""
+        return self.unchecked_numerics == "refuse"
 
 
 class StudySpec(_Section):

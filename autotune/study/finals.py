@@ -45,11 +45,23 @@ class Finals:
 
     def checks(self) -> gate.GateRecord:
         """What the numerics gate has found."""
-        return gate.record(self._job.attempts(), self._job.repository.attempts.blocks)
+        return gate.record(
+            self._job.attempts(),
+            self._job.repository.attempts.blocks,
+            self._plan.baseline,
+            refuse_unchecked=self._plan.spec.measurement.refuses_unchecked,
+        )
 
     def _replay(self) -> Confirmation | None:
-        wanted = self._plan.spec.measurement
-        return replay(self._job.attempts(), finalists=wanted.finalists, most_rounds=wanted.rounds)
+        wanted, attempts = self._plan.spec.measurement, self._job.attempts()
+        return replay(
+            attempts,
+            finalists=wanted.finalists,
+            most_rounds=wanted.rounds,
+            barred=gate.unchecked(attempts, self._plan.baseline)
+            if wanted.refuses_unchecked
+            else (),
+        )
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; False if it needs none."""

@@ -37,6 +37,10 @@ class LeaseLost(AutotuneError):
     """Another daemon has taken over; this one must not write any more."""
 
 
+class BaselineFails(AutotuneError):
+    """The user's configuration fails again and again, for a reason of its own."""
+
+
 class LauncherError(AutotuneError):
     """Ranks cannot be started: no such resources, no agent, no cluster."""
 

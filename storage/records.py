@@ -70,7 +70,7 @@ class Purpose(StrEnum):
     CALIBRATE = "calibrate"
     """The baseline once more, in new processes: how far do equal runs lie apart?"""
     REFERENCE = "reference"
-    """A loss trajectory with every knob that can change numerics at its default."""
+    """A loss trajectory of the baseline in fp32."""
     NUMERICS = "numerics"
     """A loss trajectory of a finalist, to be held against a reference."""
     CONFIRM = "confirm"

@@ -43,9 +43,11 @@ class TrialLedger:
         return self._study.get_trials(deepcopy=False)
 
     def enqueue(self, params: Mapping[str, Any], reason: str) -> None:
-        """Have this configuration tried before the sampler is asked; no repeats."""
+        """Have this configuration tried before the sampler is asked; no repeats, but of what failed."""
+        known = [t for t in self.trials() if t.system_attrs.get("fixed_params", t.params) == params]
+        failed = bool(known) and all(trial.state == TrialState.FAIL for trial in known)
         self._study.enqueue_trial(
-            dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=True
+            dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=not failed
         )
 
     def ask(self, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:

@@ -216,7 +216,7 @@ def end_of_baseline(attempts: Attempts) -> str:
     return f"{own.result.state}: {own.result.cause}" if own.result.cause else own.result.state
 
 
-def no_result(attempts: Attempts) -> Verdict:
+def no_result(attempts: Attempts, study: str) -> Verdict:
     """The verdict when no trial completed, or none that did could be measured again."""
     searched = attempts.searched()
     again = bool(searched.complete())
@@ -231,7 +231,7 @@ def no_result(attempts: Attempts) -> Verdict:
     if set(ends) == {AttemptState.OOM}:
         sentence += " Every trial ran out of memory: try smaller micro_batch values."
     elif failed:
-        sentence += f" `autotune logs STUDY --trial {failed[0].trial}` shows what it printed."
+        sentence += f" `autotune logs {study} --trial {failed[0].trial}` shows what it printed."
     return Verdict(Kind.NO_RESULT, sentence)
 
 

@@ -57,7 +57,7 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
         barred=gate.unchecked(attempts, baseline) if wanted.refuses_unchecked else (),
     )
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
-        return no_result(attempts)
+        return no_result(attempts, name)
     measured = attempts.measured().first
     assert measured is not None  # there are rounds
     world_size = repository.attempts.blocks(measured.id)[0].workers

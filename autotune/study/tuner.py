@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
 from autotune.analysis.wording import difference, quantity
-from autotune.errors import BadInput, LeaseLost
+from autotune.errors import BadInput, BaselineFails, LeaseLost
 from autotune.report.notes import trial_note
 from autotune.search.sampling import sampler
 from autotune.study.bench import Bench, Finished, Job
@@ -63,6 +64,8 @@ class Tuner:
         self._space = self._plan.space()
         self._calibration = Calibration(self._spec.measurement.baseline_runs, job.known_sigma())
         before = len(job.attempts())
+        last = job.attempts().last
+        self._since = last.id if last else 0
         self._sampler = sampler(
             self._spec.sampler, self._space, self._spec.seed + before, self._plan.memory_of_rank()
         )
@@ -73,6 +76,7 @@ class Tuner:
 
         Raises:
             BadInput: the baseline cannot run here, with the reason.
+            BaselineFails: it fails again and again, for a reason of its own.
             Stopped, LeaseLost: see Signals.
         """
         self._check_baseline()
@@ -85,7 +89,7 @@ class Tuner:
             confirmation = finals.run()
         attempts = self._job.attempts()
         if confirmation is None:
-            return no_result(attempts)
+            return no_result(attempts, self._job.study.name)
         end = end_of_baseline(attempts)
         return conclude(confirmation, self.unit, self._workers, finals.checks(), end)
 
@@ -104,11 +108,14 @@ class Tuner:
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._job.say(f"Left out: {reason}.")
-            baseline = self._plan.baseline
-            params = {name: baseline[name] for name in self._space.distributions()}
-            ledger.enqueue(params, "baseline")
+            self._enqueue_baseline(ledger)
             ledger.name_objective(f"throughput, {self.unit}")
         return ledger
+
+    def _enqueue_baseline(self, ledger: TrialLedger) -> None:
+        today = self._plan.baseline
+        params = {name: today[name] for name in self._space.distributions()}
+        ledger.enqueue(params, "baseline")
 
     def _check_baseline(self) -> None:
         fixed = self._spec.objective.global_batch
@@ -138,13 +145,31 @@ class Tuner:
                     self._learn_noise(bench)
                 else:
                     self._tell(finished, unlaunched)
+                self._check_that_baseline_runs()
 
     def _run_baseline_again(self, bench: Bench) -> bool:
         """Launch it if that is due; whether it was."""
-        own = self._calibration.due(self._job.attempts())
+        attempts = self._job.attempts()
+        own = self._calibration.due(attempts) or baseline.to_be_tried_again(attempts)
         if own is not None:
             bench.start(own.trial, own.knobs, Purpose.CALIBRATE)
         return own is not None
+
+    def _check_that_baseline_runs(self) -> None:
+        """Nothing is searched around a configuration that fails by itself.
+
+        Raises:
+            BaselineFails: it does.
+        """
+        attempts, name = self._job.attempts(), self._job.study.name
+        if failure := baseline.for_good(attempts, self._since):
+            raise BaselineFails(
+                f"your configuration fails by itself, {failure.result.state}: "
+                f"{failure.result.cause or 'without a word'}. What it printed: autotune logs {name} "
+                f"--trial {failure.trial}. Mend it, then: autotune resume {name}"
+            )
+        if baseline.runs_after_all(attempts):
+            self._enqueue_baseline(self._ledger)
 
     def _launch_next(self, bench: Bench) -> str:
         """Launch the next trial; why none is, in words."""

@@ -1,10 +1,12 @@
 """The search of a whole study: opening, calibration, racing, failures, memory, budgets."""
 
+import dataclasses
+
 import pytest
 
 from autotune.trial.protocol import Outcome
 from launchers.behaviours import noisy, running_at, where, within_memory
-from launchers.replay import Launch, ReplayLauncher
+from launchers.replay import Answer, Launch, ReplayLauncher
 from tests.control.replayed import PLAIN, SPACE, Replayed, configuration, rate
 
 BASELINE = {"micro_batch": 2}
@@ -86,27 +88,84 @@ def test_what_runs_out_of_memory_is_learnt(played: Replayed) -> None:
     played.assert_complete()
 
 
-def test_a_failing_baseline_is_said_and_the_rest_is_searched(played: Replayed) -> None:
-    broken = where(PLAIN, is_baseline, outcome=Outcome.ERROR, cause="rank 0: planted error")
+def test_a_baseline_without_memory_is_said_and_the_rest_is_searched(played: Replayed) -> None:
+    broken = where(PLAIN, is_baseline, outcome=Outcome.OOM, cause="rank 0: no memory")
     verdict = played.on(broken).run(budget={"trials": 6})
-    assert played.states()[0] == "ERROR"
+    assert played.states()[0] == "OOM"
     assert verdict["trial"] not in (None, 0)
-    assert "planted error" in verdict["sentence"]
-    played.assert_complete(trials=6)
+    assert "no memory" in verdict["sentence"]
+    played.assert_complete()
 
 
-@pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.CRASH])
-def test_a_study_that_only_fails_ends_soon_without_a_result(
-    played: Replayed, outcome: Outcome
+FAILURES = {
+    Outcome.ERROR: "rank {rank}: ValueError: planted error (train.py:7, in loss)",
+    Outcome.CRASH: "rank {rank}: died by SIGSEGV",
+    Outcome.HANG: "rank {rank}: a step took more than 20 s",
+}
+
+
+@pytest.mark.parametrize("outcome", FAILURES)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_two_equal_failures_of_the_baseline_end_the_study(
+    played: Replayed, outcome: Outcome, slots: int
 ) -> None:
-    broken = where(PLAIN, lambda _: True, outcome=outcome, cause="rank 0: planted error")
-    verdict = played.on(broken).run(budget={"trials": 100})
-    assert verdict["trial"] is None
-    assert "planted error" in verdict["sentence"]
-    assert "every trial ends in an error" in played.said()
-    assert played.repository.recommendations.newest_of(played.study().id) is None
+    def broken(launch: Launch) -> Answer:
+        # Which rank is first is chance.
+        cause = FAILURES[outcome].format(rank=launch.number % 2)
+        return dataclasses.replace(PLAIN(launch), outcome=outcome, cause=cause)
+
+    played.on(broken, slots=slots).submit(budget={"trials": 100})
+    played.serve()
+    study = played.study()
+    assert study.state == "FAILED"
+    assert FAILURES[outcome].partition(": ")[2] in str(study.error)
+    assert "autotune logs played --trial 0" in str(study.error)
+    baseline = [a for a in played.recorded() if configuration(a) == (2, 1)]
+    assert [a.purpose for a in baseline] == ["profile", "search"]
+    assert len(played.attempts()) <= 1 + 2 * slots
     assert not (played.folder / "best.yaml").exists()
-    played.assert_complete(trials=5)
+
+
+def test_a_baseline_that_fails_late_is_tried_again_before_anything_else(played: Replayed) -> None:
+    """Its profile is too short to meet what fails."""
+
+    def timed(launch: Launch) -> bool:
+        return is_baseline(launch) and not launch.request.profile
+
+    broken = where(PLAIN, timed, outcome=Outcome.ERROR, cause="rank 0: NonFiniteLoss: step 30")
+    played.on(broken).submit(budget={"trials": 100})
+    played.serve()
+    assert played.study().state == "FAILED"
+    assert [a.purpose for a in played.attempts()] == ["profile", "search", "calibrate"]
+
+
+def test_a_baseline_that_was_mended_goes_on(played: Replayed) -> None:
+    broken = where(PLAIN, is_baseline, outcome=Outcome.ERROR, cause="rank 0: planted error")
+    played.on(broken).submit(budget={"trials": 5})
+    played.serve()
+    assert played.study().state == "FAILED"
+    before = len(played.attempts())
+    played.submit(budget={"trials": 5})  # not mended at all
+    played.serve()
+    assert played.study().state == "FAILED"
+    assert len(played.attempts()) == before + 1
+    played.on(PLAIN).submit(budget={"trials": 5})
+    played.serve()
+    assert played.study().state == "DONE"
+    assert played.verdict["baseline"] is not None
+    assert played.verdict["speedup"]["value"] > 1
+    assert played.states().count("ERROR") == 1
+    assert len(played.trials()) == 5
+
+
+def test_a_baseline_that_fails_by_chance_has_its_figure(played: Replayed) -> None:
+    def once(launch: Launch) -> bool:
+        return is_baseline(launch) and launch.number == 2
+
+    unlucky = where(PLAIN, once, outcome=Outcome.CRASH, cause="rank 0: died by SIGBUS")
+    verdict = played.on(unlucky).run(budget={"trials": 6})
+    assert verdict["baseline"] is not None
+    assert played.study().state == "DONE"
 
 
 def test_a_hang_takes_its_deadline_and_the_study_goes_on(played: Replayed) -> None:

@@ -145,18 +145,18 @@ def ended(number, purpose, state, cause=""):
                 ended(2, "search", "ERROR", "rank 1: planted"),
             ],
             "No configuration could be measured (1 ERROR, 1 PRUNED). The first cause: rank 1: planted. "
-            "`autotune logs STUDY --trial 2` shows what it printed.",
+            "`autotune logs tiny --trial 2` shows what it printed.",
         ),
         (
             [ended(1, "search", "COMPLETE"), ended(1, "confirm", "CRASH", "rank 0: gone")],
             "No configuration could be measured again (1 CRASH). The first cause: rank 0: gone. "
-            "`autotune logs STUDY --trial 1` shows what it printed.",
+            "`autotune logs tiny --trial 1` shows what it printed.",
         ),
         ([], "No configuration could be measured (none ran)."),
     ],
 )
 def test_no_result_says_why(attempts, sentence):
-    found = no_result(Attempts(attempts, defaults()))
+    found = no_result(Attempts(attempts, defaults()), "tiny")
     assert found.trial is None
     assert found.sentence == sentence
 

@@ -195,5 +195,6 @@ def _die_with_agent(connection: Connection) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text = failure.text_of(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text, place = failure.text_of(error), failure.place_of(error)
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{named} ({place})" if place else named

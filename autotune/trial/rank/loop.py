@@ -6,13 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autotune.trial.effects.apply import Applied
-from autotune.trial.effects.feeding import endless
 from autotune.trial.observers import memory
 from autotune.trial.observers.timing import BlockClock
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import RankFigures
-from autotune.trial.workload import Workload
+from autotune.trial.workload import Workload, check_loss
 
 Span = Callable[[str], AbstractContextManager[Any]]
 """Marks a stretch of the step: step, batch, loader, forward, backward, optimizer, read."""
@@ -66,19 +65,19 @@ class TrainingLoop:
             tokens_per_sample=workload.tokens_per_sample,
         )
         self.model = self.applied.model(workload.model, workload.loss)
-        self.optimizer = self.applied.optimizer(workload.optimizer(self.model.parameters()))
+        self.updates = self.applied.updates(workload)
         self._loss = self.applied.loss(workload.loss)
         self._batches = self._feed(request, context)
 
     def _feed(self, request: TrialRequest, context: RankContext) -> Iterator[Any]:
-        source = self.applied.loader(
+        source = self.applied.source(
             self.workload,
             rank=context.rank,
             world_size=context.world_size,
             replicas=request.replicas,
             seed=request.seed,
         )
-        loaded = self.clock.watched(self._spanned("loader", endless(source)))
+        loaded = self.clock.watched(self._spanned("loader", source))
         return self._spanned("batch", self.applied.batches(loaded))
 
     def step(self) -> None:
@@ -90,10 +89,12 @@ class TrainingLoop:
                     loss = self._loss(self.model, batch)
                 if self.steps_done:  # the first step may compile its backward pass, too
                     self.progressed()
+                else:
+                    check_loss(loss)
                 with self.span("backward"):
                     self.applied.backward(loss)
         with self.span("optimizer"):
-            self.applied.update(self.optimizer)
+            self.updates.take(self.steps_done)
         self.loss = loss.detach()
         self.steps_done += 1
         self.samples_done += self._samples_per_step * self.applied.part

@@ -1,6 +1,8 @@
 """The opening of a study: a look at what the baseline's step is made of, then what is tried first."""
 
-from autotune.analysis.findings import Finding, findings
+from typing import Any
+
+from autotune.analysis.findings import findings
 from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
 from autotune.study.bench import BASELINE, Bench, Job
@@ -21,11 +23,7 @@ class Opening:
         """Enqueue what is to be tried before the sampler is asked; returns what is new of it."""
         if self._job.attempts().of(Purpose.SEARCH):
             return []
-        findings = self._look(bench)
-        # Nothing is built upon a baseline that does not run.
-        suggestions = (
-            [] if findings is None else experts(self._space, self._plan.baseline, findings)
-        )
+        suggestions = self._experts(self._look(bench))
         if known := self._remembered():
             suggestions.insert(0, known)
         trials = self._plan.spec.budget.trials
@@ -34,14 +32,20 @@ class Opening:
             ledger.enqueue(suggestion.params, suggestion.reason)
         return kept
 
-    def _look(self, bench: Bench) -> list[Finding] | None:
-        """What holds the baseline back; None if it does not run."""
+    def _experts(self, seen: dict[str, Any] | None) -> list[Suggestion]:
+        """Nothing is built upon a baseline that does not run."""
+        if seen is None:
+            return []
+        baseline = self._plan.baseline
+        found = findings(seen, baseline, self._plan.facts)
+        return experts(self._space, baseline, found, seen.get("unusable", ()))
+
+    def _look(self, bench: Bench) -> dict[str, Any] | None:
+        """What is observed of the baseline's profile; None if it does not run."""
         while (profile := self._profile()) is None:
             bench.run(BASELINE, self._plan.baseline, Purpose.PROFILE, judge=ProfileRun())
         blocks = self._job.repository.attempts.blocks(profile.id)
-        if not blocks:
-            return None
-        return findings(blocks[0].observed, self._plan.baseline, self._plan.facts)
+        return blocks[0].observed if blocks else None
 
     def _profile(self) -> StoredAttempt | None:
         return self._job.attempts().of(Purpose.PROFILE).recorded().first

@@ -206,6 +206,8 @@ class Observed(TypedDict, total=False):
     """Peak bytes of each rank, or of each device of one that drives several; profiles only."""
     batch_moves: dict[str, str]
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
+    unusable: list[str]
+    """Knobs that have nothing to act on in the workload; profiles only."""
     replicas: int
     """Devices that each rank drives by itself, where that is more than one."""
     flops_per_sample: float

@@ -2,15 +2,16 @@
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from autotune.trial.effects.unusable import unusable
 from autotune.trial.files import TrialFiles
 from autotune.trial.observers import memory
 from autotune.trial.observers.layout import BatchMoves
@@ -20,6 +21,7 @@ from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import RankFigures, gather
 from autotune.trial.rank.loop import TrainingLoop
 
+_ATTENTION = "scaled_dot_product"
 _FEWEST = 2
 _WARM_UP = 5
 """Steps before: allocation and compilation are over, and the ranks in step."""
@@ -68,6 +70,7 @@ def run_profile(
             parts={part: [getattr(rank.shares, part) for rank in ranks] for part in trace.PARTS},
             peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
             batch_moves=moves.found,
+            unusable=_unusable(loop, events),
         )
         report(loop.block(request.trial, 0, [rank.figures for rank in ranks], observed))
 
@@ -75,6 +78,14 @@ def run_profile(
 def span(name: str) -> torch.profiler.record_function:
     """A named stretch of the step, to be found in the trace."""
     return torch.profiler.record_function(trace.SPAN + name)
+
+
+def _unusable(loop: TrainingLoop, events: Iterable[Mapping[str, Any]]) -> list[str]:
+    found = unusable(loop.workload)
+    # Of a model that is compiled, no operator shows.
+    if loop.applied.inspectable and not any(_ATTENTION in str(e.get("name")) for e in events):
+        found = sorted([*found, "attention"])
+    return found
 
 
 def _events(profiler: profile, file: Path) -> list[dict[str, object]]:

@@ -147,7 +147,7 @@ class Plan:
             blocks=BlockPlan(measurement.block_seconds, measurement.min_steps),
             deadlines=Deadlines(self._startup_deadline(knobs), measurement.step_deadline),
             workdir=str(workdir),
-            import_paths=(str(workdir),),
+            import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
             log_dir=str(log_dir),
         )

@@ -14,7 +14,7 @@ from autotune.service.daemon import Daemon, cluster_of, this_cluster, this_host
 from autotune.spec import StudySpec
 from storage import LeaseState, Repository, StoredStudy, StudyState
 
-_CHANGEABLE = {"budget", "export"}
+_CHANGEABLE = {"budget", "export", "folder"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
 _IDLE_SECONDS = 3.0
 _MOST_STARTS = 4
@@ -42,7 +42,7 @@ def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStud
             "so its figures cannot be continued with these; give it another name, or go on with "
             f"the stored ones: autotune resume {spec.name}"
         )
-    if known.state == StudyState.DONE and not changed:
+    if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
     moved = not Path(known.workdir).is_dir()
     repository.studies.enqueue(spec.name, stored, str(workdir) if moved else None)

@@ -238,6 +238,12 @@ class StudySpec(_Section):
         "$AUTOTUNE_STORAGE, else sqlite:///autotune.db.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Of data, model and sampler.")
+    folder: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the module of the workload is looked for, after the folder in which the "
+        "command is typed; relative to the study file. Default: beside it.",
+    )
     export: str = Field(
         default="best.yaml", min_length=1, description="Where the best configuration goes."
     )
@@ -292,12 +298,14 @@ class StudySpec(_Section):
 
 
 def load(path: Path) -> StudySpec:
-    """The study in a file.
+    """The study in a file; its folder is absolute.
 
     Raises:
         SpecError: with one line per mistake.
     """
-    return check(document.read(path))
+    spec = check(document.read(path))
+    folder = (path.parent / (spec.folder or "")).resolve()
+    return spec.model_copy(update={"folder": str(folder)})
 
 
 def check(written: document.Document) -> StudySpec:

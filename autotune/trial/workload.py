@@ -189,13 +189,20 @@ def check_loss(loss: object) -> None:
         )
 
 
-def build(factory: str, args: dict[str, Any], device: torch.device | None = None) -> Workload:
+def build(
+    factory: str,
+    args: dict[str, Any],
+    device: torch.device | None = None,
+    places: Sequence[str] = (),
+) -> Workload:
     """The workload that `module:function` builds.
 
     Args:
         factory: module and function.
         args: its keyword arguments.
         device: of this rank, for a factory with a parameter of that name; None: not known.
+        places: folders that come first on sys.path: where the command was typed, then, if that is
+            another one, where the study file is.
 
     Raises:
         TypeError: the factory is not callable, refuses the arguments, or returns something else, or a
@@ -203,7 +210,7 @@ def build(factory: str, args: dict[str, Any], device: torch.device | None = None
         ImportError, AttributeError: there is no such module or function.
     """
     module_name, _, function_name = factory.partition(":")
-    function = getattr(importlib.import_module(module_name), function_name)
+    function = getattr(_module(module_name, places), function_name)
     if device is not None and "device" not in args and _asks_for_device(function):
         args = {**args, "device": device}
     workload = function(**args)
@@ -212,6 +219,23 @@ def build(factory: str, args: dict[str, Any], device: torch.device | None = None
             f"{factory} returned {type(workload).__name__}; it must return an autotune.Workload"
         )
     return workload
+
+
+def _module(name: str, places: Sequence[str]) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # something that it imports itself
+        labels = ("where the command was typed", "beside the study file, or its `folder`")
+        if len(places) == 1:
+            labels = (" and ".join(labels),)
+        looked = ", ".join(f"{p} ({label})" for p, label in zip(places, labels, strict=False))
+        raise ModuleNotFoundError(
+            f"there is no module {error.name!r} of the workload: looked in {looked or 'sys.path'}, on "
+            "PYTHONPATH and among installed packages",
+            name=error.name,
+        ) from None
 
 
 def _asks_for_device(function: Callable[..., Any]) -> bool:

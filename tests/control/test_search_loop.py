@@ -1,13 +1,17 @@
 """The search of a whole study: opening, calibration, racing, failures, memory, budgets."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from autotune.service.submission import submit
+from autotune.spec import load
 from autotune.trial.protocol import Outcome
 from launchers.behaviours import noisy, running_at, where, within_memory
 from launchers.replay import Answer, Launch, ReplayLauncher
-from tests.control.replayed import PLAIN, SPACE, Replayed, configuration, rate
+from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
+from tests.steering import write_study
 
 BASELINE = {"micro_batch": 2}
 
@@ -305,3 +309,30 @@ def test_more_budget_while_the_launcher_opens_is_spent(
     monkeypatch.setattr(played.machine, "open", raise_budget)
     played.serve()
     played.assert_complete(trials=4)
+
+
+def test_ranks_look_for_the_workload_beside_the_study_file_too(
+    played: Replayed, tmp_path: Path
+) -> None:
+    asked: set[tuple[str, ...]] = set()
+
+    def seen(launch: Launch) -> Answer:
+        asked.add(launch.request.import_paths)
+        return PLAIN(launch)
+
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    played.on(seen).submit(budget={"trials": 2})
+    assert played.study().spec["folder"] == str(tmp_path)
+    moved = write_study(
+        beside,
+        name=played.name,
+        measurement=MEASUREMENT,
+        search_space=SPACE,
+        sampler="random",
+        budget={"trials": 2},
+        storage=played.url,
+    )
+    submit(played.repository, load(moved), tmp_path)
+    played.serve()
+    assert asked == {(str(tmp_path), str(beside))}

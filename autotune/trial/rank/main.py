@@ -97,7 +97,7 @@ def _build(
     request: TrialRequest, placement: Placement, context: RankContext, connection: Connection
 ) -> workload.Workload:
     brought, started = imports.Brought(), time.perf_counter()
-    built = workload.build(request.factory, request.args, context.device)
+    built = workload.build(request.factory, request.args, context.device, request.import_paths)
     seconds = time.perf_counter() - started
     if context.local_rank == 0:
         own = {*environment(request, placement, context), *process.VARIABLES}

@@ -216,9 +216,9 @@ def export(
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write the recommended configuration as best.yaml, or all attempts as CSV."""
-    from autotune.analysis.verdict import Verdict
-    from autotune.export.writing import of_today, write
+    """Write what a study recommends, or has in hand by now, as best.yaml; or all attempts as CSV."""
+    from autotune.export import offering
+    from autotune.report.in_hand import in_hand
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
@@ -236,17 +236,9 @@ def export(
             raise BadInput(f"{trials} cannot be written: {error}") from None
         print(trials)
         return
-    content = repository.recommendations.newest_of(stored.id)
-    if content is None:
-        why = f"it is {stored.state}; let it run to its verdict"
-        if stored.verdict:
-            why = Verdict.from_dict(stored.verdict).sentence
-        raise BadInput(f"{name} recommends nothing: {why}")
-    target = output or _export_path(stored)
-    try:
-        write(target, of_today(content))
-    except OSError as error:
-        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
+    target, answer = output or _export_path(stored), in_hand(repository, stored)
+    if offering.export(repository, stored, answer, target):
+        print(answer.sentence, file=sys.stderr)
     print(target)
 
 
@@ -254,26 +246,21 @@ def export(
 def report(
     study: StudyArgument,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Compute the verdict again from the timed blocks.")
+        bool, typer.Option("--recompute", help="Compute the figures again from the timed blocks.")
     ] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verdict in full: finalists, how the recommended configuration ran, the best trials."""
-    from autotune.analysis.verdict import Verdict
+    """The verdict in full, or before there is one what the study has in hand, and what supports it."""
     from autotune.report import paper
+    from autotune.report.in_hand import in_hand
     from autotune.report.recompute import recomputed_verdict
     from storage import Attempts
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     stored = repository.studies.named(name)
-    if recompute:
-        verdict = recomputed_verdict(repository, name)
-    elif stored.verdict is None:
-        raise BadInput(f"{name} has no verdict yet ({stored.state}); autotune status {name}")
-    else:
-        verdict = Verdict.from_dict(stored.verdict)
+    verdict = recomputed_verdict(repository, name) if recompute else in_hand(repository, stored)
     if as_json:
         attempts = Attempts(repository.attempts.of(stored.id), {})
         ran = paper.how_it_ran(repository, attempts, verdict.trial)

@@ -1,10 +1,11 @@
 """Notes for optuna-dashboard, in Markdown."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.analysis.confirmation import FEWEST_ROUNDS
-from autotune.analysis.verdict import Finalist, Verdict
+from autotune.analysis.verdict import Finalist, Verdict, mean_rate
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio
 from search_spaces.knob import written
@@ -13,8 +14,14 @@ from storage import AttemptResult, StoredAttempt
 _MIB = 2**20
 
 
-def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
-    """What one trial has shown: throughput with interval, memory, cause of failure."""
+def trial_note(
+    attempt: StoredAttempt, result: AttemptResult, unit: str, confirmed: Sequence[float] = ()
+) -> str:
+    """What one trial has shown: throughput with interval, memory, cause of failure.
+
+    Args:
+        confirmed: its throughput, round by round, if it was measured again.
+    """
     lines = [f"### {result.state}"]
     if result.throughput is not None and result.half_width is not None:
         rate = Ratio(
@@ -23,6 +30,11 @@ def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
             result.throughput * (1 + result.half_width),
         )
         lines.append(f"- throughput: {rate_text(rate, unit)}")
+    if confirmed:
+        lines.append(
+            f"- measured again in {counted(len(confirmed), 'round')}, which is what counts: "
+            f"{rate_text(mean_rate(confirmed), unit)}"
+        )
     if result.block_half_width is not None and result.sigma_run is not None:
         lines.append(
             f"- of the interval: ±{result.block_half_width:.1%} from the blocks; equal runs differ by "

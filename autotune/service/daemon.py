@@ -20,7 +20,6 @@ from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import writing
 from autotune.paths import StudyPaths
-from autotune.report.notes import study_note
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
@@ -257,7 +256,7 @@ class _Session:
         study = dataclasses.replace(self._study, elapsed=elapsed)
         tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
         verdict = tuner.run()
-        tuner.ledger.note(study_note(verdict))
+        tuner.board.show(verdict)
         if verdict.trial is not None:
             self._export(verdict, tuner.unit, plan.launcher)
         return verdict

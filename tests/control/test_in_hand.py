@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import optuna
 import pytest
+from optuna.trial import Trial
+from optuna_dashboard import get_note
 
 import autotune
 from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import rate_text
 from autotune.export import offering
 from autotune.report.in_hand import in_hand
+from autotune.report.notes import study_note
 from autotune.report.recompute import recomputed_verdict
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.trial.protocol import Outcome
@@ -269,3 +274,46 @@ def test_an_earlier_verdict_stands_when_the_study_goes_on(
     given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
     assert given.stderr == ""
     assert not autotune.load(played.folder / "best.yaml").provisional
+
+
+def test_the_dashboard_has_it_beside_the_best_trial(played: Replayed, stopped: Interrupted) -> None:
+    played.submit(**WHOLE)
+    shown: list[dict[str, str]] = []
+
+    def look() -> None:
+        if played.recorded("search"):
+            shown.append(dashboards_study(played).user_attrs)
+
+    stopped.look = look
+    stopped.serve()
+    assert all(attributes["throughput"].startswith("provisional: ") for attributes in shown)
+    study, verdict = dashboards_study(played), Verdict.from_dict(played.verdict)
+    assert study.metric_names == ["throughput, samples/s"]
+    assert len(study.user_attrs) == 5, "as many as are shown without turning a page"
+    assert study.user_attrs["verdict"] == verdict.sentence
+    assert study.user_attrs["recommended"].startswith(f"trial {verdict.trial}: ")
+    assert verdict.throughput is not None
+    assert study.user_attrs["throughput"] == (
+        f"confirmed: {rate_text(verdict.throughput, 'samples/s')}"
+    )
+    assert study.user_attrs["speed-up"].startswith("confirmed: ")
+    assert f"trial {study.best_trial.number}: seen once" in study.user_attrs["highest value"]
+    assert get_note(study).startswith("## Verdict")
+    for finalist in verdict.finalists:
+        trial = Trial(study, study.trials[finalist.trial]._trial_id)
+        assert f"measured again in {len(finalist.rates)} rounds" in get_note(trial)
+
+
+def test_the_note_of_a_study_that_is_stopped_is_what_is_in_hand(
+    played: Replayed, stopped: Interrupted
+) -> None:
+    stopped.stops_at = 9
+    played.submit(**WHOLE)
+    stopped.serve()
+    answer = in_hand(played.repository, played.study())
+    assert get_note(dashboards_study(played)) == study_note(answer)
+
+
+def dashboards_study(played: Replayed) -> optuna.Study:
+    storage = played.repository.database.optuna()
+    return optuna.load_study(study_name=played.name, storage=storage)

@@ -139,14 +139,11 @@ def resume(
 @app.command()
 def stop(study: StudyArgument, storage: StorageOption = None) -> None:
     """Stop a study; its running trial is given up, everything recorded stays."""
-    from autotune.service.submission import living_holder
-
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     if repository.studies.named(name).state.ended:
         print(f"{name} is not running ({repository.studies.named(name).state}).")
         return
-    living_holder(repository, repository.studies.named(name).cluster)  # a dead one loses its lease
     repository.studies.request_stop(name)
     ended = repository.studies.named(name).state.ended
     print(
@@ -161,7 +158,8 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    ended = _interruptible(name, lambda: follow(repository, repository.studies.named(name)))
+    study_now = repository.studies.named(name)
+    ended = _interruptible(repository, name, lambda: follow(repository, study_now))
     print(conclusion(ended, _export_path(ended)))
     raise typer.Exit(exit_code(ended))
 
@@ -450,7 +448,7 @@ def _attend(
         return
     # What a script reads is the JSON alone; people still see the rest.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        ended = _interruptible(name, lambda: follow(repository, study, keep_alive))
+        ended = _interruptible(repository, name, lambda: follow(repository, study, keep_alive))
         print(conclusion(ended, _export_path(ended)))
     if as_json:
         print(json.dumps(status_of(repository, name), indent=2))
@@ -467,11 +465,15 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     return Here(repository, study, running)
 
 
-def _interruptible(name: str, action: Callable[[], "StoredStudy"]) -> "StoredStudy":
+def _interruptible(
+    repository: "Repository", name: str, action: Callable[[], "StoredStudy"]
+) -> "StoredStudy":
+    from autotune.service.follow import detached
+
     try:
         return action()
     except KeyboardInterrupt:
-        print(f"\nDetached; {name} runs on. autotune watch {name}, autotune stop {name}")
+        print(detached(repository, name))
         raise typer.Exit(0) from None
 
 

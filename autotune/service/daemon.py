@@ -28,6 +28,7 @@ from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.database import cause_of
+from storage.holders import this_host
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
@@ -43,11 +44,6 @@ def cluster_of(spec: StudySpec) -> str:
     if spec.ray_address and spec.ray_address != "auto":
         return f"ray:{spec.ray_address}"
     return this_cluster()
-
-
-def this_host() -> str:
-    """This machine, told apart from containers that share its name."""
-    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
 
 
 def this_cluster() -> str:

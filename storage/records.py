@@ -40,6 +40,13 @@ class LeaseState:
     pid: int
     seconds_left: float
     """Negative once it has run out, by the database's clock."""
+    gone: bool = False
+    """Its process is known to be dead."""
+
+    @property
+    def machine(self) -> str:
+        """The host's name."""
+        return self.host.split()[0]
 
 
 @dataclass(frozen=True)

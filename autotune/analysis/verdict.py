@@ -78,6 +78,7 @@ class Verdict:
         rounds: complete rounds measured.
         numerics: of the recommended configuration; None where nothing in it can change numerics.
         refused: configurations that do not follow the reference.
+        provisional: the study has not come to its end; see analysis.provisional.
     """
 
     kind: Kind
@@ -91,6 +92,7 @@ class Verdict:
     rounds: int = 0
     numerics: Numerics | None = None
     refused: tuple[Refusal, ...] = ()
+    provisional: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
@@ -179,12 +181,26 @@ def conclude(
         f"{speedup.value:.2f}x your configuration (95 % interval {speedup.low:.2f} to "
         f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"measured again {len(confirmation.rounds)} times in turn with yours."
-        + _global_batch_changes(knobs, today, world_size)
-        + _schedule_changes(knobs, today)
-        + _numerics_sentence(chosen, touched(knobs, today), checks)
-        + _refusals(checks, today)
+        + consequences(chosen, knobs, today, world_size, checks)
     )
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, **common)
+
+
+def consequences(
+    trial: int,
+    knobs: Mapping[str, Any],
+    today: Mapping[str, Any],
+    world_size: int,
+    checks: GateRecord,
+) -> str:
+    """What else changes with a configuration besides its speed, in sentences; each begins with a
+    space."""
+    return (
+        _global_batch_changes(knobs, today, world_size)
+        + _schedule_changes(knobs, today)
+        + _numerics_sentence(trial, touched(knobs, today), checks)
+        + _refusals(checks, today)
+    )
 
 
 def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[Kind, str]:

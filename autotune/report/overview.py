@@ -25,7 +25,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "storage": str(repository.database),
         "cluster": study.cluster,
         "waiting": last.text if last and waits else None,
-        "daemon": {"host": lease.host, "pid": lease.pid} if lease else None,
+        "daemon": {"host": lease.machine, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,
         "budget": spec.budget.model_dump(),
@@ -46,7 +46,7 @@ def describe(status: dict[str, Any]) -> str:
     unit = status["unit"]
     counted = ", ".join(f"{count} {state}" for state, count in status["trials_by_state"].items())
     lines = [
-        f"{status['study']}: {status['state']}",
+        f"{status['study']}: {_state(status)}",
         f"  trials    {status['trials']}" + (f" ({counted})" if counted else ""),
         f"  elapsed   {status['elapsed_seconds']:.0f} s",
         f"  storage   {status['storage']}",

@@ -10,18 +10,18 @@ from autotune.report.notes import study_note
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
 from search_spaces.knob import written
-from storage import Attempts, Purpose, Repository, StoredNoise
+from storage import Attempts, Purpose, Repository, StoredNoise, StoredStudy, StudyState
 
 _MIB = 2**20
 _SHOWN = 10
 
 
 def report(repository: Repository, name: str, verdict: Verdict) -> str:
-    """The verdict, how the recommended configuration ran, the noise, and the best trials."""
+    """The verdict or the provisional answer, how its configuration ran, the noise, the best trials."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline())
-    parts = [[f"# {name}"], [study_note(verdict)]]
+    parts = [[f"# {name}"], list(_standing(study, verdict)), [study_note(verdict)]]
     ran = how_it_ran(repository, attempts, verdict.trial)
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
@@ -32,6 +32,17 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
     parts.append(list(_measurement(attempts, repository.noise.of(study.id), racing(attempts))))
     parts.append(list(_best_trials(spec, attempts)))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _standing(study: StoredStudy, verdict: Verdict) -> Iterator[str]:
+    """That a study has not come to its end, and how to have it go on."""
+    if study.state == StudyState.DONE:
+        return
+    yield f"The study is {study.state}" + (f": {study.error}" if study.error else ".")
+    if study.state.ended:
+        yield f"`autotune resume {study.name}` goes on."
+    if not verdict.provisional:
+        yield "The verdict is from before it went on."
 
 
 def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
@@ -109,6 +120,9 @@ def _running(ran: Running) -> Iterator[str]:
 
 
 def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -> Iterator[str]:
+    timed = attempts.measured()
+    if not timed:
+        return
     yield "### How it was measured"
     yield ""
     if noise:
@@ -124,7 +138,6 @@ def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -
             f"- trials stopped early: {raced.stopped}, which saved {raced.seconds:.1f} s, "
             f"{raced.share:.0%} of the search"
         )
-    timed = attempts.measured()
     disturbed = sum(a.result.contended for a in timed)
     if disturbed:
         yield f"- others disturbed {disturbed} of {len(timed)} runs"
@@ -135,6 +148,8 @@ def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -
 
 def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
     searched = sorted(attempts.searched().complete(), key=lambda a: -(a.result.throughput or 0.0))
+    if not searched:
+        return
     yield f"### Best trials of the search ({spec.objective.unit}, seen once)"
     yield ""
     yield "| trial | throughput | ± | peak MiB | difference to the baseline |"

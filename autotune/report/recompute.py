@@ -8,8 +8,17 @@ from autotune.analysis.confirmation import replay
 from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
+from autotune.report.in_hand import supported
 from autotune.spec import StudySpec
-from storage import Attempts, AttemptState, Purpose, Repository, StoredAttempt, StoredBlock
+from storage import (
+    Attempts,
+    AttemptState,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredBlock,
+    StudyState,
+)
 
 
 def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
@@ -44,10 +53,12 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
 
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:
-    """The verdict that the recorded blocks give."""
+    """The verdict that the recorded blocks give; the provisional answer, as long as there is none."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
+    if study.state != StudyState.DONE:
+        return supported(repository, study, attempts)
     wanted = spec.measurement
     baseline = spec.full_baseline()
     confirmation = replay(

@@ -9,9 +9,12 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from search_spaces import CATALOGUE, Facts, KnobValue, infeasible
 from search_spaces.constraints import unmet_needs
+from search_spaces.knob import written
 
 Configuration = tuple[tuple[str, KnobValue], ...]
 _ENUMERABLE = 200_000
+_SEARCHED_FOR_CONSTANTS = 20_000
+"""Combinations: half a second."""
 
 
 class Space:
@@ -41,6 +44,22 @@ class Space:
         self._refusal = refusal
         self.left_out: list[str] = []
         self._values = {name: self._usable(name, given) for name, given in values.items()}
+        for name, value in self._constants().items():
+            self.left_out.append(
+                f"other values of {name} than {written(value)}: none runs with the rest"
+            )
+            self._values[name] = [value]
+
+    def _constants(self) -> dict[str, KnobValue]:
+        """Knobs with several values of which all that can run have the same."""
+        constant: dict[str, KnobValue] = {}
+        if self.size > _SEARCHED_FOR_CONSTANTS:
+            return constant
+        candidates = self.feasible(random.Random(0))
+        constant = dict(next(candidates, {}))
+        while constant and (params := next(candidates, None)):
+            constant = {name: value for name, value in constant.items() if params[name] == value}
+        return constant
 
     def _usable(self, name: str, given: list[KnobValue]) -> list[KnobValue]:
         wanted = list(given)

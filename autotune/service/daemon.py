@@ -20,7 +20,6 @@ from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import writing
 from autotune.paths import StudyPaths
-from autotune.report.notes import study_note
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
@@ -29,6 +28,7 @@ from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.database import cause_of
+from storage.holders import this_host
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
@@ -44,11 +44,6 @@ def cluster_of(spec: StudySpec) -> str:
     if spec.ray_address and spec.ray_address != "auto":
         return f"ray:{spec.ray_address}"
     return this_cluster()
-
-
-def this_host() -> str:
-    """This machine, told apart from containers that share its name."""
-    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
 
 
 def this_cluster() -> str:
@@ -257,7 +252,7 @@ class _Session:
         study = dataclasses.replace(self._study, elapsed=elapsed)
         tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
         verdict = tuner.run()
-        tuner.ledger.note(study_note(verdict))
+        tuner.board.show(verdict)
         if verdict.trial is not None:
             self._export(verdict, tuner.unit, plan.launcher)
         return verdict

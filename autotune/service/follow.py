@@ -90,6 +90,25 @@ class _Absence:
             self._since = None
 
 
+def detached(repository: Repository, name: str) -> str:
+    """What is printed when somebody stops following: whether the study runs on without them."""
+    try:
+        study = repository.studies.named(name)
+        holder = repository.leases.holder(study.cluster)
+    except StorageUnreachable as error:
+        return f"\nDetached; whether {name} runs on cannot be told: {error}"
+    if study.state.ended:
+        return f"\nDetached; {name} is {study.state}. autotune status {name}"
+    if holder is None:
+        return (
+            f"\nDetached; {name} is {study.state}, but no daemon runs it. autotune resume {name} "
+            "starts one."
+        )
+    waits = study.state == StudyState.QUEUED
+    how = "waits in the queue" if waits else "runs on"
+    return f"\nDetached; {name} {how}. autotune watch {name}, autotune stop {name}"
+
+
 def conclusion(study: StoredStudy, exported: Path) -> str:
     """What is printed when a study has ended."""
     if study.state == StudyState.DONE and study.verdict:

@@ -10,9 +10,9 @@ from typing import Any
 
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
 from autotune.paths import daemon_log
-from autotune.service.daemon import Daemon, cluster_of, this_cluster, this_host
+from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.spec import StudySpec
-from storage import LeaseState, Repository, StoredStudy, StudyState
+from storage import Repository, StoredStudy, StudyState
 
 _CHANGEABLE = {"budget", "export", "folder"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
@@ -58,11 +58,8 @@ def _check_export(target: Path) -> None:
 
 
 def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) -> bool:
-    """Start a daemon for the cluster unless one holds its lease; True if one was started.
-
-    A holder on this machine whose process is gone is not waited for.
-    """
-    if living_holder(repository, cluster):
+    """Start a daemon for the cluster unless one holds its lease; True if one was started."""
+    if repository.leases.holder(cluster):
         return False
     if cluster.startswith("host:") and cluster != this_cluster():
         raise BadInput(
@@ -76,17 +73,6 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
         )
     _spawn(cluster, url, folder)
     return True
-
-
-def living_holder(repository: Repository, cluster: str) -> LeaseState | None:
-    """Who holds the lease of a cluster. One on this machine whose process is gone loses it at once."""
-    state = repository.leases.holder(cluster)
-    if state is None:
-        return None
-    if state.host != this_host() or _is_daemon(state.pid):
-        return state
-    repository.leases.reclaim(state)
-    return None
 
 
 class Here:
@@ -107,7 +93,7 @@ class Here:
         if self._thread and self._thread.is_alive():
             return
         ended = self._repository.studies.named(self._study.name).state.ended
-        if ended or living_holder(self._repository, self._study.cluster):
+        if ended or self._repository.leases.holder(self._study.cluster):
             return
         if self._thread:
             raise AutotuneError("the study's thread died; its traceback is above")
@@ -159,16 +145,6 @@ def _spawn(cluster: str, url: str, folder: Path) -> None:
         process.stdin.close()
     except BrokenPipeError:
         raise AutotuneError(f"the daemon did not start; see {log}") from None
-
-
-def _is_daemon(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return b"autotune" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:

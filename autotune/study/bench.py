@@ -144,14 +144,18 @@ class _Running(NamedTuple):
 class Bench:
     """Slots that run attempts, one each at a time, and record what comes of them."""
 
-    def __init__(self, job: Job, check: Callable[[], None]) -> None:
+    def __init__(
+        self, job: Job, check: Callable[[], None], recorded: Callable[[], None] = lambda: None
+    ) -> None:
         """Take the slots of the job's launcher.
 
         Args:
             check: raises when the study is to stop; called while something is waited for.
+            recorded: called whenever an attempt has been recorded.
         """
         self._job = job
         self._check = check
+        self._recorded = recorded
         self._slots = list(job.plan.launcher.slots)
         self._free = set(range(len(self._slots)))
         self._pool = ThreadPoolExecutor(len(self._slots), thread_name_prefix="slot")
@@ -216,6 +220,7 @@ class Bench:
                 [_stored(seen) for seen in judge.seen],
                 self._job.environment_id,
             )
+            self._recorded()
             yield Finished(attempt, result)
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:

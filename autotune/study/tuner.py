@@ -14,6 +14,7 @@ from autotune.errors import BadInput, BaselineFails, LeaseLost
 from autotune.report.notes import trial_note
 from autotune.search.sampling import sampler
 from autotune.study.bench import Bench, Finished, Job
+from autotune.study.board import Board
 from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.opening import Opening
@@ -70,6 +71,7 @@ class Tuner:
             self._spec.sampler, self._space, self._spec.seed + before, self._plan.memory_of_rank()
         )
         self._ledger = self._open_ledger()
+        self.board = Board(job, self._ledger)
 
     def run(self) -> Verdict:
         """Search, confirm, conclude.
@@ -80,7 +82,7 @@ class Tuner:
             Stopped, LeaseLost: see Signals.
         """
         self._check_baseline()
-        with Bench(self._job, self._signals.check) as bench:
+        with Bench(self._job, self._signals.check, self.board.update) as bench:
             bench.sigma_run = self._calibration.noise(self._job.attempts()).sigma_run
             for suggestion in Opening(self._job, self._space).run(bench, self._ledger):
                 self._job.say(f"To be tried first: {suggestion.reason}.")
@@ -92,11 +94,6 @@ class Tuner:
             return no_result(attempts, self._job.study.name)
         end = end_of_baseline(attempts)
         return conclude(confirmation, self.unit, self._workers, finals.checks(), end)
-
-    @property
-    def ledger(self) -> TrialLedger:
-        """The study's trials in Optuna."""
-        return self._ledger
 
     @property
     def unit(self) -> str:

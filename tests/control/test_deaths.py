@@ -12,7 +12,7 @@ SHORT = {
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 2},
 }
 COMMITS = [
-    Commit("Studies.claim", 2),
+    Commit("Studies.claim", 3),
     Commit("Studies.record_facts", 1),
     Commit("Environments.record", 1),
     Commit("Messages.say", 2),
@@ -26,7 +26,8 @@ COMMITS = [
     Commit("TrialLedger.ask", 2),
     Commit("TrialLedger.tell", 2),
     Commit("TrialLedger.name_objective", 1),
-    Commit("TrialLedger.note", 1),
+    Commit("TrialLedger.note", 3),
+    Commit("TrialLedger.set_attributes", 3),
     Commit("Optuna.create_new_study", 1),
     Commit("Optuna.create_new_trial", 2),
     Commit("Optuna.set_trial_param", 2),

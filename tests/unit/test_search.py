@@ -38,6 +38,16 @@ def test_the_baseline_belongs_to_the_space():
     assert space.distributions()["micro_batch"].choices == (4, 7, 8)
 
 
+def test_what_can_only_have_one_value_beside_the_others_is_no_parameter():
+    values = {"micro_batch": [1, 2], "static_graph": [False, True]}
+    space = Space(values, {**defaults(), "accumulation_steps": 2}, CPU)
+    assert set(space.distributions()) == {"micro_batch"}
+    assert space.complete({"micro_batch": 1})["static_graph"] is False
+    assert "other values of static_graph than false: none runs with the rest" in space.left_out
+    free = Space({**values, "accumulation_steps": [1, 2]}, defaults(), CPU)
+    assert set(free.distributions()) == {"micro_batch", "accumulation_steps", "static_graph"}
+
+
 @pytest.mark.parametrize("name", ["model", "tpe", "gp", "random", "grid"])
 def test_no_sampler_repeats_itself_or_leaves_the_feasible(name):
     facts = Facts(device="cpu", world_size=2, global_batch=64)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
-from autotune.search.step_model import ACCUMULATION, MICRO_BATCH
+from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
 # As few as find the edge as surely as more do: each costs time in every suggestion

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
 from autotune.search.fault_model import FaultModel
-from autotune.search.grid import Grid, Params, Rows, Vector
+from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
 from autotune.search.step_model import Observations, StepModel, measured
 from search_spaces import CATALOGUE
@@ -77,6 +77,7 @@ class PerformanceModelSampler(BaseSampler):
         search_space: Mapping[str, BaseDistribution] | None = None,
         allowed: Allowed | None = None,
         memory_bytes: float | None = None,
+        follows: Follows | None = None,
     ) -> None:
         """Prepare for one study.
 
@@ -86,6 +87,8 @@ class PerformanceModelSampler(BaseSampler):
                 trial is drawn at random.
             allowed: without it every combination of values may be suggested.
             memory_bytes: that a rank has, if `peak_bytes` can be compared with it.
+            follows: what is no parameter, but follows from one: accumulation under a global batch that
+                is held.
         """
         self._search_space = dict(search_space) if search_space else None
         self._random = np.random.default_rng(seed)
@@ -93,6 +96,7 @@ class PerformanceModelSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._allowed = allowed
         self._memory_bytes = memory_bytes
+        self._follows = follows
         self._libraries = ThreadpoolController()
 
     def infer_relative_search_space(
@@ -115,7 +119,7 @@ class PerformanceModelSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        grid = Grid(search_space)
+        grid = Grid(search_space, self._follows)
         rate = study.direction == StudyDirection.MAXIMIZE
         telling = _telling(trials, rate=rate)
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
@@ -168,7 +172,7 @@ class PerformanceModelSampler(BaseSampler):
     def _predicted(
         self, trials: list[FrozenTrial], search_space: Mapping[str, BaseDistribution], *, rate: bool
     ) -> Prediction | None:
-        grid = Grid(search_space)
+        grid = Grid(search_space, self._follows)
         telling = _telling(trials, rate=rate)
         seen = Observations.of(telling, grid, rate=rate)
         if len(seen.times) < _FEW:

@@ -39,6 +39,8 @@ _RISK = 0.2
 """Most risk to run out of memory that an expert takes: four times what has fitted, no more."""
 _DOUBT = 0.5
 """Most risk to fail for another reason that an expert takes."""
+_LIKELY = 0.5
+"""Least chance to run of a configuration that is taken for the best."""
 _CAUTION = 5
 """How much more than its own cost a trial that runs out of memory is shunned."""
 
@@ -53,7 +55,7 @@ class Prediction:
     """What the model expects.
 
     Attributes:
-        params: of the configuration that it takes for the best.
+        params: of the configuration that it takes for the best, among those that ran or may.
         value: expected objective there.
         gain: expected relative improvement of the best by one more trial.
     """
@@ -179,15 +181,19 @@ class PerformanceModelSampler(BaseSampler):
             return None
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
         model = StepModel(grid, seen)
-        expected = model.expected(candidates)
-        best = int(np.argmin(expected))
-        time = float(expected[best]) * seen.unit
         fits, works = self._chances(grid, telling, candidates)
         promise = model.improvement(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
         gain = 0.0 if next_one is None else float(promise[next_one]) / model.incumbent
+        # The best is one that ran, or one that is allowed and likely to.
+        likely = candidates[fits * works >= _LIKELY]
+        new = self._first_new(-model.expected(likely), likely, grid, trials)
+        known = seen.rows if new is None else np.concatenate([seen.rows, likely[[new]]])
+        expected = model.expected(known)
+        best = int(np.argmin(expected))
+        time = float(expected[best]) * seen.unit
         return Prediction(
-            params=grid.decode(candidates[best]),
+            params=grid.decode(known[best]),
             value=1 / time if rate else time,
             gain=gain,
         )

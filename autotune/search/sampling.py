@@ -14,6 +14,7 @@ from autotune.search.performance_model import PerformanceModelSampler, Predictio
 from autotune.search.space import Configuration, Space, key
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE, KnobValue
+from search_spaces.constraints import SHARDED
 
 _LOOK_AHEAD = 100_000
 _STARTUP_TRIALS = 8
@@ -145,12 +146,18 @@ class WorthLaunching:
 
 
 def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
-    """Whether a configuration takes at least the memory of the other: a micro-batch no smaller, and
-    all else that memory depends on the same. Gradients that wait for a micro-batch take memory, too."""
+    """Whether a configuration must be taken to need at least the memory of the other: a micro-batch no
+    smaller, and all else that memory depends on the same.
+
+    Accumulation keeps the gradients of one micro-batch while the next one runs. They are as large as the
+    weights, however many micro-batches they wait for: little beside the activations of a micro-batch
+    that did not fit. Only where ranks hold parts of the weights are they more, as gradients wait whole.
+    """
     for name, knob in CATALOGUE.items():
         if knob.memory and name != "micro_batch" and knobs[name] != other[name]:
             return False
-    if knobs["accumulation_steps"] == 1 != other["accumulation_steps"]:
+    less = knobs["accumulation_steps"] == 1 != other["accumulation_steps"]
+    if less and knobs["parallelism"] in SHARDED:
         return False
     return int(knobs["micro_batch"]) >= int(other["micro_batch"])
 

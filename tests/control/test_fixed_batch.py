@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from autotune.analysis.verdict import Verdict
+from autotune.report.paper import report
 from autotune.trial.protocol import Knobs, Outcome
 from launchers.behaviours import running_at, where, within_memory
 from launchers.replay import Launch
@@ -148,3 +150,32 @@ def test_with_neither_knob_the_global_batch_stays_anyway(played: Replayed) -> No
     played.run(search_space={"bucket_cap_mb": [1, 25]}, baseline=TODAY, objective=KEEP)
     assert {configuration(a) for a in played.attempts("search")} == {(4, 12)}
     assert "2 configurations remain" in played.said()
+
+
+def test_a_free_study_also_tells_the_best_at_the_users_global_batch(played: Replayed) -> None:
+    """The finalists alone would all have larger ones."""
+    verdict = played.on(LARGER).run(
+        search_space={"micro_batch": [2, 4, 8, 16, 32], "accumulation_steps": [1, 2, 4]},
+        baseline={"micro_batch": 4, "accumulation_steps": 4},
+        objective={"global_batch": "free"},
+        budget={"trials": 40},
+    )
+    assert (verdict["knobs"]["micro_batch"], verdict["knobs"]["accumulation_steps"]) == (32, 4)
+    confirmed = {configuration(a) for a in played.recorded("confirm")}
+    assert (16, 1) in confirmed
+    own = larger_is_better({**verdict["knobs"], "micro_batch": 16, "accumulation_steps": 1})
+    today = larger_is_better({**verdict["knobs"], "micro_batch": 4, "accumulation_steps": 4})
+    assert f"{own / today:.2f}x (" in verdict["sentence"]
+    assert "at your 32, with micro_batch=16, accumulation_steps=1;" in verdict["sentence"]
+    assert "if it may grow to 256." in verdict["sentence"]
+    text = report(played.repository, "played", Verdict.from_dict(verdict))
+    table = text[text.index("### Best per global batch") :].splitlines()
+    rows = [line.split(" | ")[0] for line in table[4:11]]
+    assert rows == ["| 4", "| 8", "| 16", "| 32 (yours)", "| 64", "| 128", "| 256"]
+    assert f"{own / today:.2f}x (" in table[7]
+    assert "seen once" in table[4]
+
+
+def test_a_study_that_keeps_its_global_batch_has_no_such_table(played: Replayed) -> None:
+    verdict = played.on(LARGER).run(search_space=SIZES, baseline=TODAY, objective=KEEP)
+    assert "per global batch" not in report(played.repository, "played", Verdict.from_dict(verdict))

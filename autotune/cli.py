@@ -9,7 +9,6 @@ import signal
 import sys
 import webbrowser
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,16 +76,13 @@ def _version(
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("study.yaml"),
 ) -> None:
-    """Write a commented study.yaml to start from."""
-    template = (resources.files("autotune") / "study_template.yaml").read_text("utf-8")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(template)
-    except FileExistsError:
-        raise BadInput(f"{path} exists already; it is left as it was") from None
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+    """Write a commented study.yaml to start from, and an example of a workload of your own."""
+    from autotune.standalone.starter import write_study, write_workload
+
+    write_study(path)
     print(f"{path} written; edit it, then: autotune start {path}")
+    if workload := write_workload(path.parent):
+        print(f"{workload} written: put your own model there; `workload: {workload.stem}:build`")
 
 
 @app.command()
@@ -394,6 +390,14 @@ def knobs() -> None:
     from autotune.report.catalogue import knobs_page
 
     print(knobs_page({}), end="")
+
+
+@app.command()
+def presets() -> None:
+    """Print the search spaces that have a name: what each is for, and its values per knob."""
+    from autotune.report.presets import presets_listed
+
+    print("\n".join(presets_listed()))
 
 
 @app.command()

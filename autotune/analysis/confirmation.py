@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.measurement.estimate import Ratio, paired_ratio
-from storage import Attempts, AttemptState, Purpose
+from search_spaces.constraints import global_batch
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 FEWEST_ROUNDS = 3
 ALIKE = 0.02
@@ -149,7 +150,8 @@ def replay(
 
     Args:
         attempts: of a study whose search has ended.
-        finalists: the most candidates besides the baseline.
+        finalists: the most candidates besides the baseline and, where all of these have other global
+            batches, the fastest that has the baseline's.
         most_rounds: see measurement.rounds.
         barred: trials that are no candidates either.
 
@@ -174,6 +176,25 @@ def first_round(attempts: Attempts) -> int:
     return 1 + max(before, default=0)
 
 
+def _of_same_batch(
+    today: StoredAttempt, measured: Sequence[StoredAttempt], members: Sequence[StoredAttempt]
+) -> list[StoredAttempt]:
+    """The fastest with the baseline's global batch, where finalists have others only: nobody should have
+    to search twice to learn what is gained without another learning rate. It may have been stopped
+    early, as others were faster."""
+    own = global_batch(today.knobs, 1)
+    alike = [a for a in measured if global_batch(a.knobs, 1) == own and a is not today]
+    best = max(alike, key=lambda a: a.result.throughput or 0.0, default=None)
+    finalist = any(global_batch(a.knobs, 1) == own for a in members if a is not today)
+    return [] if best is None or finalist else [best]
+
+
+def _went_without(attempts: Attempts, trial: int) -> bool:
+    """Whether a first round is complete without this trial: an earlier version chose the candidates."""
+    runs, first = attempts.of(Purpose.CONFIRM), first_round(attempts)
+    return bool(runs.in_round(first + 1)) and not runs.in_round(first).of_trial(trial)
+
+
 def _candidates(
     attempts: Attempts, finalists: int, barred: Container[int]
 ) -> tuple[list[Candidate], int | None]:
@@ -189,5 +210,9 @@ def _candidates(
     today = today if today in ranked else None
     others = [a for a in ranked if a is not today][:finalists]
     members = [today, *others] if today else others
+    if today:
+        measured = [a for a in attempts.searched().measured() if a.trial not in refused]
+        also = _of_same_batch(today, measured, members)
+        members += [a for a in also if not _went_without(attempts, a.trial)]
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
     return candidates, today.trial if today else None

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from autotune.analysis.batches import at_both
 from autotune.analysis.confirmation import ALIKE, Confirmation
 from autotune.analysis.gate import GateRecord, Refusal, touched
 from autotune.analysis.wording import counted, difference, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
 from search_spaces import CATALOGUE
-from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose
 
 
@@ -181,6 +181,7 @@ def conclude(
         f"{speedup.value:.2f}x your configuration (95 % interval {speedup.low:.2f} to "
         f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"measured again {len(confirmation.rounds)} times in turn with yours."
+        + at_both(confirmation, chosen, baseline, world_size)
         + consequences(chosen, knobs, today, world_size, checks)
     )
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, **common)
@@ -254,15 +255,6 @@ def no_result(attempts: Attempts, study: str) -> Verdict:
 def mean_rate(rates: Sequence[float]) -> Ratio:
     """Geometric mean over rounds with its 95 % interval."""
     return paired_ratio(rates, [1.0] * len(rates))
-
-
-def _global_batch_changes(
-    knobs: Mapping[str, Any], today: Mapping[str, Any], world_size: int
-) -> str:
-    before, after = global_batch(today, world_size), global_batch(knobs, world_size)
-    if before == after:
-        return ""
-    return f" The global batch changes from {before} to {after}: adjust the learning rate."
 
 
 def _schedule_changes(knobs: Mapping[str, Any], today: Mapping[str, Any]) -> str:

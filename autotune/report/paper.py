@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
+from autotune.analysis.batches import BatchBest, best_per_batch
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, quantity
 from autotune.report.composition import composition_table, held_back
 from autotune.report.notes import study_note
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
+from search_spaces.constraints import global_batch
 from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredNoise, StoredStudy, StudyState
 
@@ -27,6 +29,8 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
     parts.append(list(held_back(repository, study, attempts, spec.full_baseline())))
     parts.append(list(_attribution(spec, attempts, verdict)))
+    if study.facts:
+        parts.append(list(_per_batch(spec, attempts, study.facts["world_size"])))
     rates = _confirmed(verdict)
     parts.append(list(composition_table(repository, study, attempts, rates)))
     parts.append(list(_measurement(attempts, repository.noise.of(study.id), racing(attempts))))
@@ -66,6 +70,37 @@ def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Itera
         "not go with that), in turn. Knobs help and hinder each other, so that the gains need not "
         "multiply to the whole."
     )
+
+
+def _per_batch(spec: StudySpec, attempts: Attempts, world_size: int) -> Iterator[str]:
+    """The best of every global batch, where there are several."""
+    found = best_per_batch(attempts, world_size)
+    if len(found) < 2:
+        return
+    own = global_batch(spec.full_baseline(), world_size)
+    yield "### Best per global batch"
+    yield ""
+    unit = spec.objective.unit
+    yield f"| global batch | trial | over the baseline | {unit} | difference to the baseline |"
+    yield "|---|---|---|---|---|"
+    for one in found:
+        mark = " (yours)" if one.global_batch == own else ""
+        changed = difference(one.knobs, spec.full_baseline())
+        yield (
+            f"| {one.global_batch:,}{mark} | {one.trial} | {_over_baseline(one)} | "
+            f"{quantity(one.throughput)} | {changed} |"
+        )
+    yield ""
+    yield "Another global batch than yours wants another learning rate."
+
+
+def _over_baseline(one: BatchBest) -> str:
+    if one.speedup is None:
+        return "-"
+    if one.rounds < 2:
+        return f"{one.speedup.value:.2f}x, seen once"
+    bounds = f"{one.speedup.low:.2f} to {one.speedup.high:.2f}"
+    return f"{one.speedup.value:.2f}x ({bounds}, {one.rounds} rounds)"
 
 
 def _tied(one: Contribution) -> str:

@@ -74,7 +74,7 @@ class Plan:
         self.spec = spec
         self.launcher = launcher
         self.facts = dataclasses.replace(
-            facts_of(launcher), global_batch=spec.objective.global_batch
+            facts_of(launcher), global_batch=spec.global_batch(launcher.workers)
         )
 
     @property

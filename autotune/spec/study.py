@@ -20,6 +20,7 @@ from autotune.spec import document, mistakes
 from autotune.spec.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
+from search_spaces.constraints import global_batch
 
 
 def _env_name(name: str) -> str:
@@ -28,6 +29,8 @@ def _env_name(name: str) -> str:
     return name
 
 
+KEEP, FREE = "keep", "free"
+"""Of objective.global_batch, besides numbers."""
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Scalar = bool | int | float | str
 
@@ -108,12 +111,18 @@ class ObjectiveSpec(_Section):
     """What is maximised."""
 
     metric: Literal["samples_per_second", "tokens_per_second"] = "samples_per_second"
-    global_batch: int | None = Field(
-        default=None,
-        ge=1,
-        description="Samples per optimizer step over all ranks. When set, only configurations "
-        "with exactly this global batch compete, so the winner needs no new learning rate.",
+    global_batch: Annotated[int, Field(ge=1)] | Literal["keep", "free"] = Field(
+        default=KEEP,
+        description="Samples per optimizer step over all ranks. keep: only configurations with exactly "
+        "the baseline's compete, so that the winner trains the same, faster; a number: the same, said "
+        "in figures; free: any may win, and then needs a new learning rate.",
     )
+
+    @field_validator("global_batch", mode="before")
+    @classmethod
+    def _as_stored_before(cls, given: Any) -> Any:
+        # Earlier versions stored nothing where any global batch was to compete.
+        return FREE if given is None else given
 
     @property
     def unit(self) -> str:
@@ -265,14 +274,10 @@ class StudySpec(_Section):
         problems = mistakes.of_search_space(self.search_space)
         problems |= mistakes.of_baseline(self.baseline)
         fixed, workers = self.objective.global_batch, self.resources.known_workers
-        if fixed and workers and not problems:
+        if isinstance(fixed, int) and workers and not problems:
             given = bool(self.baseline)
             problems |= mistakes.of_global_batch(
                 fixed, workers, self.full_baseline(), baseline_given=given
-            )
-        if fixed and self.asks_for_largest:
-            problems["search_space", "micro_batch"] = (
-                "max does not go with objective.global_batch, which bounds it; give numbers"
             )
         if self.ray_address is not None and self.launcher != "ray":
             problems["ray_address",] = "has no effect without `launcher: ray`; add it"
@@ -291,6 +296,13 @@ class StudySpec(_Section):
         """Whether the largest micro-batch that fits is still to be found."""
         space = self.search_space
         return isinstance(space, dict) and mistakes.LARGEST in space.get("micro_batch", [])
+
+    def global_batch(self, workers: int) -> int | None:
+        """Samples per optimizer step that every configuration has on so many ranks; None: any."""
+        wanted = self.objective.global_batch
+        if wanted == FREE:
+            return None
+        return wanted if isinstance(wanted, int) else global_batch(self.full_baseline(), workers)
 
     def full_baseline(self) -> dict[str, Any]:
         """The baseline with a value for every knob."""

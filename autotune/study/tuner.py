@@ -12,6 +12,7 @@ from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_res
 from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, BaselineFails, LeaseLost
 from autotune.report.notes import trial_note
+from autotune.search.outline import outline
 from autotune.search.sampling import sampler
 from autotune.study.bench import Bench, Finished, Job
 from autotune.study.board import Board
@@ -105,6 +106,8 @@ class Tuner:
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._job.say(f"Left out: {reason}.")
+            for line in outline(self._space, self._plan.facts.global_batch):
+                self._job.say(line)
             self._enqueue_baseline(ledger)
             ledger.name_objective(f"throughput, {self.unit}")
         return ledger
@@ -115,7 +118,7 @@ class Tuner:
         ledger.enqueue(params, "baseline")
 
     def _check_baseline(self) -> None:
-        fixed = self._spec.objective.global_batch
+        fixed = self._plan.facts.global_batch
         if fixed and (refused := refused_global_batch(fixed, self._workers)):
             raise BadInput(f"objective.global_batch: {refused}")
         self._plan.check_baseline()

@@ -176,6 +176,7 @@ def test_the_wheel_holds_what_it_must_and_nothing_else(wheel: Path) -> None:
     assert "storage/migrations/script.py.mako" in names
     assert "storage/migrations/versions/v0001_first_tables.py" in names
     assert "autotune/study_template.yaml" in names
+    assert "autotune/workload_template.txt" in names
     presets = [name for name in names if name.startswith("search_spaces/presets/")]
     assert len(presets) >= 4
     assert not any("test" in name for name in names)
@@ -200,7 +201,7 @@ def test_init_and_a_study_from_an_empty_folder(installed: Path, empty: StudyFold
     template = yaml.safe_load((empty.folder / "study.yaml").read_text())
     template["name"] = empty.name
     small = tiny_study(resources={"workers": 1}, measurement=quick_measurement())
-    for section in ("resources", "search_space", "baseline", "budget", "measurement"):
+    for section in ("resources", "search_space", "baseline", "objective", "budget", "measurement"):
         template[section] = small[section]
     template["workload"] = "witness:build"
     (empty.folder / "study.yaml").write_text(yaml.safe_dump(template))

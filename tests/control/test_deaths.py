@@ -15,7 +15,7 @@ COMMITS = [
     Commit("Studies.claim", 3),
     Commit("Studies.record_facts", 1),
     Commit("Environments.record", 1),
-    Commit("Messages.say", 2),
+    Commit("Messages.say", 3),
     Commit("Studies.end_search", 1),
     Commit("AttemptRecords.begin", 3),
     Commit("AttemptRecords.finish", 3),

@@ -92,6 +92,14 @@ def test_what_runs_out_of_memory_is_learnt(played: Replayed) -> None:
     played.assert_complete()
 
 
+def test_memory_is_not_tried_again_with_less_accumulation(played: Replayed) -> None:
+    limited = within_memory(PLAIN, lambda knobs: knobs["micro_batch"] * 100.0, limit=3000.0)
+    space = {"micro_batch": [2, 32], "accumulation_steps": [1, 2]}
+    played.on(limited).run(search_space=space, budget={"trials": 14})
+    assert played.states().count("OOM") == 1
+    played.assert_complete(trials=3)
+
+
 def test_a_baseline_without_memory_is_said_and_the_rest_is_searched(played: Replayed) -> None:
     broken = where(PLAIN, is_baseline, outcome=Outcome.OOM, cause="rank 0: no memory")
     verdict = played.on(broken).run(budget={"trials": 6})

@@ -96,6 +96,19 @@ def test_memory_is_compared_only_where_all_else_is_the_same():
     assert not needs_more_memory({**large, "precision": "bf16"}, small)
 
 
+def test_what_ran_out_of_memory_with_accumulation_does_so_without():
+    too_large = {**defaults(), "micro_batch": 4096, "accumulation_steps": 2}
+    assert needs_more_memory({**too_large, "accumulation_steps": 1}, too_large)
+    assert needs_more_memory({**too_large, "accumulation_steps": 8}, too_large)
+    assert not needs_more_memory({**too_large, "micro_batch": 2048}, too_large)
+
+
+def test_gradients_that_wait_whole_beside_shards_are_memory_of_their_own():
+    sharded = {**defaults(), "parallelism": "fsdp", "micro_batch": 16}
+    assert not needs_more_memory(sharded, {**sharded, "accumulation_steps": 4})
+    assert needs_more_memory({**sharded, "accumulation_steps": 4}, sharded)
+
+
 def test_tpe_learns_within_the_feasible():
     space = Space({"micro_batch": [2**i for i in range(12)]}, defaults(), CPU)
     asked = ask_all(space, "tpe", 12, value=lambda params: float(params["micro_batch"]))

@@ -45,6 +45,23 @@ def test_a_clear_winner():
     assert "global batch changes from 16 to 128" in found.sentence
 
 
+def test_what_is_gained_at_the_users_global_batch_is_said_beside_it():
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, precision="bf16")]
+    rates = {0: [100.0, 101.0, 99.0], 1: [199.0, 200.0, 198.0], 2: [135.0, 136.5, 133.8]}
+    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
+    assert found.trial == 1
+    assert "1.35x (1.35 to 1.35)" in found.sentence
+    assert "at your 16, with precision=bf16; 1.99x if it may grow to 128." in found.sentence
+
+
+def test_a_gain_at_the_users_global_batch_must_be_sure():
+    candidates = [candidate(0), candidate(1, micro_batch=4), candidate(2, precision="bf16")]
+    rates = {0: noisy(100, 1), 1: noisy(150, 2), 2: noisy(98, 3)}
+    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
+    assert "changes from 16 to 8: adjust" in found.sentence
+    assert "At your 16 nothing that was tried is surely faster." in found.sentence
+
+
 def test_nothing_beats_the_baseline():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     found = conclude(
@@ -240,3 +257,31 @@ def test_a_verdict_of_an_earlier_version_is_read():
     ).as_dict()
     old = {n: v for n, v in stored.items() if n not in ("numerics", "refused", "baseline")}
     assert Verdict.from_dict(old).sentence == stored["sentence"]
+
+
+BATCHES = [
+    attempt(1, 0, 100),
+    *(attempt(number, number - 1, 200 + number, micro_batch=64) for number in (2, 3, 4)),
+    attempt(5, 4, 130, precision="bf16"),
+    attempt(6, 5, 140, precision="bf16", log_interval=50, state="PRUNED"),
+]
+
+
+def test_the_fastest_of_the_baselines_global_batch_is_measured_again_too():
+    assert replayed(BATCHES).members() == [0, 3, 2, 5], "though it was stopped early"
+
+
+def test_a_finalist_with_the_baselines_global_batch_is_enough():
+    assert replayed(BATCHES[:2] + BATCHES[4:]).members() == [0, 1, 4]
+
+
+def test_rounds_that_went_without_it_count():
+    """Those of a study of an earlier version."""
+    rounds = [
+        attempt(10 * number + trial, trial, 100 + trial, round_=number)
+        for number in (1, 2)
+        for trial in (0, 2, 3)
+    ]
+    found = replayed([*BATCHES, *rounds])
+    assert found.members() == [0, 3, 2]
+    assert len(found.rounds) == 2

@@ -1,12 +1,12 @@
 """Who is still in, as finalists and baseline are measured again round by round. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.measurement.estimate import Ratio, paired_ratio
-from storage import Attempts, AttemptState, Purpose
+from autotune.measurement.estimate import Ratio, clearly_faster, paired_ratio
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 FEWEST_ROUNDS = 3
 ALIKE = 0.02
@@ -55,7 +55,9 @@ class Confirmation:
         """What is recorded of the next round: throughput per trial, None where it failed."""
         members = self.members()
         runs = attempts.of(Purpose.CONFIRM).in_round(self.next_round).recorded()
-        return {a.trial: a.result.throughput for a in runs if a.trial in members}
+        return {
+            a.trial: a.result.throughput for a in runs if a.trial in members and not _out_of_time(a)
+        }
 
     def close_round(self, results: Mapping[int, float | None]) -> None:
         """Take in a complete round; None: that trial failed, which drops it."""
@@ -70,25 +72,19 @@ class Confirmation:
                 if trial not in (leader, self.baseline) and self.ratio(trial, leader).high < 1:
                     self.dropped[trial] = number
 
-    def decided(self, *, in_a_hurry: bool = False) -> bool:
-        """Whether another round would change nothing that matters, or is not allowed.
-
-        Args:
-            in_a_hurry: after the fewest rounds, do with what there is.
-        """
+    def decided(self) -> bool:
+        """Whether another round would change nothing that matters, or is not allowed."""
         if not self.members() or len(self.rounds) >= self._most_rounds:
             return True
         if len(self.rounds) < FEWEST_ROUNDS:
             return False
-        if in_a_hurry:
-            return True
         leader = self.leader()
         rivals = [trial for trial in self.members() if trial not in (leader, self.baseline)]
         if not all(_close_to_one(self.ratio(trial, leader)) for trial in rivals):
             return False
         if self.baseline in (None, leader) or self.baseline in self.dropped:
             return True
-        return self.ratio(leader, self.baseline).low > 1
+        return clearly_faster(self.ratio(leader, self.baseline))
 
     def leader(self) -> int:
         """The fastest of those still in, by the rounds that all of them ran."""
@@ -120,7 +116,7 @@ class Confirmation:
     def _beats_baseline(self, trial: int, baseline: int) -> bool:
         if baseline in self.dropped:
             return True  # it failed when it was run again
-        return trial != baseline and self.ratio(trial, baseline).low > 1
+        return trial != baseline and clearly_faster(self.ratio(trial, baseline))
 
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.
@@ -138,25 +134,35 @@ def _close_to_one(ratio: Ratio) -> bool:
     return ratio.low >= 1 - ALIKE and ratio.high <= 1 + ALIKE
 
 
-def replay(attempts: Attempts, *, finalists: int, most_rounds: int) -> Confirmation | None:
+def _out_of_time(run: StoredAttempt) -> bool:
+    """Whether it was ended before it could show anything: it says nothing about its configuration."""
+    return run.result.state == AttemptState.PRUNED and run.result.throughput is None
+
+
+def replay(
+    attempts: Attempts, *, finalists: int, most_rounds: int, unaffordable: Collection[int] = ()
+) -> Confirmation | None:
     """The confirmation as the records show it, less a round that is not complete.
 
     Trials that the numerics gate has refused are no candidates. Rounds that were measured before the
     search went on (with a larger budget) do not count: what is compared must have been measured in
-    turn.
+    turn. Once a second round was begun, whoever ran in the first one takes part, whatever there is time
+    for by then.
 
     Args:
         attempts: of a study whose search has ended.
         finalists: the most candidates besides the baseline.
         most_rounds: see measurement.rounds.
+        unaffordable: trials for whose check there is no time.
 
     Returns:
         None if no trial of the search is complete.
     """
-    candidates, baseline_trial = _candidates(attempts, finalists)
+    first = first_round(attempts)
+    candidates, baseline_trial = _candidates(attempts, finalists, unaffordable, first)
     if not candidates:
         return None
-    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first_round(attempts))
+    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first)
     while len(results := confirmation.recorded(attempts)) == len(confirmation.members()) > 0:
         confirmation.close_round(results)
     return confirmation
@@ -171,14 +177,27 @@ def first_round(attempts: Attempts) -> int:
     return 1 + max(before, default=0)
 
 
-def _candidates(attempts: Attempts, finalists: int) -> tuple[list[Candidate], int | None]:
+def ranked(attempts: Attempts) -> list[StoredAttempt]:
+    """Complete trials of the search that the numerics gate has not refused, the fastest first."""
     checked = attempts.of(Purpose.NUMERICS).recorded()
     refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
     complete = [a for a in attempts.searched().complete() if a.trial not in refused]
-    ranked = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
+    return sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
+
+
+def _candidates(
+    attempts: Attempts, finalists: int, unaffordable: Collection[int], first: int
+) -> tuple[list[Candidate], int | None]:
+    in_order = ranked(attempts)
     today = attempts.baseline()
-    today = today if today in ranked else None
-    others = [a for a in ranked if a is not today][:finalists]
+    today = today if today in in_order else None
+    others = [a for a in in_order if a is not today]
+    rounds = attempts.of(Purpose.CONFIRM).recorded()
+    if any(run.round > first for run in rounds):
+        took_part = {run.trial for run in rounds.in_round(first)}
+        others = [a for a in others if a.trial in took_part]
+    else:
+        others = [a for a in others if a.trial not in unaffordable][:finalists]
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
     return candidates, today.trial if today else None

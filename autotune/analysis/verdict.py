@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from autotune.analysis.confirmation import ALIKE, Confirmation
 from autotune.analysis.gate import GateRecord, Refusal, touched
-from autotune.analysis.wording import counted, difference, rate_text
+from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
 from search_spaces import CATALOGUE
@@ -27,6 +27,8 @@ class Kind(StrEnum):
     NO_BASELINE = "no_baseline"
     """The baseline cannot run."""
     NO_RESULT = "no_result"
+    NOT_ENOUGH_TIME = "not_enough_time"
+    """Nothing could be confirmed in the time that there was."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Verdict:
         rounds: complete rounds measured.
         numerics: of the recommended configuration; None where nothing in it can change numerics.
         refused: configurations that do not follow the reference.
+        missing_seconds: that would lead further, about; None where nothing is missing.
     """
 
     kind: Kind
@@ -91,6 +94,7 @@ class Verdict:
     rounds: int = 0
     numerics: Numerics | None = None
     refused: tuple[Refusal, ...] = ()
+    missing_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
@@ -137,6 +141,7 @@ def conclude(
     world_size: int,
     checks: GateRecord,
     baseline_end: str = "",
+    missing: float = 0.0,
 ) -> Verdict:
     """The verdict of a confirmation; at least one candidate finished a round.
 
@@ -146,6 +151,7 @@ def conclude(
         world_size: ranks.
         checks: what the numerics gate has found.
         baseline_end: how the baseline ended in the search, where it did not complete.
+        missing: seconds of what would lead further, should this be too little to tell.
     """
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
@@ -170,8 +176,10 @@ def conclude(
         return Verdict(Kind.NO_BASELINE, sentence, **common)
     before = mean_rate(confirmation.rates(baseline))
     if chosen == baseline:
-        kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit))
+        kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), missing)
         sentence += _refusals(checks, knobs)
+        if kind == Kind.UNDECIDED:
+            common["missing_seconds"] = missing
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.ratio(chosen, baseline)
     today = confirmation.candidates[baseline].knobs
@@ -187,7 +195,7 @@ def conclude(
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, **common)
 
 
-def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[Kind, str]:
+def _stay(confirmation: Confirmation, baseline: int, rate: str, missing: float) -> tuple[Kind, str]:
     """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
     rounds = len(confirmation.rounds)
     leader = confirmation.leader()
@@ -201,11 +209,51 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[Kind, s
         )
     knobs, today = (confirmation.candidates[trial].knobs for trial in (leader, baseline))
     return Kind.UNDECIDED, (
-        f"Cannot tell whether anything beats your configuration, so keep it: "
-        f"{difference(knobs, today)} measured {ratio.value:.2f}x in {rounds} rounds, but the 95 % "
-        f"interval is {ratio.low:.2f} to {ratio.high:.2f}. A quieter machine, longer trials or more "
-        "rounds (`measurement`) would tell."
+        "Cannot tell whether anything beats your configuration, so keep it: "
+        f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}. About "
+        f"{missing:.0f} s more would do ({more_time(rounds)}), and less on a quieter machine."
     )
+
+
+def _left_open(ratio: Ratio, changed: str, rounds: str) -> str:
+    """What the rounds say of the leader. A figure whose interval is wider than itself is none."""
+    if not ratio.vague:
+        return (
+            f"{changed} measured {ratio.value:.2f}x in {rounds}, but the 95 % interval is "
+            f"{ratio.low:.2f} to {ratio.high:.2f}"
+        )
+    known = "nothing" if not math.isfinite(ratio.high) else "too little"
+    return f"{rounds} of {changed} against yours tell {known}"
+
+
+def more_time(rounds: int = 0) -> str:
+    """How a study gets more of it."""
+    several = f" or `measurement.rounds` above {rounds}" if rounds else ""
+    return f"a longer `budget.wall_time`{several}; `autotune start` then goes on"
+
+
+def not_enough_time(attempts: Attempts, unit: str, missing: float) -> Verdict:
+    """The verdict when the time ended before anything could be confirmed.
+
+    Args:
+        missing: seconds of what would lead to a verdict.
+    """
+    today = attempts.baseline()
+    complete = attempts.searched().complete()
+    best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)
+    if today is None or best is None:
+        seen = "not even your configuration could be timed"
+    elif best.knobs == today.knobs:
+        seen = f"your configuration ran at {quantity(today.result.throughput or 0.0)} {unit}"
+        seen += ", and nothing was seen to be faster"
+    else:
+        ratio = (best.result.throughput or 0.0) / (today.result.throughput or 1.0)
+        seen = f"{difference(best.knobs, today.knobs)} ran {ratio:.2f} times as fast as yours, once"
+    sentence = (
+        f"Not enough time: {seen}. About {missing:.0f} s more would do to prove something "
+        f"({more_time()})."
+    )
+    return Verdict(Kind.NOT_ENOUGH_TIME, sentence, missing_seconds=missing)
 
 
 def end_of_baseline(attempts: Attempts) -> str:

@@ -5,7 +5,15 @@ import math
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
-from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.analysis.costs import CostRecords
+from autotune.analysis.shortfall import lacks_time, seconds_missing
+from autotune.analysis.verdict import (
+    Verdict,
+    conclude,
+    end_of_baseline,
+    no_result,
+    not_enough_time,
+)
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.spec import StudySpec
@@ -50,14 +58,18 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     wanted = spec.measurement
     confirmation = replay(attempts, finalists=wanted.finalists, most_rounds=wanted.rounds)
-    if confirmation is None or not confirmation.members() or not confirmation.rounds:
+    costs = CostRecords(repository.attempts.blocks).by(attempts)
+    missing = seconds_missing(confirmation, attempts, costs, spec.full_baseline())
+    if lacks_time(confirmation, attempts, limited=spec.budget.wall_time is not None):
+        return not_enough_time(attempts, spec.objective.unit, missing)
+    if confirmation is None or not confirmation.members():
         return no_result(attempts)
     measured = attempts.measured().first
     assert measured is not None  # there are rounds
     world_size = repository.attempts.blocks(measured.id)[0].workers
     checks = gate.record(attempts, repository.attempts.blocks)
     end = end_of_baseline(attempts)
-    return conclude(confirmation, spec.objective.unit, world_size, checks, end)
+    return conclude(confirmation, spec.objective.unit, world_size, checks, end, missing)
 
 
 def judged_again(attempts: Attempts, repository: Repository) -> Attempts:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from autotune.analysis.costs import CostRecords, Costs
 from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
 from autotune.paths import StudyPaths
 from autotune.runs.judging import Judge, TimedRun
-from autotune.runs.plan import Plan, few_steps, profiled, stepwise
+from autotune.runs.plan import Plan, few_steps, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
 from autotune.trial.protocol import TrialReport, TrialRequest
 from launchers import Slot
@@ -50,6 +52,15 @@ _SHAPES: dict[Purpose, Shape] = {
 """What is not timed."""
 
 
+class Allowance(NamedTuple):
+    """The time of one run, from its launch to its end, in seconds."""
+
+    wanted: float
+    """It ends at the block after which there would not be enough of this for another one."""
+    most: float
+    """It is ended, wherever it is."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A study under way: its plan, and the records that it is read from and written to."""
@@ -81,8 +92,10 @@ class Job:
         """Record why the search has ended, and say so."""
         self.repository.studies.end_search(self.lease, self.study, reason, messages)
 
-    def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
-        """The trial, ready to launch on this slot."""
+    def request(
+        self, attempt: StoredAttempt, slot: Slot, time: Allowance | None = None
+    ) -> TrialRequest:
+        """The trial, ready to launch on this slot, with so much time if there is a limit."""
         timed = self.plan.request(
             slot,
             attempt.knobs,
@@ -90,7 +103,10 @@ class Job:
             workdir=Path(self.study.workdir),
             log_dir=self.paths.attempt(attempt.name).folder,
         )
-        return _SHAPES.get(attempt.purpose, as_timed)(timed)
+        shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
+        if time is None:
+            return shaped
+        return within(shaped, time.most, max(0.0, time.wanted - self.costs().startup))
 
     @property
     def workload(self) -> str:
@@ -120,11 +136,29 @@ class Job:
             world_size=self.plan.launcher.workers,
         )
 
-    def limits(self, purpose: Purpose, incumbent_low: float, sigma_run: float) -> Limits:
-        """How long to measure."""
+    def limits(
+        self, purpose: Purpose, incumbent_low: float, sigma_run: float, time: Allowance | None
+    ) -> Limits:
+        """How long to measure, in a run that has so much time."""
         if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
-            return self.plan.confirm_limits(sigma_run=sigma_run)
-        return self.plan.search_limits(incumbent_low=incumbent_low, sigma_run=sigma_run)
+            limits = self.plan.confirm_limits(sigma_run=sigma_run)
+        else:
+            limits = self.plan.search_limits(
+                incumbent_low=incumbent_low,
+                sigma_run=sigma_run,
+                settling=self.costs().settling if incumbent_low else Settling(),
+            )
+        if time is None:
+            return limits
+        return dataclasses.replace(limits, whole=max(0.0, time.wanted - self.costs().startup))
+
+    def costs(self) -> Costs:
+        """What runs cost, as far as it is known by now."""
+        return self._cost_records.by(self.attempts())
+
+    @functools.cached_property
+    def _cost_records(self) -> CostRecords:
+        return CostRecords(self.repository.attempts.blocks)
 
 
 @dataclass(frozen=True)
@@ -184,11 +218,13 @@ class Bench:
         round_: int = 0,
         incumbent_low: float = 0.0,
         judge: Judge | None = None,
+        time: Allowance | None = None,
     ) -> None:
         """Record an attempt as begun and launch it on a free slot.
 
         Args:
             judge: what the run is watched for; its speed if not given.
+            time: that it may take, from its launch to its end; None: no limit.
         """
         attempt = self._job.repository.attempts.begin(
             self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
@@ -196,8 +232,8 @@ class Bench:
         number = min(self._free)  # the same slot, hence the same devices, when one is wanted
         self._free.discard(number)
         slot = self._slots[number]
-        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run))
-        future = self._pool.submit(slot.run, self._job.request(attempt, slot), judge)
+        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, time))
+        future = self._pool.submit(slot.run, self._job.request(attempt, slot, time), judge)
         self._running[future] = _Running(number, attempt, judge)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
@@ -235,9 +271,10 @@ class Bench:
         *,
         round_: int = 0,
         judge: Judge | None = None,
+        time: Allowance | None = None,
     ) -> None:
         """The same, alone on the bench, and wait for its end."""
-        self.start(trial, knobs, purpose, round_=round_, judge=judge)
+        self.start(trial, knobs, purpose, round_=round_, judge=judge, time=time)
         while not self.idle:
             self._check()
             for _ in self.finished(_POLL_SECONDS):

@@ -3,16 +3,17 @@
 from autotune.analysis.findings import Finding, findings
 from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
-from autotune.study.bench import BASELINE, Bench, Job
+from autotune.study.bench import BASELINE, Allowance, Bench, Job
 from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered
-from storage import Purpose, StoredAttempt, TrialLedger
+from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
 
 class Opening:
     """Happens once, before anything is searched; goes on from wherever the records stand."""
 
-    def __init__(self, job: Job, space: Space) -> None:
-        """Take in where it happens."""
+    def __init__(self, job: Job, space: Space, time: Allowance | None = None) -> None:
+        """Take in where it happens, and how long the look may take; None: no limit."""
+        self._time = time
         self._job = job
         self._plan = job.plan
         self._space = space
@@ -37,7 +38,15 @@ class Opening:
     def _look(self, bench: Bench) -> list[Finding] | None:
         """What holds the baseline back; None if it does not run."""
         while (profile := self._profile()) is None:
-            bench.run(BASELINE, self._plan.baseline, Purpose.PROFILE, judge=ProfileRun())
+            bench.run(
+                BASELINE,
+                self._plan.baseline,
+                Purpose.PROFILE,
+                judge=ProfileRun(),
+                time=self._time,
+            )
+        if profile.result.state == AttemptState.PRUNED:
+            return []  # its steps are too long for a look
         blocks = self._job.repository.attempts.blocks(profile.id)
         if not blocks:
             return None

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.calibration import Calibration
-from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.gate import GateRecord
+from autotune.analysis.shortfall import lacks_time, seconds_missing
+from autotune.analysis.verdict import (
+    Verdict,
+    conclude,
+    end_of_baseline,
+    no_result,
+    not_enough_time,
+)
 from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, LeaseLost
 from autotune.report.notes import trial_note
@@ -16,10 +25,13 @@ from autotune.study.bench import Bench, Finished, Job
 from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.opening import Opening
+from autotune.study.schedule import Schedule
 from search_spaces.constraints import refused_global_batch
 from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
+_MOST_DOUBT = 0.3
+"""Of a rate: a trial of a step or two has no interval of its own, yet is not further off."""
 
 
 class Stopped(Exception):
@@ -57,9 +69,8 @@ class Tuner:
         self._spec = job.plan.spec
         self._signals = signals
         self._workers = job.plan.launcher.workers
-        self._budget = Budget(
-            self._spec.budget, job.study.elapsed, self._workers, job.plan.launcher.clock
-        )
+        self._budget = Budget(self._spec.budget, self._workers)
+        self._schedule = Schedule(job)
         self._space = self._plan.space()
         self._calibration = Calibration(self._spec.measurement.baseline_runs, job.known_sigma())
         before = len(job.attempts())
@@ -78,16 +89,23 @@ class Tuner:
         self._check_baseline()
         with Bench(self._job, self._signals.check) as bench:
             bench.sigma_run = self._calibration.noise(self._job.attempts()).sigma_run
-            for suggestion in Opening(self._job, self._space).run(bench, self._ledger):
+            opening = Opening(self._job, self._space, self._schedule.for_opening())
+            for suggestion in opening.run(bench, self._ledger):
                 self._job.say(f"To be tried first: {suggestion.reason}.")
             self._end_search(self._search(bench))
-            finals = Finals(self._job, bench, lambda: self._budget.out_of_time)
+            finals = Finals(self._job, bench, self._schedule)
             confirmation = finals.run()
+        return self._conclusion(confirmation, finals.checks())
+
+    def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         attempts = self._job.attempts()
+        missing = seconds_missing(confirmation, attempts, self._job.costs(), self._plan.baseline)
+        if lacks_time(confirmation, attempts, limited=self._schedule.limited):
+            return not_enough_time(attempts, self.unit, missing)
         if confirmation is None:
             return no_result(attempts)
         end = end_of_baseline(attempts)
-        return conclude(confirmation, self.unit, self._workers, finals.checks(), end)
+        return conclude(confirmation, self.unit, self._workers, checks, end, missing)
 
     @property
     def ledger(self) -> TrialLedger:
@@ -141,10 +159,13 @@ class Tuner:
 
     def _run_baseline_again(self, bench: Bench) -> bool:
         """Launch it if that is due; whether it was."""
-        own = self._calibration.due(self._job.attempts())
-        if own is not None:
-            bench.start(own.trial, own.knobs, Purpose.CALIBRATE)
-        return own is not None
+        attempts = self._job.attempts()
+        own = self._calibration.due(attempts)
+        if own is None or not self._schedule.may_calibrate(attempts):
+            return False
+        time = self._schedule.for_trial(attempts)
+        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, time=time)
+        return True
 
     def _launch_next(self, bench: Bench) -> str:
         """Launch the next trial; why none is, in words."""
@@ -158,6 +179,8 @@ class Tuner:
 
     def _why_enough(self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float) -> str:
         if reason := self._budget.why_enough(trials, attempts):
+            return reason
+        if reason := self._schedule.why_enough_searched(attempts):
             return reason
         if any(trial.state == TrialState.WAITING for trial in trials):
             return ""
@@ -183,7 +206,12 @@ class Tuner:
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
-        bench.start(trial.number, knobs, incumbent_low=_incumbent_low(attempts) if racing else 0.0)
+        bench.start(
+            trial.number,
+            knobs,
+            incumbent_low=_incumbent_low(attempts) if racing else 0.0,
+            time=self._schedule.for_trial(attempts),
+        )
 
     def _learn_noise(self, bench: Bench) -> None:
         noise = self._calibration.noise(self._job.attempts())
@@ -220,7 +248,7 @@ def _incumbent_low(attempts: Attempts) -> float:
     """Lower bound of the best rate so far."""
     results = [a.result for a in attempts.searched().complete()]
     lows = [
-        r.throughput * (1 - r.half_width)
+        r.throughput * (1 - min(r.half_width, _MOST_DOUBT))
         for r in results
         if r.throughput is not None and r.half_width is not None
     ]

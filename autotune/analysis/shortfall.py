@@ -65,8 +65,8 @@ def _judged(trial: StoredAttempt) -> bool:
 
 
 def rounds_missing(confirmation: Confirmation | None) -> int:
-    """Rounds until the interval of leader over baseline is no wider than what it says, if they scatter as
-    they did so far; at least one."""
+    """Rounds until the interval of leader over baseline is no wider than what it says, if they go on
+    to scatter like this; at least one."""
     if confirmation is None or not confirmation.rounds or confirmation.baseline is None:
         return FEWEST_ROUNDS
     done = len(confirmation.rounds)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from autotune.analysis.confirmation import ALIKE, Confirmation
+from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord, Refusal, touched
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
@@ -15,6 +16,8 @@ from autotune.measurement.numerics import STEPS
 from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose
+
+_NO_EFFORT = Effort()
 
 
 class Kind(StrEnum):
@@ -81,6 +84,7 @@ class Verdict:
         numerics: of the recommended configuration; None where nothing in it can change numerics.
         refused: configurations that do not follow the reference.
         missing_seconds: that would lead further, about; None where nothing is missing.
+        price: what the recommendation cost and brings; None where it changes nothing.
     """
 
     kind: Kind
@@ -95,6 +99,7 @@ class Verdict:
     numerics: Numerics | None = None
     refused: tuple[Refusal, ...] = ()
     missing_seconds: float | None = None
+    price: Price | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
@@ -110,6 +115,7 @@ class Verdict:
             parts[name] = _ratio(body.get(name))
         parts["finalists"] = tuple(map(_known_finalist, body.get("finalists", ())))
         parts["refused"] = tuple(Refusal(**refused) for refused in body.get("refused", ()))
+        parts["price"] = Price(**body["price"]) if body.get("price") else None
         numerics = body.get("numerics")
         parts["numerics"] = Numerics(**numerics) if numerics else None
         return cls(**parts)
@@ -141,7 +147,7 @@ def conclude(
     world_size: int,
     checks: GateRecord,
     baseline_end: str = "",
-    missing: float = 0.0,
+    effort: Effort = _NO_EFFORT,
 ) -> Verdict:
     """The verdict of a confirmation; at least one candidate finished a round.
 
@@ -151,7 +157,7 @@ def conclude(
         world_size: ranks.
         checks: what the numerics gate has found.
         baseline_end: how the baseline ended in the search, where it did not complete.
-        missing: seconds of what would lead further, should this be too little to tell.
+        effort: what the study has taken, and what would lead further.
     """
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
@@ -176,13 +182,14 @@ def conclude(
         return Verdict(Kind.NO_BASELINE, sentence, **common)
     before = mean_rate(confirmation.rates(baseline))
     if chosen == baseline:
-        kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), missing)
+        kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), effort)
         sentence += _refusals(checks, knobs)
         if kind == Kind.UNDECIDED:
-            common["missing_seconds"] = missing
+            common["missing_seconds"] = effort.missing
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.ratio(chosen, baseline)
     today = confirmation.candidates[baseline].knobs
+    price = Price.of(effort, speedup.value, world_size)
     sentence = (
         f"{speedup.value:.2f}x your configuration (95 % interval {speedup.low:.2f} to "
         f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
@@ -191,11 +198,12 @@ def conclude(
         + _schedule_changes(knobs, today)
         + _numerics_sentence(chosen, touched(knobs, today), checks)
         + _refusals(checks, today)
+        + (price.sentence if price else "")
     )
-    return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, **common)
+    return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, price=price, **common)
 
 
-def _stay(confirmation: Confirmation, baseline: int, rate: str, missing: float) -> tuple[Kind, str]:
+def _stay(confirmation: Confirmation, baseline: int, rate: str, effort: Effort) -> tuple[Kind, str]:
     """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
     rounds = len(confirmation.rounds)
     leader = confirmation.leader()
@@ -211,7 +219,7 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str, missing: float) 
     return Kind.UNDECIDED, (
         "Cannot tell whether anything beats your configuration, so keep it: "
         f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}. About "
-        f"{missing:.0f} s more would do ({more_time(rounds)}), and less on a quieter machine."
+        f"{effort.missing:.0f} s more would do ({more_time(rounds)}), and less on a quieter machine."
     )
 
 

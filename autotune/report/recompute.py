@@ -6,7 +6,8 @@ import math
 from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
 from autotune.analysis.costs import CostRecords
-from autotune.analysis.shortfall import lacks_time, seconds_missing
+from autotune.analysis.effort import Effort
+from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
     Verdict,
     conclude,
@@ -59,9 +60,9 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     wanted = spec.measurement
     confirmation = replay(attempts, finalists=wanted.finalists, most_rounds=wanted.rounds)
     costs = CostRecords(repository.attempts.blocks).by(attempts)
-    missing = seconds_missing(confirmation, attempts, costs, spec.full_baseline())
+    effort = Effort.of(confirmation, attempts, costs, spec.full_baseline())
     if lacks_time(confirmation, attempts, limited=spec.budget.wall_time is not None):
-        return not_enough_time(attempts, spec.objective.unit, missing)
+        return not_enough_time(attempts, spec.objective.unit, effort.missing)
     if confirmation is None or not confirmation.members():
         return no_result(attempts)
     measured = attempts.measured().first
@@ -69,7 +70,7 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     world_size = repository.attempts.blocks(measured.id)[0].workers
     checks = gate.record(attempts, repository.attempts.blocks)
     end = end_of_baseline(attempts)
-    return conclude(confirmation, spec.objective.unit, world_size, checks, end, missing)
+    return conclude(confirmation, spec.objective.unit, world_size, checks, end, effort)
 
 
 def judged_again(attempts: Attempts, repository: Repository) -> Attempts:

@@ -69,7 +69,7 @@ class Finals:
             check.knobs,
             check.purpose,
             judge=TrajectoryRun(check.reference),
-            time=self._schedule.share(1.0),
+            allowed=self._schedule.share(1.0),
         )
         return True
 
@@ -85,8 +85,8 @@ class Finals:
                     return False
                 to_come = self._schedule.rounds - len(confirmation.rounds) - 1
                 runs = len(missing) + max(0, to_come) * len(confirmation.members())
-                time = self._schedule.share(1 / runs, self._job.costs().shortest(knobs))
-                self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, time=time)
+                allowed = self._schedule.share(1 / runs, self._job.costs().shortest(knobs))
+                self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
@@ -112,8 +112,8 @@ class Finals:
         while not self._recorded(Purpose.PROFILE, trial, knobs):
             if not self._schedule.left > self._job.costs().profile(knobs):
                 return
-            time = self._schedule.share(1.0)
-            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileRun(), time=time)
+            allowed = self._schedule.share(1.0)
+            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileRun(), allowed=allowed)
 
     def _attribute(self, chosen: int, winner: dict[str, Any]) -> None:
         """In turn, in rounds: the winner, and the winner less each of its changes."""
@@ -128,8 +128,10 @@ class Finals:
                 while not self._attributed(chosen, knobs, number):
                     if self._schedule.left <= 0:
                         return
-                    time = self._schedule.share(1 / (len(missing) - index))
-                    self._bench.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, time=time)
+                    allowed = self._schedule.share(1 / (len(missing) - index))
+                    self._bench.run(
+                        chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed
+                    )
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)

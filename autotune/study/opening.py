@@ -11,9 +11,9 @@ from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 class Opening:
     """Happens once, before anything is searched; goes on from wherever the records stand."""
 
-    def __init__(self, job: Job, space: Space, time: Allowance | None = None) -> None:
+    def __init__(self, job: Job, space: Space, allowed: Allowance | None = None) -> None:
         """Take in where it happens, and how long the look may take; None: no limit."""
-        self._time = time
+        self._allowed = allowed
         self._job = job
         self._plan = job.plan
         self._space = space
@@ -43,7 +43,7 @@ class Opening:
                 self._plan.baseline,
                 Purpose.PROFILE,
                 judge=ProfileRun(),
-                time=self._time,
+                allowed=self._allowed,
             )
         if profile.result.state == AttemptState.PRUNED:
             return []  # its steps are too long for a look

@@ -8,8 +8,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.shortfall import lacks_time, seconds_missing
+from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
     Verdict,
     conclude,
@@ -99,13 +100,13 @@ class Tuner:
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         attempts = self._job.attempts()
-        missing = seconds_missing(confirmation, attempts, self._job.costs(), self._plan.baseline)
+        effort = Effort.of(confirmation, attempts, self._job.costs(), self._plan.baseline)
         if lacks_time(confirmation, attempts, limited=self._schedule.limited):
-            return not_enough_time(attempts, self.unit, missing)
+            return not_enough_time(attempts, self.unit, effort.missing)
         if confirmation is None:
             return no_result(attempts)
         end = end_of_baseline(attempts)
-        return conclude(confirmation, self.unit, self._workers, checks, end, missing)
+        return conclude(confirmation, self.unit, self._workers, checks, end, effort)
 
     @property
     def ledger(self) -> TrialLedger:
@@ -163,8 +164,8 @@ class Tuner:
         own = self._calibration.due(attempts)
         if own is None or not self._schedule.may_calibrate(attempts):
             return False
-        time = self._schedule.for_trial(attempts)
-        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, time=time)
+        allowed = self._schedule.for_trial(attempts)
+        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, allowed=allowed)
         return True
 
     def _launch_next(self, bench: Bench) -> str:
@@ -210,7 +211,7 @@ class Tuner:
             trial.number,
             knobs,
             incumbent_low=_incumbent_low(attempts) if racing else 0.0,
-            time=self._schedule.for_trial(attempts),
+            allowed=self._schedule.for_trial(attempts),
         )
 
     def _learn_noise(self, bench: Bench) -> None:

@@ -210,6 +210,8 @@ class MessageKind(StrEnum):
     """Something that has happened, or why."""
     WAITING = "waiting"
     """Whom the study waits for."""
+    DOING = "doing"
+    """How far what runs has come: one message, written over again and again."""
 
 
 @dataclass(frozen=True)

@@ -76,14 +76,24 @@ def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchB
     )
 
 
+def change(knobs: Knobs, today: Knobs, world_size: int) -> str:
+    """That the global batch becomes another, in a sentence that begins with a space; empty if it does
+    not."""
+    before, after = global_batch(today, world_size), global_batch(knobs, world_size)
+    if before == after:
+        return ""
+    return f" The global batch changes from {before} to {after}: adjust the learning rate."
+
+
 def at_both(confirmation: Confirmation, chosen: int, baseline: int, world_size: int) -> str:
     """What is gained at the baseline's global batch, and what if it may change, in a sentence; empty
     where the chosen one keeps it."""
     today = confirmation.candidates[baseline].knobs
+    text = change(confirmation.candidates[chosen].knobs, today, world_size)
+    if not text:
+        return ""
     before = global_batch(today, world_size)
     after = global_batch(confirmation.candidates[chosen].knobs, world_size)
-    if before == after:
-        return ""
     rivals = [
         (confirmation.ratio(trial, baseline), candidate.knobs)
         for trial, candidate in confirmation.candidates.items()
@@ -91,7 +101,6 @@ def at_both(confirmation: Confirmation, chosen: int, baseline: int, world_size: 
         if confirmation.rates(trial)
     ]
     best, knobs = max(rivals, key=lambda one: one[0].value, default=(None, today))
-    text = f" The global batch changes from {before} to {after}: adjust the learning rate."
     if best is None or best.low <= 1:
         return f"{text} At your {before} nothing that was tried is surely faster."
     direction = "grow" if after > before else "shrink"

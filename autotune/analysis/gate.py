@@ -4,7 +4,7 @@ study says so, could not be compared with it.
 Pure functions over what is recorded: what is to be run next, and what the runs have shown.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,23 @@ def next_check(
             expected = trajectory(blocks(reference.id))
             return Check(Purpose.NUMERICS, candidate.trial, checked, expected)
     return None
+
+
+def missing_runs(
+    finalists: Iterable[Knobs], baseline: Knobs, attempts: Attempts
+) -> list[dict[str, Any]]:
+    """The configurations that are to be run before these may be confirmed, references among them."""
+    missing: list[dict[str, Any]] = []
+    for knobs in finalists:
+        if not touched(knobs, baseline):
+            continue
+        checked, reference = _checkable(knobs, baseline, attempts)
+        safe = reference_knobs(checked, baseline)
+        if reference is None and safe not in missing:
+            missing.append(safe)
+        if not attempts.of(Purpose.NUMERICS).recorded().with_knobs(checked):
+            missing.append(checked)
+    return missing
 
 
 def unchecked(attempts: Attempts, baseline: Knobs) -> dict[int, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.batches import change
 from autotune.analysis.confirmation import FEWEST_ROUNDS, replay
 from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.verdict import (
@@ -58,6 +59,7 @@ def provisional(
     checks: GateRecord,
     wanted: MeasurementSpec,
     *,
+    study: str,
     unit: str,
     world_size: int,
 ) -> Verdict:
@@ -72,38 +74,50 @@ def provisional(
         today: the baseline, a value for every knob.
         checks: what the numerics gate has found.
         wanted: how the study confirms.
+        study: its name.
         unit: of the objective.
         world_size: ranks.
     """
     trials = len(attempts.searched())
     if not trials:
         return Verdict(Kind.NO_RESULT, "Nothing has been measured yet.", provisional=True)
-    confirmation = replay(attempts, finalists=wanted.finalists, most_rounds=wanted.rounds)
+    confirmation = replay(
+        attempts,
+        finalists=wanted.finalists,
+        most_rounds=wanted.rounds,
+        barred=checks.unchecked if wanted.refuses_unchecked else (),
+    )
     rounds = len(confirmation.rounds) if confirmation else 0
     if confirmation and confirmation.members() and rounds >= FEWEST_ROUNDS:
         end = end_of_baseline(attempts)
         found = conclude(confirmation, unit, world_size, checks, end)
         sentence = f"Provisional, after {rounds} rounds of confirmation: {found.sentence}"
     else:
-        found = _by_all_runs(attempts, today, checks, unit, world_size)
+        found = _by_all_runs(attempts, today, checks, study, unit, world_size)
         found = dataclasses.replace(found, rounds=rounds if rounds < FEWEST_ROUNDS else 0)
         sentence = f"Provisional, after {counted(trials, 'trial')}: {found.sentence}"
     return dataclasses.replace(found, sentence=sentence, provisional=True)
 
 
 def _by_all_runs(
-    attempts: Attempts, today: Mapping[str, Any], checks: GateRecord, unit: str, world_size: int
+    attempts: Attempts,
+    today: Mapping[str, Any],
+    checks: GateRecord,
+    study: str,
+    unit: str,
+    world_size: int,
 ) -> Verdict:
     seen = _ranked(attempts, checks)
     safe = [one for one in seen if one.trial in checks.passed or not touched(one.knobs, today)]
     if not safe:
-        return no_result(attempts)
+        return no_result(attempts, study)
     own = attempts.baseline()
     baseline = next((one for one in safe if own and one.trial == own.trial), None)
     others = [one for one in safe if one is not baseline]
     chosen, kind, sentence = _choice(others, baseline, attempts, unit)
     if baseline and chosen is not baseline:
-        sentence += consequences(chosen.trial, chosen.knobs, today, world_size, checks)
+        sentence += change(chosen.knobs, today, world_size)
+        sentence += consequences(chosen.trial, chosen.knobs, today, checks)
     sentence += _yet_unchecked(seen, chosen, baseline or chosen, today, checks)
     return Verdict(
         kind,

@@ -21,13 +21,17 @@ def in_hand(repository: Repository, study: StoredStudy) -> Verdict:
 def supported(repository: Repository, study: StoredStudy, attempts: Attempts) -> Verdict:
     """The provisional answer that these attempts of a study support."""
     spec = StudySpec.model_validate(study.spec)
+    baseline = spec.full_baseline()
     blocks = repository.attempts.blocks
     measured = attempts.measured().first
     return provisional(
         attempts,
-        spec.full_baseline(),
-        gate.record(attempts, blocks),
+        baseline,
+        gate.record(
+            attempts, blocks, baseline, refuse_unchecked=spec.measurement.refuses_unchecked
+        ),
         spec.measurement,
+        study=study.name,
         unit=spec.objective.unit,
         world_size=blocks(measured.id)[0].workers if measured else 1,
     )

@@ -5,7 +5,16 @@ import math
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
-from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.analysis.costs import CostRecords
+from autotune.analysis.effort import Effort
+from autotune.analysis.shortfall import lacks_time
+from autotune.analysis.verdict import (
+    Verdict,
+    conclude,
+    end_of_baseline,
+    no_result,
+    not_enough_time,
+)
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.report.in_hand import supported
@@ -67,6 +76,10 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
         most_rounds=wanted.rounds,
         barred=gate.unchecked(attempts, baseline) if wanted.refuses_unchecked else (),
     )
+    costs = CostRecords(repository.attempts.blocks).by(attempts)
+    effort = Effort.of(confirmation, attempts, costs, baseline)
+    if lacks_time(confirmation, attempts, limited=spec.budget.wall_time is not None):
+        return not_enough_time(attempts, spec.objective.unit, effort.missing)
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return no_result(attempts, name)
     measured = attempts.measured().first
@@ -79,7 +92,7 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
         refuse_unchecked=wanted.refuses_unchecked,
     )
     end = end_of_baseline(attempts)
-    return conclude(confirmation, spec.objective.unit, world_size, checks, end)
+    return conclude(confirmation, spec.objective.unit, world_size, checks, end, effort)
 
 
 def judged_again(attempts: Attempts, repository: Repository) -> Attempts:

@@ -5,16 +5,17 @@ from typing import Any
 from autotune.analysis.findings import findings
 from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
-from autotune.study.bench import BASELINE, Bench, Job
+from autotune.study.bench import BASELINE, Allowance, Bench, Job
 from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered
-from storage import Purpose, StoredAttempt, TrialLedger
+from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
 
 class Opening:
     """Happens once, before anything is searched; goes on from wherever the records stand."""
 
-    def __init__(self, job: Job, space: Space) -> None:
-        """Take in where it happens."""
+    def __init__(self, job: Job, space: Space, allowed: Allowance | None = None) -> None:
+        """Take in where it happens, and how long the look may take; None: no limit."""
+        self._allowed = allowed
         self._job = job
         self._plan = job.plan
         self._space = space
@@ -43,7 +44,15 @@ class Opening:
     def _look(self, bench: Bench) -> dict[str, Any] | None:
         """What is observed of the baseline's profile; None if it does not run."""
         while (profile := self._profile()) is None:
-            bench.run(BASELINE, self._plan.baseline, Purpose.PROFILE, judge=ProfileRun())
+            bench.run(
+                BASELINE,
+                self._plan.baseline,
+                Purpose.PROFILE,
+                judge=ProfileRun(),
+                allowed=self._allowed,
+            )
+        if profile.result.state == AttemptState.PRUNED:
+            return []  # its steps are too long for a look
         blocks = self._job.repository.attempts.blocks(profile.id)
         return blocks[0].observed if blocks else None
 

@@ -8,7 +8,17 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
-from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.effort import Effort
+from autotune.analysis.gate import GateRecord
+from autotune.analysis.shortfall import lacks_time
+from autotune.analysis.verdict import (
+    Verdict,
+    conclude,
+    end_of_baseline,
+    no_result,
+    not_enough_time,
+)
 from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, BaselineFails, LeaseLost
 from autotune.report.notes import trial_note
@@ -19,10 +29,13 @@ from autotune.study.board import Board
 from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.opening import Opening
+from autotune.study.schedule import Schedule
 from search_spaces.constraints import refused_global_batch
 from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
+_MOST_DOUBT = 0.3
+"""Of a rate: a trial of a step or two has no interval of its own, yet is not further off."""
 
 
 class Stopped(Exception):
@@ -60,9 +73,8 @@ class Tuner:
         self._spec = job.plan.spec
         self._signals = signals
         self._workers = job.plan.launcher.workers
-        self._budget = Budget(
-            self._spec.budget, job.study.elapsed, self._workers, job.plan.launcher.clock
-        )
+        self._budget = Budget(self._spec.budget, self._workers)
+        self._schedule = Schedule(job)
         self._space = self._plan.space()
         self._calibration = Calibration(self._spec.measurement.baseline_runs, job.known_sigma())
         before = len(job.attempts())
@@ -85,16 +97,23 @@ class Tuner:
         self._check_baseline()
         with Bench(self._job, self._signals.check, self.board.update) as bench:
             bench.sigma_run = self._calibration.noise(self._job.attempts()).sigma_run
-            for suggestion in Opening(self._job, self._space).run(bench, self._ledger):
+            opening = Opening(self._job, self._space, self._schedule.for_opening())
+            for suggestion in opening.run(bench, self._ledger):
                 self._job.say(f"To be tried first: {suggestion.reason}.")
             self._end_search(self._search(bench))
-            finals = Finals(self._job, bench, lambda: self._budget.out_of_time)
+            finals = Finals(self._job, bench, self._schedule)
             confirmation = finals.run()
+        return self._conclusion(confirmation, finals.checks())
+
+    def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         attempts = self._job.attempts()
+        effort = Effort.of(confirmation, attempts, self._job.costs(), self._plan.baseline)
+        if lacks_time(confirmation, attempts, limited=self._schedule.limited):
+            return not_enough_time(attempts, self.unit, effort.missing)
         if confirmation is None:
             return no_result(attempts, self._job.study.name)
         end = end_of_baseline(attempts)
-        return conclude(confirmation, self.unit, self._workers, finals.checks(), end)
+        return conclude(confirmation, self.unit, self._workers, checks, end, effort)
 
     @property
     def unit(self) -> str:
@@ -150,10 +169,15 @@ class Tuner:
     def _run_baseline_again(self, bench: Bench) -> bool:
         """Launch it if that is due; whether it was."""
         attempts = self._job.attempts()
-        own = self._calibration.due(attempts) or baseline.to_be_tried_again(attempts)
-        if own is not None:
-            bench.start(own.trial, own.knobs, Purpose.CALIBRATE)
-        return own is not None
+        own = self._calibration.due(attempts)
+        if own is not None and not self._schedule.may_calibrate(attempts):
+            own = None
+        own = own or baseline.to_be_tried_again(attempts)
+        if own is None:
+            return False
+        allowed = self._schedule.for_trial(attempts)
+        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, allowed=allowed)
+        return True
 
     def _check_that_baseline_runs(self) -> None:
         """Nothing is searched around a configuration that fails by itself.
@@ -184,6 +208,8 @@ class Tuner:
     def _why_enough(self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float) -> str:
         if reason := self._budget.why_enough(trials, attempts):
             return reason
+        if reason := self._schedule.why_enough_searched(attempts):
+            return reason
         if any(trial.state == TrialState.WAITING for trial in trials):
             return ""
         expected = self._sampler.prediction(trials)
@@ -208,7 +234,12 @@ class Tuner:
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
-        bench.start(trial.number, knobs, incumbent_low=_incumbent_low(attempts) if racing else 0.0)
+        bench.start(
+            trial.number,
+            knobs,
+            incumbent_low=_incumbent_low(attempts) if racing else 0.0,
+            allowed=self._schedule.for_trial(attempts),
+        )
 
     def _learn_noise(self, bench: Bench) -> None:
         noise = self._calibration.noise(self._job.attempts())
@@ -245,7 +276,7 @@ def _incumbent_low(attempts: Attempts) -> float:
     """Lower bound of the best rate so far."""
     results = [a.result for a in attempts.searched().complete()]
     lows = [
-        r.throughput * (1 - r.half_width)
+        r.throughput * (1 - min(r.half_width, _MOST_DOUBT))
         for r in results
         if r.throughput is not None and r.half_width is not None
     ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypedDict
@@ -40,13 +41,15 @@ class Message:
 class BlockPlan:
     """How a rank cuts its training into timed blocks.
 
-    A block holds at least `min_steps` optimizer steps and lasts about `seconds`. The ranks go on
-    until the tuner has seen enough and ends them, or `max_blocks` are done.
+    A block holds at least `min_steps` optimizer steps and lasts about `seconds`. Where so many steps
+    would take more than `longest` seconds it holds fewer, down to a single one. The ranks go on until
+    the tuner has seen enough and ends them, or `max_blocks` are done.
     """
 
     seconds: float = 1.0
     min_steps: int = 5
     max_blocks: int = 1000
+    longest: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class TrialRequest:
     gradient norm and how far the replicas of the model lie apart."""
     profile: int = 0
     """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
+    seconds: float | None = None
+    """So long after its launch the trial is ended with what it has shown; None: only whoever watches it
+    ends it."""
     workdir: str = "."
     import_paths: tuple[str, ...] = ()
     """Put before sys.path in every rank, as python does with a script's folder."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from autotune.trial.observers.block import BlockObservers, RankSight, together
@@ -25,9 +24,9 @@ def run_blocks(
     report: Callable[[BlockReport], None],
 ) -> None:
     """Train block after block; on rank 0 report each."""
-    fewest = max(request.blocks.min_steps, loop.applied.fewest_steps)
-    plan = replace(request.blocks, min_steps=fewest)
-    length = BlockLength(plan, loop.knobs["log_interval"])
+    length = BlockLength(
+        request.blocks, loop.knobs["log_interval"], fewest=loop.applied.fewest_steps
+    )
     observers = BlockObservers(
         loop.model,
         context.devices,

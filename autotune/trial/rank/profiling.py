@@ -25,6 +25,38 @@ _ATTENTION = "scaled_dot_product"
 _FEWEST = 2
 _WARM_UP = 5
 """Steps before: allocation and compilation are over, and the ranks in step."""
+_FEWEST_WARM_UP = 1
+_OWN_COST = 2.0
+"""Steps under the profiler take longer, and what it has written down is read afterwards."""
+
+
+class Course(NamedTuple):
+    """How many steps a profile takes after its first one."""
+
+    warm_up: int
+    profiled: int
+
+
+def affordable(steps: int, first: float, seconds: float | None) -> Course | None:
+    """The steps for which there is time; None if there is none for the fewest. Steps that are long give
+    way, the warm-up first.
+
+    Args:
+        steps: to be profiled, at most.
+        first: seconds that the first step took.
+        seconds: that the whole run may take; None: no limit.
+    """
+    if seconds is None:
+        return Course(_WARM_UP, steps)
+    left = seconds - first
+    for course in (
+        Course(_WARM_UP, steps),
+        Course(_FEWEST_WARM_UP, steps),
+        Course(_FEWEST_WARM_UP, _FEWEST),
+    ):
+        if first * (course.warm_up + _OWN_COST * course.profiled) <= left:
+            return course
+    return None
 
 
 class _RankProfile(NamedTuple):
@@ -43,13 +75,18 @@ def run_profile(
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
     moves = BatchMoves(loop.knobs["micro_batch"] * request.replicas)
+    loop.begin_block()
     with moves.watching(loop.workload.model) if loop.applied.inspectable else nullcontext():
         loop.step()
-    for _ in range(_WARM_UP):
-        loop.step()
-    dist.barrier()
+    first = max(rank.seconds for rank in gather(loop.end_block(), context.world_size))
     # A trace of millions of events would take minutes to look through.
     steps = max(_FEWEST, request.profile // loop.knobs["accumulation_steps"])
+    if (course := affordable(steps, first, request.seconds)) is None:
+        return
+    for _ in range(course.warm_up):
+        loop.step()
+    dist.barrier()
+    steps = course.profiled
     activities = [ProfilerActivity.CPU]
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

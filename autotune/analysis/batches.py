@@ -59,7 +59,7 @@ def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchB
     throughput = attempt.result.throughput or 0.0
     confirmed = attempts.of(Purpose.CONFIRM).measured()
     own = {a.round: a.result.throughput for a in confirmed.of_trial(attempt.trial)}
-    before = {} if today is None else confirmed.of_trial(today.trial)
+    before = [] if today is None else list(confirmed.of_trial(today.trial))
     pairs = [(own[a.round], a.result.throughput) for a in before if a.round in own]
     speedup = None
     if pairs:

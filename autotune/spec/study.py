@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -29,7 +29,8 @@ def _env_name(name: str) -> str:
     return name
 
 
-KEEP, FREE = "keep", "free"
+KEEP: Final = "keep"
+FREE: Final = "free"
 """Of objective.global_batch, besides numbers."""
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Scalar = bool | int | float | str

@@ -215,8 +215,8 @@ class ReplaySlot(Slot):
             if self._ending:
                 return _report(request, answer, seen)
             if answer.outcome and len(seen) == answer.after:
-                failed = _failed(request, answer, seen)
-                return failed if failed.wall_seconds <= longest else _cut(request, seen, longest)
+                report = _failed(request, answer, seen)
+                return report if report.wall_seconds <= longest else _cut(request, seen, longest)
             left -= block.seconds
             if left < 0:
                 return _cut(request, seen, longest)

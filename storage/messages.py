@@ -40,7 +40,7 @@ class Messages:
                     MessageRow.study_id == study_id, MessageRow.kind == MessageKind.DOING
                 )
             )
-            return row and StoredMessage(row.id, row.at, row.text, MessageKind.DOING)
+            return StoredMessage(row.id, row.at, row.text, MessageKind.DOING) if row else None
 
     def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
         """The messages of a study that are newer than number `after`; how far what runs has come is

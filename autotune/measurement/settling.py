@@ -65,11 +65,14 @@ class Settling:
         done, bounds = 0, []
         for block in blocks:
             step = block.seconds / block.steps
-            if block.observed.get("compilations"):
-                bounds.append(0.0)
-            elif done == 0:
-                bounds.append(max(0.0, min(step / self.times, step - self.seconds)))
-            else:
-                bounds.append(step / (_EARLY_TIMES if done < _FEW else _LATE_TIMES))
+            if not block.observed.get("compilations"):
+                bounds.append(self._bound(step, done))
             done += block.steps
-        return min(bounds, default=0.0)
+        # The least that any of them allows for: others may have disturbed one.
+        return min((bound for bound in bounds if bound > 0), default=0.0)
+
+    def _bound(self, step: float, done: int) -> float:
+        """What a steady step takes at least, by one after so many."""
+        if done == 0:
+            return min(step / self.times, step - self.seconds)
+        return step / (_EARLY_TIMES if done < _FEW else _LATE_TIMES)

@@ -110,7 +110,8 @@ class Watch:
         self._repeats += repeat
         self.seen.append(Seen(block, kept=not repeat, contended=disturbed))
         if len(self.kept) < FEWEST_BLOCKS:
-            return last
+            self.lost = self._cannot_catch_up()
+            return self.lost or last
         now = self.estimate()
         total = total_half_width(now.half_width, self._limits.sigma_run)
         self.lost = now.rate * (1 + total) < _HOPELESS * self._limits.incumbent_low
@@ -124,8 +125,10 @@ class Watch:
 
     def _cannot_catch_up(self) -> bool:
         """Whether even the fastest steps that may follow this beginning are too slow."""
+        if not self._limits.incumbent_low:
+            return False
         fastest = self._limits.settling.fastest_step([seen.block for seen in self.seen])
-        if not fastest or not self._limits.incumbent_low:
+        if not fastest:
             return False
         last = self.seen[-1].block
         ceiling = self.units(last) / last.steps / fastest

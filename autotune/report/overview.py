@@ -1,11 +1,14 @@
 """Status of studies, for people and for scripts."""
 
+import time
+from dataclasses import replace
 from typing import Any
 
 from autotune.analysis.wording import quantity
+from autotune.report.outlook import Outlook, outlook
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
-from storage import MessageKind, Repository, StudyState
+from storage import MessageKind, Repository, StoredStudy, StudyState
 
 _UNFINISHED = ("RUNNING", "QUEUED")
 
@@ -18,6 +21,8 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     lease = repository.leases.holder(study.cluster)
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None
+    seen = _outlook(repository, study, spec)
+    doing = repository.messages.done_lately(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
     return {
         "study": study.name,
@@ -30,6 +35,10 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "trials_by_state": now.by_state,
         "budget": spec.budget.model_dump(),
         "elapsed_seconds": round(study.elapsed, 1),
+        "device_hours": round(seen.device_hours, 4) if seen else None,
+        "running": list(seen.running) if seen else [],
+        "doing": doing.text if doing else None,
+        "next": seen.next if seen else None,
         "metric": spec.objective.metric,
         "unit": spec.objective.unit,
         "baseline": now.baseline,
@@ -41,14 +50,31 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     }
 
 
+def _outlook(repository: Repository, study: StoredStudy, spec: StudySpec) -> Outlook | None:
+    """What it does, and what comes next; None before it has run."""
+    if study.facts is None:
+        return None
+    seen = outlook(
+        repository.attempts.of(study.id),
+        spec.full_baseline(),
+        spec.budget,
+        spec.measurement,
+        workers=study.facts["world_size"],
+        elapsed=study.elapsed,
+        now=time.time(),
+    )
+    return seen if study.state == StudyState.RUNNING else replace(seen, running=(), next="")
+
+
 def describe(status: dict[str, Any]) -> str:
     """The same for a person."""
     unit = status["unit"]
     counted = ", ".join(f"{count} {state}" for state, count in status["trials_by_state"].items())
     lines = [
         f"{status['study']}: {_state(status)}",
-        f"  trials    {status['trials']}" + (f" ({counted})" if counted else ""),
-        f"  elapsed   {status['elapsed_seconds']:.0f} s",
+        f"  trials    {_of(status['trials'], status['budget']['trials'])}"
+        + (f" ({counted})" if counted else ""),
+        f"  elapsed   {_of_time(status)}",
         f"  storage   {status['storage']}",
     ]
     if status["daemon"]:
@@ -57,6 +83,10 @@ def describe(status: dict[str, Any]) -> str:
         lines.append(f"  daemon    none; autotune resume {status['study']} starts one")
     if status["waiting"]:
         lines.append(f"  waits     {status['waiting']}")
+    else:
+        lines += [f"  running   {text}" for text in status["running"]]
+        lines += [f"            {status['doing']}"] if status["doing"] else []
+        lines += [f"  next      {status['next']}"] if status["next"] else []
     if status["best"] and not status["verdict"]:
         best = f"  best      {quantity(status['best'])} {unit}, trial {status['best_trial']}"
         if status["speedup_in_search"]:
@@ -68,6 +98,20 @@ def describe(status: dict[str, Any]) -> str:
     if status["error"]:
         lines.append(f"  error     {status['error']}")
     return "\n".join(lines)
+
+
+def _of(count: int, most: int | None) -> str:
+    return f"{count} of {most}" if most is not None else f"{count}"
+
+
+def _of_time(status: dict[str, Any]) -> str:
+    wall_time, hours = status["budget"]["wall_time"], status["device_hours"]
+    text = f"{status['elapsed_seconds']:.0f}"
+    text += f" of {wall_time:.0f} s" if wall_time is not None else " s"
+    if hours is None:
+        return text
+    most = status["budget"]["device_hours"]
+    return f"{text}, {hours:.3g}{f' of {most:g}' if most else ''} device hours"
 
 
 def table(rows: list[dict[str, Any]]) -> str:

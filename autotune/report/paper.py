@@ -1,11 +1,13 @@
 """The report of a study, in Markdown."""
 
+import statistics
 from collections.abc import Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
-from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import difference, quantity
+from autotune.analysis.verdict import Kind, Verdict
+from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT
 from autotune.report.composition import composition_table, held_back
 from autotune.report.notes import study_note
 from autotune.report.running import Racing, Running, racing, running
@@ -53,6 +55,7 @@ def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Itera
     """What each knob of the winner brings."""
     gains = contributions(attempts, verdict.knobs or {}, spec.full_baseline())
     if not gains:
+        yield from _why_no_attribution(spec, attempts, verdict)
         return
     yield "### What each knob brings"
     yield ""
@@ -101,6 +104,27 @@ def _over_baseline(one: BatchBest) -> str:
         return f"{one.speedup.value:.2f}x, seen once"
     bounds = f"{one.speedup.low:.2f} to {one.speedup.high:.2f}"
     return f"{one.speedup.value:.2f}x ({bounds}, {one.rounds} rounds)"
+
+
+def _why_no_attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
+    if verdict.kind != Kind.BETTER or verdict.knobs is None:
+        return
+    yield "### What each knob brings"
+    yield ""
+    if not spec.measurement.attribution:
+        yield "Not measured: `measurement.attribution` is 0."
+        return
+    changed = sum(verdict.knobs[name] != value for name, value in spec.full_baseline().items())
+    runs = 1 + changed
+    confirmed = [a.result.wall_seconds for a in attempts.of(Purpose.CONFIRM).recorded()]
+    seconds = runs * spec.measurement.attribution * statistics.mean(confirmed or [0.0])
+    if attempts.of(Purpose.ATTRIBUTE).recorded():
+        yield "Not known: no variant of the winner ran in the same round as the winner itself."
+        return
+    yield (
+        f"Not measured: the time was over. {spec.measurement.attribution} rounds of "
+        f"{counted(runs, 'run')} take about {duration(seconds)} more (`budget.wall_time`)."
+    )
 
 
 def _tied(one: Contribution) -> str:
@@ -168,17 +192,29 @@ def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -
         )
         if noise.drift_per_hour:
             yield f"- drift: {noise.drift_per_hour:+.1%} per hour"
+        elif noise.drift_per_hour is None:
+            yield f"- drift: not known; {_lacks_for_drift(attempts)}"
     if raced.stopped:
-        yield (
-            f"- trials stopped early: {raced.stopped}, which saved {raced.seconds:.1f} s, "
-            f"{raced.share:.0%} of the search"
-        )
+        saved = f", which saved {duration(raced.seconds)}, {raced.share:.0%} of the search"
+        yield f"- trials stopped early: {raced.stopped}{saved if raced.seconds >= 1 else ''}"
+    timed = attempts.measured()
     disturbed = sum(a.result.contended for a in timed)
     if disturbed:
         yield f"- others disturbed {disturbed} of {len(timed)} runs"
     unsteady = sum(not a.result.steady for a in timed)
     if unsteady:
         yield f"- {unsteady} of {len(timed)} runs were still unsteady when their warm-up ran out"
+
+
+def _lacks_for_drift(attempts: Attempts) -> str:
+    """What would have to be measured for it."""
+    own = attempts.baseline()
+    runs = [a for a in [own, *attempts.of(Purpose.CALIBRATE).complete()] if a]
+    span = max(a.started for a in runs) - min(a.started for a in runs) if runs else 0.0
+    return (
+        f"{counted(len(runs), 'run')} of the baseline within {duration(span)}; it takes "
+        f"{FEWEST_FOR_DRIFT} over {duration(SHORTEST_FOR_DRIFT)}"
+    )
 
 
 def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
@@ -15,6 +16,8 @@ from storage import Repository, StoredStudy, StudyState
 
 _POLL_SECONDS = 0.3
 _LOOK_AFTER_SECONDS = 3.0
+_SILENT_SECONDS = 9.0
+"""Then, where there is no terminal that shows it all the time, a line says what is being done."""
 _LONGEST_ABSENCE_SECONDS = 600.0
 
 
@@ -28,7 +31,7 @@ def follow(
     """
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
-    last_look = time.monotonic()
+    last_look = last_line = time.monotonic()
     away, nobody = _Absence(console), _Nobody(console, repository)
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
@@ -36,10 +39,14 @@ def follow(
                 study = repository.studies.named(study.name)
                 for line in lines.new():
                     console.print(line, markup=False)
+                    last_line = time.monotonic()
                 if study.state.ended:
                     return study
                 if console.is_terminal:
-                    headline.update(lines.headline())
+                    headline.update(escape(lines.headline()))
+                elif time.monotonic() - last_line > _SILENT_SECONDS:
+                    console.print(lines.headline(), markup=False)
+                    last_line = time.monotonic()
                 if keep_alive is None:
                     nobody.look(study)
                 elif time.monotonic() - last_look > _LOOK_AFTER_SECONDS:

@@ -136,7 +136,9 @@ class BudgetSpec(_Section):
 
     trials: int | None = Field(default=30, ge=1, le=10**6, description="Trials, baseline included.")
     wall_time: Seconds | None = Field(
-        default=None, description="Running time, e.g. 30m; a quarter is kept for the confirmation."
+        default=None,
+        description="Running time, e.g. 30m: a limit, kept within a tenth or one step. What proves the "
+        "result is paid for first.",
     )
     least_gain: float = Field(
         default=0.005,
@@ -160,9 +162,17 @@ class MeasurementSpec(_Section):
     """How long each trial is measured. The defaults suit GPUs; the quickstart is shorter."""
 
     block_seconds: Seconds = Field(default=1.0, description="Length of a timed block.")
-    min_steps: int = Field(default=5, ge=1, le=10000, description="Optimizer steps in a block.")
+    min_steps: int = Field(
+        default=5,
+        ge=1,
+        le=10000,
+        description="Optimizer steps in a block; fewer where steps are long.",
+    )
     warmup: Seconds = Field(default=20.0, description="Longest warm-up before timing counts.")
-    longest: Seconds = Field(default=30.0, description="Longest timing after the warm-up.")
+    longest: Seconds = Field(
+        default=30.0,
+        description="Longest timing after the warm-up, kept within a tenth or one step.",
+    )
     search_precision: float = Field(
         default=0.02, gt=0, lt=1, description="Relative 95 % half-width at which a trial ends."
     )

@@ -5,7 +5,7 @@ closer look what is left after them. Where there is no time to prove anything, t
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ class Schedule:
         return sum(costs.shortest(knobs) for knobs in members)
 
     def finals(
-        self, attempts: Attempts, costs: Costs, finalists: list[Knobs], rounds: int
+        self, attempts: Attempts, costs: Costs, finalists: Sequence[Knobs], rounds: int
     ) -> float:
         """Seconds of so many of the shortest rounds, and of the checks before them."""
         checks = gate.missing_runs(finalists, self._baseline, attempts)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.analysis.confirmation import Candidate, Confirmation, replay
+from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.verdict import Verdict, conclude, no_result
 from autotune.analysis.wording import difference
@@ -85,6 +86,41 @@ def test_what_the_noise_hides_is_called_undecided():
     assert found.kind == "undecided"
     assert found.trial == 0
     assert "Cannot tell" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {0: [100, 100], 1: [330, 451]},  # 3.86x, 1.35 to 11
+        {0: [100, 100, 100], 1: [105, 135, 175]},
+        {0: [100, 100], 1: [500, 1340]},  # 8.18x, 0.02 to 4000
+    ],
+)
+def test_an_interval_that_is_wider_than_its_figure_asks_for_time_instead(rates):
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 5)
+    for number in range(len(rates[0])):
+        confirmation.close_round({trial: rates[trial][number] for trial in (0, 1)})
+    assert not confirmation.decided()
+    effort = Effort(spent=100.0, missing=75.0)
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    assert (found.kind, found.trial, found.missing_seconds) == ("undecided", 0, 75.0)
+    assert "About 75 s more would do" in found.sentence
+    ratio = confirmation.ratio(1, 0)
+    assert f"{ratio.value:.2f}" not in found.sentence
+    assert f"{ratio.high:.2f}" not in found.sentence
+
+
+def test_what_a_study_cost_and_when_it_has_paid():
+    """A step of half a second took a whole one before; half an hour on two ranks."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = confirmed({0: [100.0] * 5, 1: [200.0] * 5}, candidates)
+    effort = Effort(spent=1800.0, step=0.5)
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    assert found.price == Price(device_hours=1.0, hours_saved_per_day=12.0, steps_to_pay=3600)
+    assert "cost 1 device hours; it saves 12.0 h of every day" in found.sentence
+    assert "has paid after 3,600 steps" in found.sentence
+    assert Verdict.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
 def test_of_equals_the_one_with_less_memory():

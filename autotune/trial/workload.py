@@ -227,7 +227,10 @@ def _module(name: str, places: Sequence[str]) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # something that it imports itself
-        labels = ("where the command was typed", "beside the study file, or its `folder`")
+        labels: tuple[str, ...] = (
+            "where the command was typed",
+            "beside the study file, or its `folder`",
+        )
         if len(places) == 1:
             labels = (" and ".join(labels),)
         looked = ", ".join(f"{p} ({label})" for p, label in zip(places, labels, strict=False))

@@ -6,6 +6,7 @@ from autotune.analysis.wording import quantity
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
 from storage import MessageKind, Repository, StudyState
+from storage.disk import full, is_full
 
 _UNFINISHED = ("RUNNING", "QUEUED")
 
@@ -19,12 +20,16 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
+    disk = repository.database.folder
+    waiting = last.text if last and waits else None
+    if disk and is_full(disk) and not study.state.ended:
+        waiting = f"{full(disk)}, and nothing can be recorded before there is some."
     return {
         "study": study.name,
         "state": study.state.value,
         "storage": str(repository.database),
         "cluster": study.cluster,
-        "waiting": last.text if last and waits else None,
+        "waiting": waiting,
         "daemon": {"host": lease.machine, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,
@@ -53,7 +58,7 @@ def describe(status: dict[str, Any]) -> str:
     ]
     if status["daemon"]:
         lines.append(f"  daemon    pid {status['daemon']['pid']} on {status['daemon']['host']}")
-    elif status["state"] in _UNFINISHED:
+    elif status["state"] in _UNFINISHED and not status["waiting"]:
         lines.append(f"  daemon    none; autotune resume {status['study']} starts one")
     if status["waiting"]:
         lines.append(f"  waits     {status['waiting']}")

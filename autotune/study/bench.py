@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from autotune.errors import DiskFull
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.watch import Limits, Seen
 from autotune.paths import StudyPaths
@@ -32,6 +33,7 @@ from storage import (
     StoredNoise,
     StoredStudy,
 )
+from storage.disk import full, is_full, tells_of_full_disk
 
 MOST_LAUNCHES = 3
 """How often in a row a run may lose its agent; the last time it counts as a crash of its own."""
@@ -193,7 +195,13 @@ class Bench:
 
         Args:
             judge: what the run is watched for; its speed if not given.
+
+        Raises:
+            DiskFull: it could not even print what goes wrong.
         """
+        folder = Path(self._job.study.workdir)
+        if is_full(folder):
+            raise DiskFull(full(folder))
         attempt = self._job.repository.attempts.begin(
             self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
         )
@@ -224,7 +232,13 @@ class Bench:
             yield Finished(attempt, result)
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
-        """A run that loses its agent again and again is the cause of that."""
+        """A run that loses its agent, or fails for want of room, is repeated; one that does so again and
+        again is the cause of it."""
+        folder = Path(self._job.study.workdir)
+        failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
+        if failed and (is_full(folder) or tells_of_full_disk(result.cause)):
+            cause = f"a disk was full: {result.cause}"
+            result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
         if result.state != AttemptState.LOST:
             return result
         launches = self._job.attempts().in_vain(attempt) + 1

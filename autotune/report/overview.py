@@ -9,6 +9,7 @@ from autotune.report.outlook import Outlook, outlook
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
 from storage import MessageKind, Repository, StoredStudy, StudyState
+from storage.disk import full, is_full
 
 _UNFINISHED = ("RUNNING", "QUEUED")
 
@@ -24,12 +25,16 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     seen = _outlook(repository, study, spec)
     doing = repository.messages.done_lately(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
+    disk = repository.database.folder
+    waiting = last.text if last and waits else None
+    if disk and is_full(disk) and not study.state.ended:
+        waiting = f"{full(disk)}, and nothing can be recorded before there is some."
     return {
         "study": study.name,
         "state": study.state.value,
         "storage": str(repository.database),
         "cluster": study.cluster,
-        "waiting": last.text if last and waits else None,
+        "waiting": waiting,
         "daemon": {"host": lease.machine, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,
@@ -79,7 +84,7 @@ def describe(status: dict[str, Any]) -> str:
     ]
     if status["daemon"]:
         lines.append(f"  daemon    pid {status['daemon']['pid']} on {status['daemon']['host']}")
-    elif status["state"] in _UNFINISHED:
+    elif status["state"] in _UNFINISHED and not status["waiting"]:
         lines.append(f"  daemon    none; autotune resume {status['study']} starts one")
     if status["waiting"]:
         lines.append(f"  waits     {status['waiting']}")

@@ -197,7 +197,6 @@ def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -
     if raced.stopped:
         saved = f", which saved {duration(raced.seconds)}, {raced.share:.0%} of the search"
         yield f"- trials stopped early: {raced.stopped}{saved if raced.seconds >= 1 else ''}"
-    timed = attempts.measured()
     disturbed = sum(a.result.contended for a in timed)
     if disturbed:
         yield f"- others disturbed {disturbed} of {len(timed)} runs"

@@ -13,6 +13,7 @@ from autotune.errors import StorageUnreachable
 from autotune.export import writing
 from autotune.report.progress import ProgressLines
 from storage import Repository, StoredStudy, StudyState
+from storage.disk import full, is_full
 
 _POLL_SECONDS = 0.3
 _LOOK_AFTER_SECONDS = 3.0
@@ -32,7 +33,7 @@ def follow(
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
     last_look = last_line = time.monotonic()
-    away, nobody = _Absence(console), _Nobody(console, repository)
+    away, nobody, room = _Absence(console), _Nobody(console, repository), _Room(console, repository)
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
             with away.waiting():
@@ -42,6 +43,7 @@ def follow(
                     last_line = time.monotonic()
                 if study.state.ended:
                     return study
+                room.look()
                 if console.is_terminal:
                     headline.update(escape(lines.headline()))
                 elif time.monotonic() - last_line > _SILENT_SECONDS:
@@ -70,6 +72,25 @@ class _Nobody:
             text = f"No daemon runs it; autotune resume {study.name} starts one."
             self._console.print(text, markup=False)
         self._said = not served
+
+
+class _Room:
+    """Says, once each time, that the daemon cannot record anything because SQLite's disk is full."""
+
+    def __init__(self, console: Console, repository: Repository) -> None:
+        self._console = console
+        self._folder = repository.database.folder
+        self._said = False
+
+    def look(self) -> None:
+        """Look whether there is room."""
+        lacking = self._folder is not None and is_full(self._folder)
+        if self._folder and lacking and not self._said:
+            text = f"Waiting: {full(self._folder)}; the study goes on once there is some."
+            self._console.print(text, markup=False)
+        elif self._said and not lacking:
+            self._console.print("There is room again.")
+        self._said = lacking
 
 
 class _Absence:

@@ -4,20 +4,23 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
-from autotune.paths import daemon_log
+from autotune.paths import daemon_log, make
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.spec import StudySpec
 from storage import Repository, StoredStudy, StudyState
+from storage.disk import is_full
 
 _CHANGEABLE = {"budget", "export", "folder"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
 _IDLE_SECONDS = 3.0
 _MOST_STARTS = 4
+_STARTUP_SECONDS = 30.0
 
 
 def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
@@ -57,10 +60,16 @@ def _check_export(target: Path) -> None:
         )
 
 
-def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) -> bool:
-    """Start a daemon for the cluster unless one holds its lease; True if one was started."""
-    if repository.leases.holder(cluster):
-        return False
+def ensure_daemon(
+    repository: Repository, cluster: str, url: str, folder: Path
+) -> subprocess.Popen[bytes] | None:
+    """Start a daemon for the cluster unless one holds its lease; None if none was started.
+
+    As long as SQLite's disk is full nobody could take the lease, and none is started.
+    """
+    disk = repository.database.folder
+    if repository.leases.holder(cluster) or (disk and is_full(disk)):
+        return None
     if cluster.startswith("host:") and cluster != this_cluster():
         raise BadInput(
             f"this study runs on {cluster.removeprefix('host:')}; start it there, or start a "
@@ -71,8 +80,7 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
             f"the folder of this study, {folder}, is gone; where it is now: autotune start, and its "
             "study.yaml"
         )
-    _spawn(cluster, url, folder)
-    return True
+    return _spawn(cluster, url, folder)
 
 
 class Here:
@@ -83,6 +91,7 @@ class Here:
         self._study = study
         self._daemon = daemon
         self._thread: threading.Thread | None = None
+        self._died_of = "it left before the study had ended"
 
     def __call__(self) -> None:
         """Look, and start the thread if nobody runs the study.
@@ -96,11 +105,16 @@ class Here:
         if ended or self._repository.leases.holder(self._study.cluster):
             return
         if self._thread:
-            raise AutotuneError("the study's thread died; its traceback is above")
-        self._thread = threading.Thread(
-            target=self._daemon.serve, kwargs={"idle_seconds": 0.0}, name="daemon", daemon=True
-        )
+            raise AutotuneError(f"the study's thread died: {self._died_of}")
+        self._thread = threading.Thread(target=self._serve, name="daemon", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            self._daemon.serve(idle_seconds=0.0)
+        except Exception as error:
+            self._died_of = repr(error)
+            raise  # its traceback is printed
 
 
 class Keeper:
@@ -111,6 +125,8 @@ class Keeper:
         self._study = study
         self._url = url
         self._started = 0
+        self._newest: subprocess.Popen[bytes] | None = None
+        self._newest_at = 0.0
 
     def __call__(self) -> None:
         """Look, and start a daemon if need be.
@@ -118,15 +134,25 @@ class Keeper:
         Raises:
             AutotuneError: the daemons keep dying.
         """
-        folder = Path(self._study.workdir)
-        self._started += ensure_daemon(self._repository, self._study.cluster, self._url, folder)
+        if self._is_starting():
+            return
+        folder, cluster = Path(self._study.workdir), self._study.cluster
+        started = ensure_daemon(self._repository, cluster, self._url, folder)
+        if started:
+            self._newest, self._newest_at = started, time.monotonic()
+            self._started += 1
         if self._started > _MOST_STARTS:
             raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
 
+    def _is_starting(self) -> bool:
+        """On a busy machine a daemon takes its time before it takes the lease."""
+        young = time.monotonic() - self._newest_at < _STARTUP_SECONDS
+        return young and self._newest is not None and self._newest.poll() is None
 
-def _spawn(cluster: str, url: str, folder: Path) -> None:
+
+def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     log = daemon_log(folder)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make(log.parent)
     command = [sys.executable, "-P", "-m", "autotune", "daemon"]
     command += ["--cluster", cluster, "--idle-exit", str(_IDLE_SECONDS), "--storage-on-stdin"]
     with log.open("ab") as output:
@@ -145,6 +171,7 @@ def _spawn(cluster: str, url: str, folder: Path) -> None:
         process.stdin.close()
     except BrokenPipeError:
         raise AutotuneError(f"the daemon did not start; see {log}") from None
+    return process
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.analysis.costs import CostRecords, Costs
-from autotune.errors import StorageUnreachable
+from autotune.errors import DiskFull, StorageUnreachable
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
@@ -37,6 +37,7 @@ from storage import (
     StoredNoise,
     StoredStudy,
 )
+from storage.disk import full, is_full, tells_of_full_disk
 
 MOST_LAUNCHES = 3
 """How often in a row a run may lose its agent; the last time it counts as a crash of its own."""
@@ -236,7 +237,13 @@ class Bench:
         Args:
             judge: what the run is watched for; its speed if not given.
             allowed: time that it may take, from its launch to its end; None: no limit.
+
+        Raises:
+            DiskFull: it could not even print what goes wrong.
         """
+        folder = Path(self._job.study.workdir)
+        if is_full(folder):
+            raise DiskFull(full(folder))
         attempt = self._job.repository.attempts.begin(
             self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
         )
@@ -278,7 +285,13 @@ class Bench:
         self._told = time.monotonic()
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
-        """A run that loses its agent again and again is the cause of that."""
+        """A run that loses its agent, or fails for want of room, is repeated; one that does so again and
+        again is the cause of it."""
+        folder = Path(self._job.study.workdir)
+        failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
+        if failed and (is_full(folder) or tells_of_full_disk(result.cause)):
+            cause = f"a disk was full: {result.cause}"
+            result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
         if result.state != AttemptState.LOST:
             return result
         launches = self._job.attempts().in_vain(attempt) + 1

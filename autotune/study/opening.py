@@ -38,7 +38,7 @@ class Opening:
         if seen is None:
             return []
         baseline = self._plan.baseline
-        found = findings(seen, baseline, self._plan.facts)
+        found = findings(seen, baseline, self._plan.facts) if seen else []
         return experts(self._space, baseline, found, seen.get("unusable", ()))
 
     def _look(self, bench: Bench) -> dict[str, Any] | None:
@@ -52,7 +52,7 @@ class Opening:
                 allowed=self._allowed,
             )
         if profile.result.state == AttemptState.PRUNED:
-            return []  # its steps are too long for a look
+            return {}  # its steps are too long for a look
         blocks = self._job.repository.attempts.blocks(profile.id)
         return blocks[0].observed if blocks else None
 

@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two workers, each with a network of its own; tests that share a fixture stay together.
-TEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# More workers than processors, as tests wait a lot; each with a network of its own. Tests that share a
+# fixture stay together.
+TEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
 # Of the machine that `make bundle` packs for.
 BUNDLE := dist/bundle

@@ -11,10 +11,11 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BestConfig": "autotune.export.best",
     "load": "autotune.export.best",
+    "Update": "autotune.trial.workload",
     "Workload": "autotune.trial.workload",
 }
 
-__all__ = ["BestConfig", "Workload", "__version__", "load"]
+__all__ = ["BestConfig", "Update", "Workload", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,8 +26,17 @@ class _OwnPackages:
 def main() -> None:
     """Run the command line."""
     sys.meta_path.insert(0, _OwnPackages)
-    from autotune.cli import run
-
+    try:
+        from autotune.cli import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in {"autotune", *_OWN_PACKAGES}:
+            raise
+        print(
+            f"error: autotune was installed without what its commands need ({error.name}); "
+            "autotune.load() works all the same. For the commands: pip install autotune",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     run()
 
 

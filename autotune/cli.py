@@ -9,7 +9,6 @@ import signal
 import sys
 import webbrowser
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,16 +76,13 @@ def _version(
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("study.yaml"),
 ) -> None:
-    """Write a commented study.yaml to start from."""
-    template = (resources.files("autotune") / "study_template.yaml").read_text("utf-8")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(template)
-    except FileExistsError:
-        raise BadInput(f"{path} exists already; it is left as it was") from None
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+    """Write a commented study.yaml to start from, and an example of a workload of your own."""
+    from autotune.standalone.starter import write_study, write_workload
+
+    write_study(path)
     print(f"{path} written; edit it, then: autotune start {path}")
+    if workload := write_workload(path.parent):
+        print(f"{workload} written: put your own model there; `workload: {workload.stem}:build`")
 
 
 @app.command()
@@ -139,14 +135,11 @@ def resume(
 @app.command()
 def stop(study: StudyArgument, storage: StorageOption = None) -> None:
     """Stop a study; its running trial is given up, everything recorded stays."""
-    from autotune.service.submission import living_holder
-
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     if repository.studies.named(name).state.ended:
         print(f"{name} is not running ({repository.studies.named(name).state}).")
         return
-    living_holder(repository, repository.studies.named(name).cluster)  # a dead one loses its lease
     repository.studies.request_stop(name)
     ended = repository.studies.named(name).state.ended
     print(
@@ -161,7 +154,8 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    ended = _interruptible(name, lambda: follow(repository, repository.studies.named(name)))
+    study_now = repository.studies.named(name)
+    ended = _interruptible(repository, name, lambda: follow(repository, study_now))
     print(conclusion(ended, _export_path(ended)))
     raise typer.Exit(exit_code(ended))
 
@@ -216,9 +210,9 @@ def export(
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write the recommended configuration as best.yaml, or all attempts as CSV."""
-    from autotune.analysis.verdict import Verdict
-    from autotune.export.writing import of_today, write
+    """Write what a study recommends, or has in hand by now, as best.yaml; or all attempts as CSV."""
+    from autotune.export import offering
+    from autotune.report.in_hand import in_hand
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
@@ -236,17 +230,9 @@ def export(
             raise BadInput(f"{trials} cannot be written: {error}") from None
         print(trials)
         return
-    content = repository.recommendations.newest_of(stored.id)
-    if content is None:
-        why = f"it is {stored.state}; let it run to its verdict"
-        if stored.verdict:
-            why = Verdict.from_dict(stored.verdict).sentence
-        raise BadInput(f"{name} recommends nothing: {why}")
-    target = output or _export_path(stored)
-    try:
-        write(target, of_today(content))
-    except OSError as error:
-        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
+    target, answer = output or _export_path(stored), in_hand(repository, stored)
+    if offering.export(repository, stored, answer, target):
+        print(answer.sentence, file=sys.stderr)
     print(target)
 
 
@@ -254,26 +240,21 @@ def export(
 def report(
     study: StudyArgument,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Compute the verdict again from the timed blocks.")
+        bool, typer.Option("--recompute", help="Compute the figures again from the timed blocks.")
     ] = False,
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The verdict in full: finalists, how the recommended configuration ran, the best trials."""
-    from autotune.analysis.verdict import Verdict
+    """The verdict in full, or before there is one what the study has in hand, and what supports it."""
     from autotune.report import paper
+    from autotune.report.in_hand import in_hand
     from autotune.report.recompute import recomputed_verdict
     from storage import Attempts
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     stored = repository.studies.named(name)
-    if recompute:
-        verdict = recomputed_verdict(repository, name)
-    elif stored.verdict is None:
-        raise BadInput(f"{name} has no verdict yet ({stored.state}); autotune status {name}")
-    else:
-        verdict = Verdict.from_dict(stored.verdict)
+    verdict = recomputed_verdict(repository, name) if recompute else in_hand(repository, stored)
     if as_json:
         attempts = Attempts(repository.attempts.of(stored.id), {})
         ran = paper.how_it_ran(repository, attempts, verdict.trial)
@@ -412,6 +393,14 @@ def knobs() -> None:
 
 
 @app.command()
+def presets() -> None:
+    """Print the search spaces that have a name: what each is for, and its values per knob."""
+    from autotune.report.presets import presets_listed
+
+    print("\n".join(presets_listed()))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of study.yaml."""
     from autotune.spec import json_schema
@@ -463,7 +452,7 @@ def _attend(
         return
     # What a script reads is the JSON alone; people still see the rest.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        ended = _interruptible(name, lambda: follow(repository, study, keep_alive))
+        ended = _interruptible(repository, name, lambda: follow(repository, study, keep_alive))
         print(conclusion(ended, _export_path(ended)))
     if as_json:
         print(json.dumps(status_of(repository, name), indent=2))
@@ -480,11 +469,15 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     return Here(repository, study, running)
 
 
-def _interruptible(name: str, action: Callable[[], "StoredStudy"]) -> "StoredStudy":
+def _interruptible(
+    repository: "Repository", name: str, action: Callable[[], "StoredStudy"]
+) -> "StoredStudy":
+    from autotune.service.follow import detached
+
     try:
         return action()
     except KeyboardInterrupt:
-        print(f"\nDetached; {name} runs on. autotune watch {name}, autotune stop {name}")
+        print(detached(repository, name))
         raise typer.Exit(0) from None
 
 

@@ -33,8 +33,16 @@ class StorageUnreachable(StorageError):
     """The storage does not answer at present; it may again."""
 
 
+class DiskFull(StorageUnreachable):
+    """No room is left on a disk that a study writes to; there may be again."""
+
+
 class LeaseLost(AutotuneError):
     """Another daemon has taken over; this one must not write any more."""
+
+
+class BaselineFails(AutotuneError):
+    """The user's configuration fails again and again, for a reason of its own."""
 
 
 class LauncherError(AutotuneError):

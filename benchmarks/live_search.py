@@ -34,7 +34,14 @@ def run(study: dict[str, Any], folder: Path, sampler: str, wall_time: str) -> li
     shortest = {"attribution": 0, "finalists": 1, "rounds": 2}
     measurement = {**study.get("measurement", {}), **shortest}
     budget = {"trials": None, "wall_time": wall_time, "least_gain": 0}
-    changed = {"sampler": sampler, "measurement": measurement, "budget": budget}
+    # The larger the space, the more there is to find.
+    objective = {**study.get("objective", {}), "global_batch": "free"}
+    changed = {
+        "sampler": sampler,
+        "measurement": measurement,
+        "budget": budget,
+        "objective": objective,
+    }
     (folder / "study.yaml").write_text(yaml.safe_dump({**study, **changed}))
     url = f"sqlite:///{folder / 'study.db'}"
     command = [sys.executable, "-m", "autotune", "start", "study.yaml", "--foreground"]

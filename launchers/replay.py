@@ -204,11 +204,22 @@ class ReplaySlot(Slot):
         self, request: TrialRequest, watch: TrialWatch, answer: Answer, draw: random.Random
     ) -> TrialReport:
         seen: list[BlockReport] = []
+        longest = math.inf if request.seconds is None else request.seconds
+        left = longest - answer.startup
         for block in _blocks(request, answer, draw):
+            if request.profile and left < block.seconds:
+                # Its ranks see after a step that there is no time for more.
+                return _cut(
+                    request, seen, min(longest, answer.startup + block.seconds / block.steps)
+                )
             if self._ending:
                 return _report(request, answer, seen)
             if answer.outcome and len(seen) == answer.after:
-                return _failed(request, answer, seen)
+                report = _failed(request, answer, seen)
+                return report if report.wall_seconds <= longest else _cut(request, seen, longest)
+            left -= block.seconds
+            if left < 0:
+                return _cut(request, seen, longest)
             seen.append(block)
             if watch(block):
                 return _report(request, answer, seen)
@@ -219,6 +230,11 @@ class ReplaySlot(Slot):
 def _report(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
     wall_seconds = answer.startup + math.fsum(block.seconds for block in seen)
     return TrialReport(request.trial, None, "", tuple(seen), wall_seconds)
+
+
+def _cut(request: TrialRequest, seen: Sequence[BlockReport], seconds: float) -> TrialReport:
+    """Of a trial that has had all the time it may have."""
+    return TrialReport(request.trial, None, "", tuple(seen), seconds)
 
 
 def _failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
@@ -267,6 +283,8 @@ def _steps(request: TrialRequest, step: float) -> Iterator[int]:
         return iter([request.profile])
     plan = request.blocks
     usual = max(plan.min_steps, round(plan.seconds / step))
+    if usual * step > plan.longest:
+        usual = max(1, math.floor(plan.longest / step))
     # The first one is for what happens once.
     return itertools.islice(itertools.chain([1], itertools.repeat(usual)), plan.max_blocks)
 

@@ -85,7 +85,7 @@ class AgentSlot(Slot):
             if self._ending:  # asked for before all agents had heard of the trial
                 run.end()
         try:
-            run.wait()
+            run.wait(None if request.seconds is None else started + request.seconds)
         finally:
             with self._lock:
                 self._run = None
@@ -269,19 +269,29 @@ class _Run:
         """Enough has been seen. What ranks raise from now on is no result."""
         self._end(on_purpose=True)
 
-    def wait(self) -> None:
-        """Until every node has cleared the trial away; also when the watch raises."""
+    def wait(self, until: float | None = None) -> None:
+        """Until every node has cleared the trial away; also when the watch raises.
+
+        Args:
+            until: by the monotonic clock, when the trial is ended if it still runs.
+        """
         try:
-            self._wait()
+            self._wait(until)
         except BaseException:
             self._watch = lambda _: True
             self.end()
             self._wait()
             raise
 
-    def _wait(self) -> None:
+    def _wait(self, until: float | None = None) -> None:
         while self._open:
-            node, message = self._agents.receive()
+            # What has been ended is waited for, however long it takes.
+            patience = None if until is None or self._ending else until - time.monotonic()
+            try:
+                node, message = self._agents.receive(patience and max(0.0, patience))
+            except queue.Empty:
+                self.end()
+                continue
             if message is None:
                 self._lose(node)
             elif isinstance(message, BlockReport) and message.trial == self._trial:

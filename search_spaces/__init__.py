@@ -3,7 +3,7 @@
 from search_spaces.catalogue import CATALOGUE, defaults
 from search_spaces.constraints import Facts, infeasible
 from search_spaces.knob import Knob, KnobValue
-from search_spaces.presets import preset, preset_names
+from search_spaces.presets import preset, preset_names, preset_summary
 
 __all__ = [
     "CATALOGUE",
@@ -14,4 +14,5 @@ __all__ = [
     "infeasible",
     "preset",
     "preset_names",
+    "preset_summary",
 ]

@@ -50,8 +50,9 @@ _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Ways to compile that replay graphs, whose results lie in memory of the graphs' own."""
 _HALF_ONLY = ("flash", "cudnn", "flash3")
 _BF16 = ("bf16", "pure_bf16")
-_SHARDED = ("fsdp", "fsdp_keep", "hsdp")
-_WITHOUT_DDP = ("none", "data_parallel", *_SHARDED)
+SHARDED = ("fsdp", "fsdp_keep", "hsdp")
+"""Values of parallelism with which each rank holds a part of the weights."""
+_WITHOUT_DDP = ("none", "data_parallel", *SHARDED)
 _OF_FSDP = ("fsdp_prefetch", "fsdp_reduce_dtype")
 _OF_ONE_COPY = (
     "compile",
@@ -88,7 +89,7 @@ CONFLICTS = (
         for name in _OF_DDP
     ),
     *(
-        _not_beside(name, "parallelism", lambda v: v not in _SHARDED, "it acts on FSDP2 only")
+        _not_beside(name, "parallelism", lambda v: v not in SHARDED, "it acts on FSDP2 only")
         for name in _OF_FSDP
     ),
     *(
@@ -202,7 +203,7 @@ CONFLICTS = (
     Conflict(
         "precision",
         "parallelism",
-        lambda v: v["precision"] == "fp16" and v["parallelism"] in _SHARDED,
+        lambda v: v["precision"] == "fp16" and v["parallelism"] in SHARDED,
         "gradients that ranks hold in parts would each be checked for overflow alone",
     ),
     Conflict(
@@ -320,7 +321,7 @@ def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
         )
     if knobs["nccl_algo"] == "NVLSTree" and facts.nodes == 1:
         yield "nccl_algo=NVLSTree is for several nodes; this study has 1 (NVLS is for one)"
-    alone = (*_SHARDED, "data_parallel")
+    alone = (*SHARDED, "data_parallel")
     if on_cuda and facts.backend == "gloo" and knobs["parallelism"] in alone:
         yield f"parallelism={knobs['parallelism']} needs {NCCL}; here ranks share a device"
     if knobs["parallelism"] == "hsdp" and (facts.nodes == 1 or facts.world_size == facts.nodes):

@@ -85,6 +85,8 @@ class Knob:
         memory: whether it changes how much memory a rank takes.
         numerics: whether it can change the numbers that training computes.
         numerics_for: the values that can; empty: every one.
+        number_format: whether it says in which number format something is computed or sent: a reference
+            run has its default.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
         applied: the constructor argument, context or setting that it acts through.
         source: where the knowledge comes from.
@@ -106,6 +108,7 @@ class Knob:
     memory: bool = False
     numerics: bool = False
     numerics_for: tuple[KnobValue, ...] = ()
+    number_format: bool = False
     schedule: bool = False
 
 

@@ -23,7 +23,22 @@ def preset(name: str) -> dict[str, list[Any]]:
     Raises:
         KeyError: there is no such preset.
     """
+    loaded: dict[str, list[Any]] = yaml.safe_load(_text(name))
+    return loaded
+
+
+def preset_summary(name: str) -> str:
+    """What the preset is for: the comment at its head.
+
+    Raises:
+        KeyError: there is no such preset.
+    """
+    return " ".join(
+        line.removeprefix("#").strip() for line in _text(name).splitlines() if line.startswith("#")
+    )
+
+
+def _text(name: str) -> str:
     if name not in preset_names():
         raise KeyError(name)
-    loaded: dict[str, list[Any]] = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text("utf-8"))
-    return loaded
+    return (_FOLDER / f"{name}.yaml").read_text("utf-8")

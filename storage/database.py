@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotune.errors import BadInput, StorageError
+from storage.sqlite_terms import explained
 
 VERSION_TABLE = "autotune_alembic_version"
 """Optuna's own migrations use Alembic's default name."""
@@ -65,10 +66,7 @@ class Database:
         except RuntimeError as error:
             raise StorageError(f"storage {self}: {error}") from None
         except (DBAPIError, StorageInternalError, OSError, sqlite3.Error) as error:
-            raise StorageError(
-                f"storage {self}: {self.reason(error)}; check that the server runs, that the "
-                "database exists and that it may be written"
-            ) from None
+            raise StorageError(f"storage {self}: {self.reason(error)}{self._hint()}") from None
         except (TypeError, ValueError) as error:
             raise BadInput(f"storage {self}: an option of the URL is wrong: {error}") from None
 
@@ -82,6 +80,12 @@ class Database:
             }
         )
         return hidden.render_as_string(hide_password=True)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the file of SQLite lies; None of a server."""
+        sqlite = self.url.get_backend_name() == "sqlite"
+        return Path(str(self.url.database)).parent if sqlite else None
 
     def now(self) -> str:
         """SQL for the database's own clock, seconds since the epoch."""
@@ -107,13 +111,20 @@ class Database:
             yield connection
 
     def reason(self, error: BaseException) -> str:
-        """What the database driver said, in one line without secrets."""
+        """What the database driver said, in one line without secrets; of SQLite in its own terms."""
+        if self.folder:
+            return explained(_original(error), Path(str(self.url.database)))
         text = cause_of(error)
         secrets = [self.url.password, *self.url.query.values()]
         for secret in secrets:
             if isinstance(secret, str) and secret:
                 text = text.replace(secret, "***")
         return text
+
+    def _hint(self) -> str:
+        if self.folder:
+            return ""
+        return "; check that the server runs, that the database exists and that it may be written"
 
     def _prepare(self) -> None:
         if not self._missing() and self._current():
@@ -316,8 +327,15 @@ def _on_sqlite_begin(connection: Connection) -> None:
 
 def cause_of(error: BaseException) -> str:
     """What the database driver said, in one line."""
-    while isinstance(error, StorageInternalError) and error.__cause__:
-        error = error.__cause__
-    original = error.orig if isinstance(error, DBAPIError) else error
+    original = _original(error)
     lines = str(original).strip().splitlines()
     return lines[0] if lines else type(original).__name__
+
+
+def _original(error: BaseException) -> BaseException:
+    """The driver's own error."""
+    while isinstance(error, StorageInternalError) and error.__cause__:
+        error = error.__cause__
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        return error.orig
+    return error

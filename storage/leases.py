@@ -6,6 +6,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import LeaseLost
+from storage.holders import is_gone, started
 from storage.models import LeaseRow
 from storage.records import Lease, LeaseState
 from storage.transactions import Transactions
@@ -18,16 +19,20 @@ class Leases:
         self._transactions = transactions
 
     def acquire(self, cluster: str, host: str, pid: int, seconds: float) -> Lease | None:
-        """Take the lease of a cluster if nobody holds it; None if somebody does."""
+        """Take the lease of a cluster if nobody holds it; None if somebody does.
+
+        A holder on this machine whose process is dead holds it no more.
+        """
         with self._transactions.writing() as session:
             now = self._transactions.now(session)
             row = session.get(LeaseRow, cluster, with_for_update=True)
-            if row is not None and row.expires > now:
+            if row is not None and is_held(row, now):
                 return None
             if row is None:
                 row = LeaseRow(cluster=cluster, epoch=0)
             predecessor = row.pid if row.host == host else None
             row.epoch, row.host, row.pid, row.expires = row.epoch + 1, host, pid, now + seconds
+            row.started = started(host, pid)
             session.add(row)
             try:
                 session.flush()
@@ -68,9 +73,20 @@ class Leases:
             if row is None:
                 return None
             left = row.expires - self._transactions.now(session)
-            return LeaseState(row.cluster, row.epoch, row.host, row.pid, left)
+            gone = is_gone(row.host, row.pid, row.started)
+            return LeaseState(row.cluster, row.epoch, row.host, row.pid, left, gone)
 
     def holder(self, cluster: str) -> LeaseState | None:
-        """Who holds the lease of a cluster; None if nobody does."""
+        """Who holds the lease of a cluster; None if nobody does, or the dead on this machine."""
         state = self.state(cluster)
-        return state if state is not None and state.seconds_left > 0 else None
+        held = state is not None and state.seconds_left > 0 and not state.gone
+        return state if held else None
+
+
+def is_held(row: LeaseRow, now: float) -> bool:
+    """Whether somebody holds a lease who is not known to be dead.
+
+    Args:
+        now: by the database's clock.
+    """
+    return row.expires > now and not is_gone(row.host, row.pid, row.started)

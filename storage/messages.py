@@ -1,6 +1,6 @@
 """What daemons have to say about their studies."""
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from storage.models import MessageRow
 from storage.records import Lease, MessageKind, StoredMessage
@@ -21,12 +21,38 @@ class Messages:
             at = self._transactions.now(session)
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
+    def doing(self, lease: Lease, study_id: int, text: str) -> None:
+        """Say how far what runs has come, in the place of what was said of that before."""
+        with self._transactions.fenced(lease) as session:
+            at = self._transactions.now(session)
+            own = (MessageRow.study_id == study_id, MessageRow.kind == MessageKind.DOING)
+            written = session.connection().execute(
+                update(MessageRow).where(*own).values(at=at, text=text)
+            )
+            if not written.rowcount:
+                session.add(MessageRow(study_id=study_id, at=at, kind=MessageKind.DOING, text=text))
+
+    def done_lately(self, study_id: int) -> StoredMessage | None:
+        """What `doing` has said last; None if nothing."""
+        with self._transactions.reading() as session:
+            row = session.scalar(
+                select(MessageRow).where(
+                    MessageRow.study_id == study_id, MessageRow.kind == MessageKind.DOING
+                )
+            )
+            return StoredMessage(row.id, row.at, row.text, MessageKind.DOING) if row else None
+
     def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
-        """The messages of a study that are newer than number `after`."""
+        """The messages of a study that are newer than number `after`; how far what runs has come is
+        none of them."""
         with self._transactions.reading() as session:
             rows = session.scalars(
                 select(MessageRow)
-                .where(MessageRow.study_id == study_id, MessageRow.id > after)
+                .where(
+                    MessageRow.study_id == study_id,
+                    MessageRow.id > after,
+                    MessageRow.kind != MessageKind.DOING,
+                )
                 .order_by(MessageRow.id)
             )
             return [StoredMessage(row.id, row.at, row.text, MessageKind(row.kind)) for row in rows]

@@ -21,6 +21,7 @@ class LeaseRow(Base):
     epoch: Mapped[int] = mapped_column(Integer)  # grows by one with each holder, never shrinks
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int] = mapped_column(Integer)
+    started: Mapped[int | None] = mapped_column(BigInteger)  # see storage.holders
     expires: Mapped[float] = mapped_column(Float)  # database time
 
 

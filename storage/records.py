@@ -40,6 +40,13 @@ class LeaseState:
     pid: int
     seconds_left: float
     """Negative once it has run out, by the database's clock."""
+    gone: bool = False
+    """Its process is known to be dead."""
+
+    @property
+    def machine(self) -> str:
+        """The host's name."""
+        return self.host.split()[0]
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Purpose(StrEnum):
     CALIBRATE = "calibrate"
     """The baseline once more, in new processes: how far do equal runs lie apart?"""
     REFERENCE = "reference"
-    """A loss trajectory with every knob that can change numerics at its default."""
+    """A loss trajectory of the baseline in fp32."""
     NUMERICS = "numerics"
     """A loss trajectory of a finalist, to be held against a reference."""
     CONFIRM = "confirm"
@@ -203,6 +210,8 @@ class MessageKind(StrEnum):
     """Something that has happened, or why."""
     WAITING = "waiting"
     """Whom the study waits for."""
+    DOING = "doing"
+    """How far what runs has come: one message, written over again and again."""
 
 
 @dataclass(frozen=True)

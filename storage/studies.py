@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from autotune.errors import BadInput, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
+from storage.leases import is_held
 from storage.models import LeaseRow, MessageRow, StudyRow
 from storage.records import Lease, MessageKind, StoredStudy, StudyState
 from storage.transactions import Transactions
@@ -98,7 +99,7 @@ class Studies:
             row = self._locked(session, name)
             row.stop_requested, row.resume_requested = True, False
             now = self._transactions.now(session)
-            held = lease is not None and lease.expires > now
+            held = lease is not None and is_held(lease, now)
             if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
                 row.state = StudyState.STOPPED
                 abandon(session, row.id, now)

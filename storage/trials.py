@@ -43,9 +43,11 @@ class TrialLedger:
         return self._study.get_trials(deepcopy=False)
 
     def enqueue(self, params: Mapping[str, Any], reason: str) -> None:
-        """Have this configuration tried before the sampler is asked; no repeats."""
+        """Have this configuration tried before the sampler is asked; no repeats, but of what failed."""
+        known = [t for t in self.trials() if t.system_attrs.get("fixed_params", t.params) == params]
+        failed = bool(known) and all(trial.state == TrialState.FAIL for trial in known)
         self._study.enqueue_trial(
-            dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=True
+            dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=not failed
         )
 
     def ask(self, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
@@ -93,18 +95,28 @@ class TrialLedger:
         except UpdateFinishedTrialError:
             return  # told by another daemon in the meantime, from the same record
 
-    def note(self, body: str) -> None:
-        """The study's own note in the dashboard."""
+    def note(self, body: str, *, trial: int | None = None) -> None:
+        """The study's own note in the dashboard, or that of a trial, which may have ended."""
         if dashboard := _dashboard():
-            dashboard.save_note(self._study, body)
+            of = self._study if trial is None else Trial(self._study, self._frozen(trial)._trial_id)
+            dashboard.save_note(of, body)
+
+    def set_attributes(self, wanted: Mapping[str, str]) -> None:
+        """Attributes of the study, which the dashboard shows beside the best trial.
+
+        Args:
+            wanted: name -> text. Others stay, and those that are so already are not written.
+        """
+        known = self._study.user_attrs
+        for name, text in wanted.items():
+            if known.get(name) != text:
+                self._study.set_user_attr(name, text)
 
     def name_objective(self, name: str) -> None:
-        """What the dashboard calls the value of a trial."""
-        if not (dashboard := _dashboard()):
-            return
-        with warnings.catch_warnings():  # deprecated in newer versions for what older ones lack
+        """What Optuna calls the value of a trial."""
+        with warnings.catch_warnings():  # it is experimental
             warnings.simplefilter("ignore")
-            dashboard.set_objective_names(self._study, [name])
+            self._study.set_metric_names([name])
 
     def _tell(self, trial: Trial, result: AttemptResult) -> None:
         if result.state == "COMPLETE":

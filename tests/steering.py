@@ -34,6 +34,7 @@ def tiny_study(**changes: Any) -> dict[str, Any]:
         "resources": {"workers": 2},
         "search_space": {"micro_batch": [1, 2, 4, 8], "log_interval": [1, 10]},
         "baseline": {"micro_batch": 2},
+        "objective": {"global_batch": "free"},
         "budget": {"trials": 4},
         "measurement": {
             "block_seconds": 0.05,

@@ -136,7 +136,10 @@ def studies(draw: st.DrawFn) -> dict[str, Any]:
         study["resources"]["workers"] = workers
         study["objective"] = {
             "metric": draw(st.sampled_from(["samples_per_second", "tokens_per_second"])),
-            "global_batch": today["micro_batch"] * today["accumulation_steps"] * workers,
+            "global_batch": draw(
+                st.just(today["micro_batch"] * today["accumulation_steps"] * workers)
+                | st.sampled_from(["keep", "free"])
+            ),
         }
     return json.loads(json.dumps(study))  # no list twice: YAML would write it as an alias
 

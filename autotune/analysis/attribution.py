@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import clashing
+from search_spaces.constraints import clashing, global_batch
 from storage import Attempts, Purpose
 
 Knobs = Mapping[str, Any]
@@ -37,15 +37,30 @@ class Contribution:
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """The winner, then the winner less one change each; what cannot run is left out."""
-    changed = [name for name in winner if winner[name] != baseline[name]]
-    less = [_less(winner, baseline, name) for name in changed]
+    less = [_less(winner, baseline, name) for name in _changed(winner, baseline)]
     free = dataclasses.replace(facts, global_batch=None)
     return [dict(winner), *(knobs for knobs in less if not infeasible(knobs, free))]
+
+
+def _changed(winner: Knobs, baseline: Knobs) -> list[str]:
+    """The knobs to put back one by one: of a global batch that is split otherwise, the micro-batch."""
+    changed = [name for name in winner if winner[name] != baseline[name]]
+    if _split_otherwise(winner, baseline):
+        changed.remove("accumulation_steps")
+    return changed
+
+
+def _split_otherwise(winner: Knobs, baseline: Knobs) -> bool:
+    """Whether both have the same samples per rank and step, in other micro-batches."""
+    same = global_batch(winner, 1) == global_batch(baseline, 1)
+    return same and winner["micro_batch"] != baseline["micro_batch"]
 
 
 def _less(winner: Knobs, baseline: Knobs, name: str) -> dict[str, Any]:
     """The winner with this knob back at the baseline, and all that do not go with that."""
     knobs = {**winner, name: baseline[name]}
+    if name == "micro_batch" and _split_otherwise(winner, baseline):
+        knobs["accumulation_steps"] = baseline["accumulation_steps"]
     known = set(clashing(winner))  # of another device than its own
     while new := set(clashing(knobs)) - known:
         pairs = {other for clash in new for other in clash.pair}
@@ -65,9 +80,7 @@ def contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> list[Co
 def _contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> Iterator[Contribution]:
     runs = attempts.of(Purpose.ATTRIBUTE).measured()
     with_all = {a.round: a.result.throughput for a in runs.with_knobs(winner)}
-    for name in winner:
-        if winner[name] == baseline[name]:
-            continue
+    for name in _changed(winner, baseline):
         without = _less(winner, baseline, name)
         pairs = [
             (with_all[a.round], a.result.throughput)

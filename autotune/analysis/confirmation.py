@@ -1,12 +1,13 @@
 """Who is still in, as finalists and baseline are measured again round by round. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from autotune.measurement.estimate import Ratio, paired_ratio
-from storage import Attempts, AttemptState, Purpose
+from autotune.measurement.estimate import Ratio, clearly_faster, paired_ratio
+from search_spaces.constraints import global_batch
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 FEWEST_ROUNDS = 3
 ALIKE = 0.02
@@ -55,7 +56,9 @@ class Confirmation:
         """What is recorded of the next round: throughput per trial, None where it failed."""
         members = self.members()
         runs = attempts.of(Purpose.CONFIRM).in_round(self.next_round).recorded()
-        return {a.trial: a.result.throughput for a in runs if a.trial in members}
+        return {
+            a.trial: a.result.throughput for a in runs if a.trial in members and not _out_of_time(a)
+        }
 
     def close_round(self, results: Mapping[int, float | None]) -> None:
         """Take in a complete round; None: that trial failed, which drops it."""
@@ -70,25 +73,19 @@ class Confirmation:
                 if trial not in (leader, self.baseline) and self.ratio(trial, leader).high < 1:
                     self.dropped[trial] = number
 
-    def decided(self, *, in_a_hurry: bool = False) -> bool:
-        """Whether another round would change nothing that matters, or is not allowed.
-
-        Args:
-            in_a_hurry: after the fewest rounds, do with what there is.
-        """
+    def decided(self) -> bool:
+        """Whether another round would change nothing that matters, or is not allowed."""
         if not self.members() or len(self.rounds) >= self._most_rounds:
             return True
         if len(self.rounds) < FEWEST_ROUNDS:
             return False
-        if in_a_hurry:
-            return True
         leader = self.leader()
         rivals = [trial for trial in self.members() if trial not in (leader, self.baseline)]
         if not all(_close_to_one(self.ratio(trial, leader)) for trial in rivals):
             return False
         if self.baseline in (None, leader) or self.baseline in self.dropped:
             return True
-        return self.ratio(leader, self.baseline).low > 1
+        return clearly_faster(self.ratio(leader, self.baseline))
 
     def leader(self) -> int:
         """The fastest of those still in, by the rounds that all of them ran."""
@@ -120,7 +117,7 @@ class Confirmation:
     def _beats_baseline(self, trial: int, baseline: int) -> bool:
         if baseline in self.dropped:
             return True  # it failed when it was run again
-        return trial != baseline and self.ratio(trial, baseline).low > 1
+        return trial != baseline and clearly_faster(self.ratio(trial, baseline))
 
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.
@@ -138,25 +135,43 @@ def _close_to_one(ratio: Ratio) -> bool:
     return ratio.low >= 1 - ALIKE and ratio.high <= 1 + ALIKE
 
 
-def replay(attempts: Attempts, *, finalists: int, most_rounds: int) -> Confirmation | None:
+def _out_of_time(run: StoredAttempt) -> bool:
+    """Whether it was ended before it could show anything: it says nothing about its configuration."""
+    return run.result.state == AttemptState.PRUNED and run.result.throughput is None
+
+
+def replay(
+    attempts: Attempts,
+    *,
+    finalists: int,
+    most_rounds: int,
+    barred: Collection[int] = (),
+    unaffordable: Collection[int] = (),
+) -> Confirmation | None:
     """The confirmation as the records show it, less a round that is not complete.
 
     Trials that the numerics gate has refused are no candidates. Rounds that were measured before the
     search went on (with a larger budget) do not count: what is compared must have been measured in
-    turn.
+    turn. Once a second round was begun, whoever ran in the first one takes part, whatever there is time
+    for by then.
 
     Args:
         attempts: of a study whose search has ended.
-        finalists: the most candidates besides the baseline.
+        finalists: the most candidates besides the baseline and, where all of these have other global
+            batches, the fastest that has the baseline's.
         most_rounds: see measurement.rounds.
+        barred: trials that are no candidates either.
+        unaffordable: trials for whose check there is no time; who has begun goes on.
 
     Returns:
         None if no trial of the search is complete.
     """
-    candidates, baseline_trial = _candidates(attempts, finalists)
+    first = first_round(attempts)
+    affordable = _Affordable(finalists, unaffordable, first)
+    candidates, baseline_trial = _candidates(attempts, barred, affordable)
     if not candidates:
         return None
-    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first_round(attempts))
+    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first)
     while len(results := confirmation.recorded(attempts)) == len(confirmation.members()) > 0:
         confirmation.close_round(results)
     return confirmation
@@ -171,14 +186,63 @@ def first_round(attempts: Attempts) -> int:
     return 1 + max(before, default=0)
 
 
-def _candidates(attempts: Attempts, finalists: int) -> tuple[list[Candidate], int | None]:
+class _Affordable(NamedTuple):
+    """How many may take part, and who may not, until the first round is over.
+
+    Attributes:
+        finalists: at most.
+        unaffordable: trials.
+        first: number of the first round.
+    """
+
+    finalists: int
+    unaffordable: Collection[int]
+    first: int
+
+
+def ranked(attempts: Attempts) -> list[StoredAttempt]:
+    """Complete trials of the search that the numerics gate has not refused, the fastest first."""
+    return _fastest_first(_not_refused(attempts, attempts.searched().complete()))
+
+
+def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
     checked = attempts.of(Purpose.NUMERICS).recorded()
     refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
-    complete = [a for a in attempts.searched().complete() if a.trial not in refused]
-    ranked = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
+    return [a for a in several if a.trial not in refused]
+
+
+def _fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
+    return sorted(several, key=lambda a: -(a.result.throughput or 0.0))
+
+
+def _of_same_batch(
+    today: StoredAttempt, measured: Sequence[StoredAttempt], members: Sequence[StoredAttempt]
+) -> list[StoredAttempt]:
+    """The fastest with the baseline's global batch, where finalists have others only: nobody should have
+    to search twice to learn what is gained without another learning rate. It may have been stopped
+    early, as others were faster."""
+    own = global_batch(today.knobs, 1)
+    if any(global_batch(a.knobs, 1) == own for a in members):
+        return []
+    return [a for a in measured if global_batch(a.knobs, 1) == own][:1]
+
+
+def _candidates(
+    attempts: Attempts, barred: Collection[int], affordable: _Affordable
+) -> tuple[list[Candidate], int | None]:
     today = attempts.baseline()
-    today = today if today in ranked else None
-    others = [a for a in ranked if a is not today][:finalists]
+    complete = [a for a in ranked(attempts) if a.trial not in barred]
+    today = today if today in complete else None
+    shown = _fastest_first(_not_refused(attempts, attempts.searched().measured()))
+    measured = [a for a in shown if a is not today and a.trial not in barred]
+    rounds = attempts.of(Purpose.CONFIRM).recorded()
+    if any(run.round > affordable.first for run in rounds):
+        took_part = {run.trial for run in rounds.in_round(affordable.first)}
+        others = [a for a in measured if a.trial in took_part]
+    else:
+        may = [a for a in measured if a.trial not in affordable.unaffordable]
+        others = [a for a in may if a in complete][: affordable.finalists]
+        others += _of_same_batch(today, may, others) if today else []
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
     return candidates, today.trial if today else None

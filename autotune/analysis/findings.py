@@ -1,6 +1,6 @@
 """What holds a configuration back, and which knobs answer it. Pure functions over a profile."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,24 +55,25 @@ def findings(
     Args:
         profile: what was observed of a profiled block, see autotune.trial.protocol.Observed.
         knobs: the configuration.
-        facts: about the machine; only knobs that can act here are named.
+        facts: about the machine; only knobs that can act here, and on this model, are named.
         rising: throughput with twice the micro-batch over that of this configuration, if measured.
     """
     made = breakdown(profile["parts"])
-    parts = [_part(name, made[name], facts) for name in _TEXTS]
+    unusable = profile.get("unusable", ())
+    parts = [_part(name, made[name], facts, unusable) for name in _TEXTS]
     parts.append(_straggler(made[STRAGGLER], profile["parts"]))
     parts.sort(key=lambda finding: -(finding.share or 0.0))
     worth = [finding for finding in parts if (finding.share or 0.0) >= _WORTH_SAYING]
     return [*worth, *_beside(profile, made, knobs, facts, rising)]
 
 
-def _part(name: str, share: float, facts: Facts) -> Finding:
+def _part(name: str, share: float, facts: Facts, unusable: Container[str]) -> Finding:
     # A profile cannot tell pressure from compute.
     parts = {name, PRESSURE} if name == "compute" else {name}
     answering = tuple(
         knob.name
         for knob in CATALOGUE.values()
-        if parts & set(knob.parts) and _can_act(knob.name, facts)
+        if parts & set(knob.parts) and knob.name not in unusable and _can_act(knob.name, facts)
     )
     return Finding(name, share, _TEXTS[name], answering)
 
@@ -141,10 +142,10 @@ def _beside(
     return findings
 
 
-def listed(findings: list[Finding]) -> Iterator[str]:
-    """Findings as a numbered list, in Markdown."""
+def listed(findings: list[Finding], emphasis: str = "**") -> Iterator[str]:
+    """Findings as a numbered list, in Markdown; in plain text with an empty emphasis."""
     for number, finding in enumerate(findings, 1):
         share = f", {finding.share:.0%} of the step" if finding.share is not None else ""
-        yield f"{number}. **{finding.name}**{share}: {finding.text}"
+        yield f"{number}. {emphasis}{finding.name}{emphasis}{share}: {finding.text}"
         if finding.knobs:
             yield f"   Knobs: {', '.join(finding.knobs)}"

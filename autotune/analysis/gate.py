@@ -1,15 +1,17 @@
-"""The numerics gate: no finalist is recommended whose loss leaves the fp32 reference.
+"""The numerics gate: no finalist is recommended whose loss leaves the fp32 reference, or, unless the
+study says so, could not be compared with it.
 
 Pure functions over what is recorded: what is to be run next, and what the runs have shown.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.confirmation import Candidate
 from autotune.measurement.numerics import Agreement, Trajectory, agreement, trajectory
 from search_spaces import CATALOGUE, defaults
+from search_spaces.constraints import clashing
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
@@ -62,11 +64,9 @@ def next_check(
     for candidate in candidates:
         if not touched(candidate.knobs, baseline):
             continue
-        checked = checked_knobs(candidate.knobs, baseline)
-        safe = reference_knobs(checked)
-        reference = _reference(safe, attempts)
+        checked, reference = _checkable(candidate.knobs, baseline, attempts)
         if reference is None:
-            return Check(Purpose.REFERENCE, candidate.trial, safe)
+            return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
         done = attempts.of(Purpose.NUMERICS).of_trial(candidate.trial).recorded()
         if not done and reference.result.state == AttemptState.COMPLETE:
             expected = trajectory(blocks(reference.id))
@@ -74,8 +74,49 @@ def next_check(
     return None
 
 
-def record(attempts: Attempts, blocks: Blocks) -> GateRecord:
-    """What the recorded runs have shown."""
+def missing_runs(
+    finalists: Iterable[Knobs], baseline: Knobs, attempts: Attempts
+) -> list[dict[str, Any]]:
+    """The configurations that are to be run before these may be confirmed, references among them."""
+    missing: list[dict[str, Any]] = []
+    for knobs in finalists:
+        if not touched(knobs, baseline):
+            continue
+        checked, reference = _checkable(knobs, baseline, attempts)
+        safe = reference_knobs(checked, baseline)
+        if reference is None and safe not in missing:
+            missing.append(safe)
+        if not attempts.of(Purpose.NUMERICS).recorded().with_knobs(checked):
+            missing.append(checked)
+    return missing
+
+
+def unchecked(attempts: Attempts, baseline: Knobs) -> dict[int, str]:
+    """Trials of the search that have no reference to be compared with, each with the reason why: the
+    reference was run and failed."""
+    found = {}
+    for trial in attempts.searched().complete():
+        if not touched(trial.knobs, baseline):
+            continue
+        reference = _checkable(trial.knobs, baseline, attempts)[1]
+        if reference is not None and reference.result.state != AttemptState.COMPLETE:
+            found[trial.trial] = (
+                f"the reference ended in {reference.result.state}: {reference.result.cause}"
+            )
+    return found
+
+
+def record(
+    attempts: Attempts, blocks: Blocks, baseline: Knobs, *, refuse_unchecked: bool
+) -> GateRecord:
+    """What the recorded runs have shown.
+
+    Args:
+        attempts: of a study.
+        blocks: of an attempt.
+        baseline: a value for every knob.
+        refuse_unchecked: what could not be checked is refused, as far as it is faster than the baseline.
+    """
     passed: dict[int, Agreement] = {}
     refused: list[Refusal] = []
     for attempt in attempts.of(Purpose.NUMERICS).recorded():
@@ -86,19 +127,40 @@ def record(attempts: Attempts, blocks: Blocks) -> GateRecord:
             # It is checked with a smaller micro-batch.
             own = attempts.of(Purpose.SEARCH).of_trial(attempt.trial).first or attempt
             refused.append(Refusal(attempt.trial, own.knobs, cause))
-    unchecked = {
-        a.trial: f"the reference ended in {a.result.state}: {a.result.cause}"
-        for a in attempts.of(Purpose.REFERENCE).recorded()
-        if a.result.state != AttemptState.COMPLETE
-    }
-    return GateRecord(passed, tuple(refused), unchecked)
+    without = unchecked(attempts, baseline)
+    if refuse_unchecked:
+        refused += _refused_unchecked(without, attempts)
+        without = {}
+    return GateRecord(passed, tuple(refused), without)
+
+
+def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
+    """The fastest first."""
+    today = attempts.baseline()
+    least = today.result.throughput or 0.0 if today else 0.0
+    runs = [a for a in attempts.searched().complete() if a.trial in without]
+    faster = [a for a in runs if (a.result.throughput or 0.0) > least]
+    faster.sort(key=lambda a: -(a.result.throughput or 0.0))
+    return [
+        Refusal(
+            a.trial,
+            a.knobs,
+            f"its loss could not be checked ({without[a.trial]}); measurement.unchecked_numerics: "
+            "allow would recommend it all the same",
+        )
+        for a in faster
+    ]
 
 
 def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agreement:
     """How a recorded trajectory compares with its reference, which is always recorded before it."""
-    reference = _reference(reference_knobs(attempt.knobs), attempts)
-    assert reference is not None
-    return agreement(trajectory(blocks(attempt.id)), trajectory(blocks(reference.id)))
+    # By what is trained alone: the rest of a reference is the same throughout a study.
+    earlier = [
+        a
+        for a in attempts.of(Purpose.REFERENCE).complete()
+        if a.id < attempt.id and _trained(a.knobs) == _trained(attempt.knobs)
+    ]
+    return agreement(trajectory(blocks(attempt.id)), trajectory(blocks(earlier[-1].id)))
 
 
 def touched(knobs: Knobs, baseline: Knobs) -> list[str]:
@@ -112,16 +174,42 @@ def touched(knobs: Knobs, baseline: Knobs) -> list[str]:
     ]
 
 
-def checked_knobs(knobs: Knobs, baseline: Knobs) -> dict[str, Any]:
-    """The configuration as it is checked: with a micro-batch that also fits in the reference."""
-    return {**knobs, "micro_batch": min(knobs["micro_batch"], baseline["micro_batch"])}
+def reference_knobs(checked: Knobs, baseline: Knobs) -> dict[str, Any]:
+    """The same samples in the same steps, everything else as the baseline does it, but in fp32.
+
+    What of the baseline does not go with that has its default.
+    """
+    plain = defaults()
+    formats = {name: plain[name] for name, knob in CATALOGUE.items() if knob.number_format}
+    fixed = {**formats, **_trained(checked)}
+    knobs = {**baseline, **fixed}
+    known = set(clashing(baseline))  # on another device than its own
+    while new := set(clashing(knobs)) - known:
+        pairs = {name for clash in new for name in clash.pair}
+        loose = {name for name in pairs - set(fixed) if knobs[name] != plain[name]}
+        if not loose:
+            break
+        knobs |= {name: plain[name] for name in loose}
+    return knobs
 
 
-def reference_knobs(checked: Knobs) -> dict[str, Any]:
-    """The same samples in the same steps, everything else as a plain fp32 script does it."""
-    trained = {name: checked[name] for name, knob in CATALOGUE.items() if knob.schedule}
-    return {**defaults(), **trained}
+def _trained(knobs: Knobs) -> dict[str, Any]:
+    return {name: knobs[name] for name, knob in CATALOGUE.items() if knob.schedule}
 
 
-def _reference(safe: Knobs, attempts: Attempts) -> StoredAttempt | None:
-    return attempts.of(Purpose.REFERENCE).recorded().with_knobs(safe).first
+def _checkable(
+    knobs: Knobs, baseline: Knobs, attempts: Attempts
+) -> tuple[dict[str, Any], StoredAttempt | None]:
+    """The configuration as it is checked, and its reference, None if that has not run.
+
+    It is checked with a micro-batch that the baseline has, too; where the reference runs out of memory
+    all the same, with half of it, and so on.
+    """
+    size = min(knobs["micro_batch"], baseline["micro_batch"])
+    while True:
+        checked = {**knobs, "micro_batch": size}
+        safe = reference_knobs(checked, baseline)
+        reference = attempts.of(Purpose.REFERENCE).recorded().with_knobs(safe).first
+        if reference is None or reference.result.state != AttemptState.OOM or size == 1:
+            return checked, reference
+        size //= 2

@@ -7,14 +7,17 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from autotune.analysis.batches import at_both
 from autotune.analysis.confirmation import ALIKE, Confirmation
+from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord, Refusal, touched
-from autotune.analysis.wording import counted, difference, rate_text
+from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.numerics import STEPS
 from search_spaces import CATALOGUE
-from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose
+
+_NO_EFFORT = Effort()
 
 
 class Kind(StrEnum):
@@ -27,6 +30,8 @@ class Kind(StrEnum):
     NO_BASELINE = "no_baseline"
     """The baseline cannot run."""
     NO_RESULT = "no_result"
+    NOT_ENOUGH_TIME = "not_enough_time"
+    """Nothing could be confirmed in the time that there was."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,9 @@ class Verdict:
         rounds: complete rounds measured.
         numerics: of the recommended configuration; None where nothing in it can change numerics.
         refused: configurations that do not follow the reference.
+        provisional: the study has not come to its end; see analysis.provisional.
+        missing_seconds: that would lead further, about; None where nothing is missing.
+        price: what the recommendation cost and brings; None where it changes nothing.
     """
 
     kind: Kind
@@ -91,6 +99,9 @@ class Verdict:
     rounds: int = 0
     numerics: Numerics | None = None
     refused: tuple[Refusal, ...] = ()
+    provisional: bool = False
+    missing_seconds: float | None = None
+    price: Price | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
@@ -106,6 +117,7 @@ class Verdict:
             parts[name] = _ratio(body.get(name))
         parts["finalists"] = tuple(map(_known_finalist, body.get("finalists", ())))
         parts["refused"] = tuple(Refusal(**refused) for refused in body.get("refused", ()))
+        parts["price"] = Price(**body["price"]) if body.get("price") else None
         numerics = body.get("numerics")
         parts["numerics"] = Numerics(**numerics) if numerics else None
         return cls(**parts)
@@ -137,6 +149,7 @@ def conclude(
     world_size: int,
     checks: GateRecord,
     baseline_end: str = "",
+    effort: Effort = _NO_EFFORT,
 ) -> Verdict:
     """The verdict of a confirmation; at least one candidate finished a round.
 
@@ -146,6 +159,7 @@ def conclude(
         world_size: ranks.
         checks: what the numerics gate has found.
         baseline_end: how the baseline ended in the search, where it did not complete.
+        effort: what the study has taken, and what would lead further.
     """
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
@@ -170,24 +184,41 @@ def conclude(
         return Verdict(Kind.NO_BASELINE, sentence, **common)
     before = mean_rate(confirmation.rates(baseline))
     if chosen == baseline:
-        kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit))
+        kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), effort)
         sentence += _refusals(checks, knobs)
+        if kind == Kind.UNDECIDED:
+            common["missing_seconds"] = effort.missing
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.ratio(chosen, baseline)
     today = confirmation.candidates[baseline].knobs
+    price = Price.of(effort, speedup.value, world_size)
     sentence = (
         f"{speedup.value:.2f}x your configuration (95 % interval {speedup.low:.2f} to "
         f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"measured again {len(confirmation.rounds)} times in turn with yours."
-        + _global_batch_changes(knobs, today, world_size)
-        + _schedule_changes(knobs, today)
-        + _numerics_sentence(chosen, touched(knobs, today), checks)
+        + at_both(confirmation, chosen, baseline, world_size)
+        + consequences(chosen, knobs, today, checks)
+        + (price.sentence if price else "")
+    )
+    return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, price=price, **common)
+
+
+def consequences(
+    trial: int,
+    knobs: Mapping[str, Any],
+    today: Mapping[str, Any],
+    checks: GateRecord,
+) -> str:
+    """What else changes with a configuration besides its speed and its global batch, in sentences; each
+    begins with a space."""
+    return (
+        _schedule_changes(knobs, today)
+        + _numerics_sentence(trial, touched(knobs, today), checks)
         + _refusals(checks, today)
     )
-    return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, **common)
 
 
-def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[Kind, str]:
+def _stay(confirmation: Confirmation, baseline: int, rate: str, effort: Effort) -> tuple[Kind, str]:
     """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
     rounds = len(confirmation.rounds)
     leader = confirmation.leader()
@@ -201,11 +232,51 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str) -> tuple[Kind, s
         )
     knobs, today = (confirmation.candidates[trial].knobs for trial in (leader, baseline))
     return Kind.UNDECIDED, (
-        f"Cannot tell whether anything beats your configuration, so keep it: "
-        f"{difference(knobs, today)} measured {ratio.value:.2f}x in {rounds} rounds, but the 95 % "
-        f"interval is {ratio.low:.2f} to {ratio.high:.2f}. A quieter machine, longer trials or more "
-        "rounds (`measurement`) would tell."
+        "Cannot tell whether anything beats your configuration, so keep it: "
+        f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}. About "
+        f"{effort.missing:.0f} s more would do ({more_time(rounds)}), and less on a quieter machine."
     )
+
+
+def _left_open(ratio: Ratio, changed: str, rounds: str) -> str:
+    """What the rounds say of the leader. A figure whose interval is wider than itself is none."""
+    if not ratio.vague:
+        return (
+            f"{changed} measured {ratio.value:.2f}x in {rounds}, but the 95 % interval is "
+            f"{ratio.low:.2f} to {ratio.high:.2f}"
+        )
+    known = "nothing" if not math.isfinite(ratio.high) else "too little"
+    return f"{rounds} of {changed} against yours tell {known}"
+
+
+def more_time(rounds: int = 0) -> str:
+    """How a study gets more of it."""
+    several = f" or `measurement.rounds` above {rounds}" if rounds else ""
+    return f"a longer `budget.wall_time`{several}; `autotune start` then goes on"
+
+
+def not_enough_time(attempts: Attempts, unit: str, missing: float) -> Verdict:
+    """The verdict when the time ended before anything could be confirmed.
+
+    Args:
+        missing: seconds of what would lead to a verdict.
+    """
+    today = attempts.baseline()
+    complete = attempts.searched().complete()
+    best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)
+    if today is None or best is None:
+        seen = "not even your configuration could be timed"
+    elif best.knobs == today.knobs:
+        seen = f"your configuration ran at {quantity(today.result.throughput or 0.0)} {unit}"
+        seen += ", and nothing was seen to be faster"
+    else:
+        ratio = (best.result.throughput or 0.0) / (today.result.throughput or 1.0)
+        seen = f"{difference(best.knobs, today.knobs)} ran {ratio:.2f} times as fast as yours, once"
+    sentence = (
+        f"Not enough time: {seen}. About {missing:.0f} s more would do to prove something "
+        f"({more_time()})."
+    )
+    return Verdict(Kind.NOT_ENOUGH_TIME, sentence, missing_seconds=missing)
 
 
 def end_of_baseline(attempts: Attempts) -> str:
@@ -216,7 +287,7 @@ def end_of_baseline(attempts: Attempts) -> str:
     return f"{own.result.state}: {own.result.cause}" if own.result.cause else own.result.state
 
 
-def no_result(attempts: Attempts) -> Verdict:
+def no_result(attempts: Attempts, study: str) -> Verdict:
     """The verdict when no trial completed, or none that did could be measured again."""
     searched = attempts.searched()
     again = bool(searched.complete())
@@ -231,22 +302,13 @@ def no_result(attempts: Attempts) -> Verdict:
     if set(ends) == {AttemptState.OOM}:
         sentence += " Every trial ran out of memory: try smaller micro_batch values."
     elif failed:
-        sentence += f" `autotune logs STUDY --trial {failed[0].trial}` shows what it printed."
+        sentence += f" `autotune logs {study} --trial {failed[0].trial}` shows what it printed."
     return Verdict(Kind.NO_RESULT, sentence)
 
 
 def mean_rate(rates: Sequence[float]) -> Ratio:
     """Geometric mean over rounds with its 95 % interval."""
     return paired_ratio(rates, [1.0] * len(rates))
-
-
-def _global_batch_changes(
-    knobs: Mapping[str, Any], today: Mapping[str, Any], world_size: int
-) -> str:
-    before, after = global_batch(today, world_size), global_batch(knobs, world_size)
-    if before == after:
-        return ""
-    return f" The global batch changes from {before} to {after}: adjust the learning rate."
 
 
 def _schedule_changes(knobs: Mapping[str, Any], today: Mapping[str, Any]) -> str:

@@ -29,3 +29,11 @@ def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 def counted(number: int, noun: str) -> str:
     """'1 trial', '3 trials'."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """'45 s', '12 min', '3.5 h'."""
+    if seconds < 100:
+        return f"{max(seconds, 0.0):.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"

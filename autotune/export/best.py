@@ -4,6 +4,7 @@ Loaded in training jobs, so it imports the standard library and PyYAML only.
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class BestConfig(Mapping[str, Any]):
         speedup: over the baseline with low and high; None if there was none to compare with.
         provenance: study, trial, environment, verdict and time.
         unusual: knobs that differ from what PyTorch, or a plain script, does; None if not known.
+        provisional: it is what the study had in hand before its end, and nothing has confirmed it.
     """
 
     knobs: dict[str, Any]
@@ -50,6 +52,7 @@ class BestConfig(Mapping[str, Any]):
     speedup: dict[str, float] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     unusual: tuple[str, ...] | None = None
+    provisional: bool = False
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Keyword arguments for DistributedDataParallel, as the trials were run with."""
@@ -83,7 +86,23 @@ class BestConfig(Mapping[str, Any]):
 
 
 def load(path: str | os.PathLike[str]) -> BestConfig:
-    """The configuration in a best.yaml.
+    """The configuration in a best.yaml. Warns if that is provisional.
+
+    Raises:
+        OSError, ValueError: as `read` does.
+    """
+    found = read(path)
+    if found.provisional:
+        warnings.warn(
+            f"{path} is provisional: study {found.provenance.get('study')} had not come to its end, and "
+            "nothing has confirmed these settings",
+            stacklevel=2,
+        )
+    return found
+
+
+def read(path: str | os.PathLike[str]) -> BestConfig:
+    """The same without a word.
 
     Raises:
         OSError: the file cannot be read.
@@ -112,4 +131,5 @@ def load(path: str | os.PathLike[str]) -> BestConfig:
         speedup=content["speedup"],
         provenance=content["provenance"],
         unusual=tuple(content["unusual"]) if "unusual" in content else None,
+        provisional=bool(content.get("provisional", False)),
     )

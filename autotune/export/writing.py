@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.analysis.verdict import Verdict
-from autotune.export.best import FORMAT, load
+from autotune.export.best import FORMAT, read
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
@@ -29,6 +29,7 @@ def document(
     assert verdict.throughput is not None and verdict.knobs is not None
     content = {
         "format": FORMAT,
+        "provisional": verdict.provisional,
         "knobs": dict(verdict.knobs),
         "world_size": world_size,
         "throughput": {**_rounded(verdict.throughput), "unit": unit},
@@ -79,7 +80,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 def is_of(path: Path, study: str) -> bool:
     """Whether there is a best.yaml of this study."""
     try:
-        return bool(load(path).provenance.get("study") == study)
+        return bool(read(path).provenance.get("study") == study)
     except (OSError, ValueError):
         return False
 

@@ -15,6 +15,8 @@ STEADY_BLOCKS = 5
 _STEADY_VARIATION = 0.02
 _STEADY_DRIFT = 0.01
 _HIGHEST_AUTOCORRELATION = 0.9
+_FINE = 0.1
+_LEAST_CERTAIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,25 @@ class Ratio:
     value: float
     low: float
     high: float
+
+    @property
+    def vague(self) -> bool:
+        """Whether the interval is wider than what the figure says: beyond 10 % to either side, with less
+        than half of the difference certain (in logarithms)."""
+        if self.low <= 0 or not math.isfinite(self.high):
+            return True
+        half_width = math.log(self.high / self.low) / 2
+        return half_width > max(_FINE, _LEAST_CERTAIN * abs(math.log(self.value)))
+
+
+def clearly_faster(ratio: Ratio) -> bool:
+    """Whether the first is faster, beyond doubt and by a figure that means something."""
+    return ratio.low > 1 and not ratio.vague
+
+
+def half_width_of(spread: float, count: int) -> float:
+    """Of the 95 % interval of a mean of so many values of this standard deviation; at least two."""
+    return _student(count - 1) * spread / math.sqrt(count)
 
 
 def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:

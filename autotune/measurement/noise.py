@@ -19,7 +19,9 @@ _PRIOR_WEIGHT = 2.0
 """So many runs' worth."""
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SECONDS_PER_HOUR = 3600.0
-_FEWEST_FOR_DRIFT = 4
+FEWEST_FOR_DRIFT = 4
+SHORTEST_FOR_DRIFT = 1800.0
+"""Seconds from the first run to the last one: what minutes show is no hour's drift."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
 
 def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
     hours = [run.at / _SECONDS_PER_HOUR for run in runs]
-    if len(runs) < _FEWEST_FOR_DRIFT or max(hours) == min(hours):
+    spanned = (max(hours) - min(hours)) * _SECONDS_PER_HOUR
+    if len(runs) < FEWEST_FOR_DRIFT or spanned < SHORTEST_FOR_DRIFT:
         return None
     from scipy import stats  # takes a second, and few commands come here
 

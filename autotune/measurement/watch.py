@@ -1,15 +1,20 @@
 """Watching one running trial: when its warm-up is over, and when enough has been seen."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from autotune.measurement.contention import contended
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
 from autotune.measurement.noise import total_half_width
+from autotune.measurement.settling import Settling
 from autotune.trial.protocol import BlockReport
 
-_FEWEST_BLOCKS = 3
+FEWEST_BLOCKS = 3
+_TOLERANCE = 1.1
+"""Another block is begun only if it ends within so many times the time there is."""
 _HOPELESS = 0.98
+_WARM_UP_SHARE = 1 / 3
+"""Of the time for the whole trial, where that is short."""
 _MOST_REPEATS = 3
 _MOST_COMPILING = 5
 """Blocks whose time is not charged to the warm-up because something was compiled in them."""
@@ -25,8 +30,12 @@ class Limits:
 
     Attributes:
         warmup: seconds after which blocks count even if the trial is not steady.
-        longest: seconds of counted blocks after which the trial ends anyway.
+        longest: seconds after the warm-up after which the trial ends anyway, if need be with less than
+            three blocks.
         precision: relative half-width of the 95 % interval at which it ends.
+        long_step: seconds of a step from which on the warm-up, too, takes no more than `longest`.
+        whole: seconds of all blocks, those of the warm-up included, after which it ends in any case.
+        settling: what the first steps tell of later ones.
         tokens: rate in tokens instead of samples.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
@@ -38,6 +47,9 @@ class Limits:
     tokens: bool = False
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
+    long_step: float = math.inf
+    whole: float = math.inf
+    settling: Settling = field(default_factory=Settling)
 
     @property
     def enough(self) -> float:
@@ -89,18 +101,49 @@ class Watch:
         if self._warming_up():
             self.seen.append(Seen(block, kept=False))
             self.steady = self._steady()
-            return False
+            self.lost = self._cannot_catch_up()
+            # The first step alone says too little, but where it rules out all that might follow.
+            return self.lost or (len(self.seen) > 1 and self._no_time(block))
         disturbed = contended(block, self.kept)
-        repeat = disturbed and self._repeats < _MOST_REPEATS
+        last = self._no_time(block) or self._long_enough(block)
+        repeat = disturbed and self._repeats < _MOST_REPEATS and not last
         self._repeats += repeat
         self.seen.append(Seen(block, kept=not repeat, contended=disturbed))
-        if len(self.kept) < _FEWEST_BLOCKS:
-            return False
+        if len(self.kept) < FEWEST_BLOCKS:
+            self.lost = self._cannot_catch_up()
+            return self.lost or last
         now = self.estimate()
         total = total_half_width(now.half_width, self._limits.sigma_run)
         self.lost = now.rate * (1 + total) < _HOPELESS * self._limits.incumbent_low
-        spent = sum(kept.seconds for kept in self.kept)
-        return self.lost or now.half_width <= self._limits.enough or spent > self._limits.longest
+        return self.lost or now.half_width <= self._limits.enough or last
+
+    def close(self) -> None:
+        """The trial is over. Where it ended within its warm-up its last block stands for it, though not
+        its first if there is another one."""
+        if self.seen and not self.kept:
+            self.seen[-1] = replace(self.seen[-1], kept=True)
+
+    def _cannot_catch_up(self) -> bool:
+        """Whether even the fastest steps that may follow this beginning are too slow."""
+        if not self._limits.incumbent_low:
+            return False
+        fastest = self._limits.settling.fastest_step([seen.block for seen in self.seen])
+        if not fastest:
+            return False
+        last = self.seen[-1].block
+        ceiling = self.units(last) / last.steps / fastest
+        doubt = total_half_width(0.0, self._limits.sigma_run)
+        return ceiling * (1 + doubt) < _HOPELESS * self._limits.incumbent_low
+
+    def _no_time(self, block: BlockReport) -> bool:
+        """Whether another block like this, the latest, would take more than there is for all."""
+        before = sum(s.block.seconds for s in self.seen if s.block is not block)
+        return before + 2 * block.seconds > self._limits.whole
+
+    def _long_enough(self, block: BlockReport) -> bool:
+        """The same for the time after the warm-up."""
+        timed = [s.block.seconds for s in self.seen if s.kept or s.contended]
+        return sum(timed) + 2 * block.seconds > _TOLERANCE * self._limits.longest
 
     def estimate(self) -> Estimate:
         """Of the blocks that count; at least one must have come."""
@@ -115,7 +158,12 @@ class Watch:
             return False
         compiling = [s for s in self.seen if s.block.observed.get("compilations")]
         spared = compiling[:_MOST_COMPILING]  # with shapes that change it may never end
-        return sum(s.block.seconds for s in self.seen if s not in spared) < self._limits.warmup
+        charged = [s.block for s in self.seen if s not in spared]
+        longest = self._limits.warmup
+        if any(b.seconds > self._limits.long_step * b.steps for b in charged):
+            longest = min(longest, self._limits.longest)
+        longest = min(longest, _WARM_UP_SHARE * self._limits.whole)
+        return sum(block.seconds for block in charged) < longest
 
     def _steady(self) -> bool:
         # The first block holds a single step, with all that happens once.

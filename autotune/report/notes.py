@@ -1,10 +1,12 @@
 """Notes for optuna-dashboard, in Markdown."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from autotune.analysis.verdict import Finalist, Verdict
-from autotune.analysis.wording import difference, quantity, rate_text
+from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.analysis.verdict import Finalist, Verdict, mean_rate
+from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio
 from search_spaces.knob import written
 from storage import AttemptResult, StoredAttempt
@@ -12,8 +14,14 @@ from storage import AttemptResult, StoredAttempt
 _MIB = 2**20
 
 
-def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
-    """What one trial has shown: throughput with interval, memory, cause of failure."""
+def trial_note(
+    attempt: StoredAttempt, result: AttemptResult, unit: str, confirmed: Sequence[float] = ()
+) -> str:
+    """What one trial has shown: throughput with interval, memory, cause of failure.
+
+    Args:
+        confirmed: its throughput, round by round, if it was measured again.
+    """
     lines = [f"### {result.state}"]
     if result.throughput is not None and result.half_width is not None:
         rate = Ratio(
@@ -22,6 +30,11 @@ def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
             result.throughput * (1 + result.half_width),
         )
         lines.append(f"- throughput: {rate_text(rate, unit)}")
+    if confirmed:
+        lines.append(
+            f"- measured again in {counted(len(confirmed), 'round')}, which is what counts: "
+            f"{rate_text(mean_rate(confirmed), unit)}"
+        )
     if result.block_half_width is not None and result.sigma_run is not None:
         lines.append(
             f"- of the interval: ±{result.block_half_width:.1%} from the blocks; equal runs differ by "
@@ -40,11 +53,13 @@ def trial_note(attempt: StoredAttempt, result: AttemptResult, unit: str) -> str:
 
 
 def study_note(verdict: Verdict) -> str:
-    """The verdict with the recommended configuration and all finalists."""
-    lines = ["## Verdict", "", verdict.sentence, ""]
+    """The verdict, or the provisional answer, with the configuration and what it rests on."""
+    lines = ["## Provisional answer" if verdict.provisional else "## Verdict", ""]
+    lines += [verdict.sentence, ""]
     if verdict.knobs:
-        lines += ["### Recommended", "", *_configuration(verdict.knobs)]
-        lines += ["", "### Finalists, measured again in turn", ""]
+        lines += ["### For now" if verdict.provisional else "### Recommended", ""]
+        lines += [*_configuration(verdict.knobs), ""]
+        lines += [f"### {_how_compared(verdict)}", ""]
         lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
         lines += [_finalist_row(finalist) for finalist in verdict.finalists]
     if verdict.refused:
@@ -58,6 +73,13 @@ def study_note(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def _how_compared(verdict: Verdict) -> str:
+    """A provisional answer rests on rounds in turn only once there are enough of them."""
+    if not verdict.provisional or verdict.rounds >= FEWEST_ROUNDS:
+        return "Finalists, measured again in turn"
+    return "What supports it: the fastest so far, by all their runs"
+
+
 def _configuration(knobs: dict[str, Any]) -> list[str]:
     return ["```", *(f"{name}: {written(value)}" for name, value in knobs.items()), "```"]
 
@@ -69,7 +91,8 @@ def _finalist_row(finalist: Finalist) -> str:
         shown = f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
     elif ratio:
         shown = f"{ratio.value:.3f} (once, no interval)"
-    remark = "baseline" if finalist.baseline else ""
+    remark = "baseline, " if finalist.baseline else ""
+    remark += counted(len(finalist.rates), "run")
     if finalist.dropped_after_round:
-        remark += f" dropped after round {finalist.dropped_after_round}"
-    return f"| {finalist.trial} | {shown} | {remark.strip()} |"
+        remark += f", dropped after round {finalist.dropped_after_round}"
+    return f"| {finalist.trial} | {shown} | {remark} |"

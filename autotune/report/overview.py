@@ -1,11 +1,15 @@
 """Status of studies, for people and for scripts."""
 
+import time
+from dataclasses import replace
 from typing import Any
 
 from autotune.analysis.wording import quantity
+from autotune.report.outlook import Outlook, outlook
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
-from storage import MessageKind, Repository, StudyState
+from storage import MessageKind, Repository, StoredStudy, StudyState
+from storage.disk import full, is_full
 
 _UNFINISHED = ("RUNNING", "QUEUED")
 
@@ -18,18 +22,28 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     lease = repository.leases.holder(study.cluster)
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None
+    seen = _outlook(repository, study, spec)
+    doing = repository.messages.done_lately(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
+    disk = repository.database.folder
+    waiting = last.text if last and waits else None
+    if disk and is_full(disk) and not study.state.ended:
+        waiting = f"{full(disk)}, and nothing can be recorded before there is some."
     return {
         "study": study.name,
         "state": study.state.value,
         "storage": str(repository.database),
         "cluster": study.cluster,
-        "waiting": last.text if last and waits else None,
-        "daemon": {"host": lease.host, "pid": lease.pid} if lease else None,
+        "waiting": waiting,
+        "daemon": {"host": lease.machine, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,
         "budget": spec.budget.model_dump(),
         "elapsed_seconds": round(study.elapsed, 1),
+        "device_hours": round(seen.device_hours, 4) if seen else None,
+        "running": list(seen.running) if seen else [],
+        "doing": doing.text if doing else None,
+        "next": seen.next if seen else None,
         "metric": spec.objective.metric,
         "unit": spec.objective.unit,
         "baseline": now.baseline,
@@ -41,22 +55,43 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     }
 
 
+def _outlook(repository: Repository, study: StoredStudy, spec: StudySpec) -> Outlook | None:
+    """What it does, and what comes next; None before it has run."""
+    if study.facts is None:
+        return None
+    seen = outlook(
+        repository.attempts.of(study.id),
+        spec.full_baseline(),
+        spec.budget,
+        spec.measurement,
+        workers=study.facts["world_size"],
+        elapsed=study.elapsed,
+        now=time.time(),
+    )
+    return seen if study.state == StudyState.RUNNING else replace(seen, running=(), next="")
+
+
 def describe(status: dict[str, Any]) -> str:
     """The same for a person."""
     unit = status["unit"]
     counted = ", ".join(f"{count} {state}" for state, count in status["trials_by_state"].items())
     lines = [
-        f"{status['study']}: {status['state']}",
-        f"  trials    {status['trials']}" + (f" ({counted})" if counted else ""),
-        f"  elapsed   {status['elapsed_seconds']:.0f} s",
+        f"{status['study']}: {_state(status)}",
+        f"  trials    {_of(status['trials'], status['budget']['trials'])}"
+        + (f" ({counted})" if counted else ""),
+        f"  elapsed   {_of_time(status)}",
         f"  storage   {status['storage']}",
     ]
     if status["daemon"]:
         lines.append(f"  daemon    pid {status['daemon']['pid']} on {status['daemon']['host']}")
-    elif status["state"] in _UNFINISHED:
+    elif status["state"] in _UNFINISHED and not status["waiting"]:
         lines.append(f"  daemon    none; autotune resume {status['study']} starts one")
     if status["waiting"]:
         lines.append(f"  waits     {status['waiting']}")
+    else:
+        lines += [f"  running   {text}" for text in status["running"]]
+        lines += [f"            {status['doing']}"] if status["doing"] else []
+        lines += [f"  next      {status['next']}"] if status["next"] else []
     if status["best"] and not status["verdict"]:
         best = f"  best      {quantity(status['best'])} {unit}, trial {status['best_trial']}"
         if status["speedup_in_search"]:
@@ -68,6 +103,20 @@ def describe(status: dict[str, Any]) -> str:
     if status["error"]:
         lines.append(f"  error     {status['error']}")
     return "\n".join(lines)
+
+
+def _of(count: int, most: int | None) -> str:
+    return f"{count} of {most}" if most is not None else f"{count}"
+
+
+def _of_time(status: dict[str, Any]) -> str:
+    wall_time, hours = status["budget"]["wall_time"], status["device_hours"]
+    text = f"{status['elapsed_seconds']:.0f}"
+    text += f" of {wall_time:.0f} s" if wall_time is not None else " s"
+    if hours is None:
+        return text
+    most = status["budget"]["device_hours"]
+    return f"{text}, {hours:.3g}{f' of {most:g}' if most else ''} device hours"
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -1,32 +1,38 @@
 """The report of a study, in Markdown."""
 
+import statistics
 from collections.abc import Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
-from autotune.analysis.verdict import Verdict
-from autotune.analysis.wording import difference, quantity
+from autotune.analysis.batches import BatchBest, best_per_batch
+from autotune.analysis.verdict import Kind, Verdict
+from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT
 from autotune.report.composition import composition_table, held_back
 from autotune.report.notes import study_note
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
+from search_spaces.constraints import global_batch
 from search_spaces.knob import written
-from storage import Attempts, Purpose, Repository, StoredNoise
+from storage import Attempts, Purpose, Repository, StoredNoise, StoredStudy, StudyState
 
 _MIB = 2**20
 _SHOWN = 10
 
 
 def report(repository: Repository, name: str, verdict: Verdict) -> str:
-    """The verdict, how the recommended configuration ran, the noise, and the best trials."""
+    """The verdict or the provisional answer, how its configuration ran, the noise, the best trials."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline())
-    parts = [[f"# {name}"], [study_note(verdict)]]
+    parts = [[f"# {name}"], list(_standing(study, verdict)), [study_note(verdict)]]
     ran = how_it_ran(repository, attempts, verdict.trial)
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
     parts.append(list(held_back(repository, study, attempts, spec.full_baseline())))
     parts.append(list(_attribution(spec, attempts, verdict)))
+    if study.facts:
+        parts.append(list(_per_batch(spec, attempts, study.facts["world_size"])))
     rates = _confirmed(verdict)
     parts.append(list(composition_table(repository, study, attempts, rates)))
     parts.append(list(_measurement(attempts, repository.noise.of(study.id), racing(attempts))))
@@ -34,10 +40,22 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
+def _standing(study: StoredStudy, verdict: Verdict) -> Iterator[str]:
+    """That a study has not come to its end, and how to have it go on."""
+    if study.state == StudyState.DONE:
+        return
+    yield f"The study is {study.state}" + (f": {study.error}" if study.error else ".")
+    if study.state.ended:
+        yield f"`autotune resume {study.name}` goes on."
+    if not verdict.provisional:
+        yield "The verdict is from before it went on."
+
+
 def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
     """What each knob of the winner brings."""
     gains = contributions(attempts, verdict.knobs or {}, spec.full_baseline())
     if not gains:
+        yield from _why_no_attribution(spec, attempts, verdict)
         return
     yield "### What each knob brings"
     yield ""
@@ -54,6 +72,58 @@ def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Itera
         "The winner against itself with that one knob back at the baseline's value (with those that do "
         "not go with that), in turn. Knobs help and hinder each other, so that the gains need not "
         "multiply to the whole."
+    )
+
+
+def _per_batch(spec: StudySpec, attempts: Attempts, world_size: int) -> Iterator[str]:
+    """The best of every global batch, where there are several."""
+    found = best_per_batch(attempts, world_size)
+    if len(found) < 2:
+        return
+    own = global_batch(spec.full_baseline(), world_size)
+    yield "### Best per global batch"
+    yield ""
+    unit = spec.objective.unit
+    yield f"| global batch | trial | over the baseline | {unit} | difference to the baseline |"
+    yield "|---|---|---|---|---|"
+    for one in found:
+        mark = " (yours)" if one.global_batch == own else ""
+        changed = difference(one.knobs, spec.full_baseline())
+        yield (
+            f"| {one.global_batch:,}{mark} | {one.trial} | {_over_baseline(one)} | "
+            f"{quantity(one.throughput)} | {changed} |"
+        )
+    yield ""
+    yield "Another global batch than yours wants another learning rate."
+
+
+def _over_baseline(one: BatchBest) -> str:
+    if one.speedup is None:
+        return "-"
+    if one.rounds < 2:
+        return f"{one.speedup.value:.2f}x, seen once"
+    bounds = f"{one.speedup.low:.2f} to {one.speedup.high:.2f}"
+    return f"{one.speedup.value:.2f}x ({bounds}, {one.rounds} rounds)"
+
+
+def _why_no_attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
+    if verdict.kind != Kind.BETTER or verdict.knobs is None:
+        return
+    yield "### What each knob brings"
+    yield ""
+    if not spec.measurement.attribution:
+        yield "Not measured: `measurement.attribution` is 0."
+        return
+    changed = sum(verdict.knobs[name] != value for name, value in spec.full_baseline().items())
+    runs = 1 + changed
+    confirmed = [a.result.wall_seconds for a in attempts.of(Purpose.CONFIRM).recorded()]
+    seconds = runs * spec.measurement.attribution * statistics.mean(confirmed or [0.0])
+    if attempts.of(Purpose.ATTRIBUTE).recorded():
+        yield "Not known: no variant of the winner ran in the same round as the winner itself."
+        return
+    yield (
+        f"Not measured: the time was over. {spec.measurement.attribution} rounds of "
+        f"{counted(runs, 'run')} take about {duration(seconds)} more (`budget.wall_time`)."
     )
 
 
@@ -109,6 +179,9 @@ def _running(ran: Running) -> Iterator[str]:
 
 
 def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -> Iterator[str]:
+    timed = attempts.measured()
+    if not timed:
+        return
     yield "### How it was measured"
     yield ""
     if noise:
@@ -119,12 +192,11 @@ def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -
         )
         if noise.drift_per_hour:
             yield f"- drift: {noise.drift_per_hour:+.1%} per hour"
+        elif noise.drift_per_hour is None:
+            yield f"- drift: not known; {_lacks_for_drift(attempts)}"
     if raced.stopped:
-        yield (
-            f"- trials stopped early: {raced.stopped}, which saved {raced.seconds:.1f} s, "
-            f"{raced.share:.0%} of the search"
-        )
-    timed = attempts.measured()
+        saved = f", which saved {duration(raced.seconds)}, {raced.share:.0%} of the search"
+        yield f"- trials stopped early: {raced.stopped}{saved if raced.seconds >= 1 else ''}"
     disturbed = sum(a.result.contended for a in timed)
     if disturbed:
         yield f"- others disturbed {disturbed} of {len(timed)} runs"
@@ -133,8 +205,21 @@ def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -
         yield f"- {unsteady} of {len(timed)} runs were still unsteady when their warm-up ran out"
 
 
+def _lacks_for_drift(attempts: Attempts) -> str:
+    """What would have to be measured for it."""
+    own = attempts.baseline()
+    runs = [a for a in [own, *attempts.of(Purpose.CALIBRATE).complete()] if a]
+    span = max(a.started for a in runs) - min(a.started for a in runs) if runs else 0.0
+    return (
+        f"{counted(len(runs), 'run')} of the baseline within {duration(span)}; it takes "
+        f"{FEWEST_FOR_DRIFT} over {duration(SHORTEST_FOR_DRIFT)}"
+    )
+
+
 def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
     searched = sorted(attempts.searched().complete(), key=lambda a: -(a.result.throughput or 0.0))
+    if not searched:
+        return
     yield f"### Best trials of the search ({spec.objective.unit}, seen once)"
     yield ""
     yield "| trial | throughput | ± | peak MiB | difference to the baseline |"

@@ -1,10 +1,12 @@
 """A study's progress as lines of text, from what is recorded."""
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.wording import difference, quantity
+from autotune.report.outlook import Outlook, outlook
 from autotune.spec import StudySpec
 from storage import (
     UNTIMED,
@@ -94,16 +96,34 @@ class ProgressLines:
             yield text
 
     def headline(self) -> str:
-        """Where the study stands, in one line."""
+        """Where the study stands, in one line: trials, time, what runs, how far it has come."""
         now = self._standing()
-        budget = f"/{self._spec.budget.trials}" if self._spec.budget.trials else ""
-        phase = f"confirming, round {now.confirming}" if now.confirming else "searching"
-        text = f"{self._study.name}: {phase}, {now.trials}{budget} trials"
+        study = self._repository.studies.named(self._study.name)
+        budget = self._spec.budget
+        trials = f"/{budget.trials}" if budget.trials else ""
+        time_ = f"/{budget.wall_time:.0f}" if budget.wall_time else ""
+        text = f"{study.name}: {now.trials}{trials} trials, {study.elapsed:.0f}{time_} s"
         if now.best:
             text += f", best {quantity(now.best)} {self._unit}"
         if now.speedup:
             text += f", {now.speedup:.2f}x baseline"
-        return text
+        seen = self._outlook(study)
+        text += "".join(f"; {running}" for running in seen.running[:1])
+        doing = self._repository.messages.done_lately(study.id) if seen.running else None
+        if doing:
+            text += f" ({doing.text})"
+        return f"{text}; next: {seen.next}" if seen.next else text
+
+    def _outlook(self, study: StoredStudy) -> Outlook:
+        return outlook(
+            self._feed.read(),
+            self._baseline,
+            self._spec.budget,
+            self._spec.measurement,
+            workers=(study.facts or {}).get("world_size", 1),
+            elapsed=study.elapsed,
+            now=time.time(),
+        )
 
     def _standing(self) -> Standing:
         return standing(self._repository.attempts.summary(self._study.id), self._baseline)

@@ -5,11 +5,29 @@ import math
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
-from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.analysis.costs import CostRecords
+from autotune.analysis.effort import Effort
+from autotune.analysis.shortfall import lacks_time
+from autotune.analysis.verdict import (
+    Verdict,
+    conclude,
+    end_of_baseline,
+    no_result,
+    not_enough_time,
+)
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
+from autotune.report.in_hand import supported
 from autotune.spec import StudySpec
-from storage import Attempts, AttemptState, Purpose, Repository, StoredAttempt, StoredBlock
+from storage import (
+    Attempts,
+    AttemptState,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredBlock,
+    StudyState,
+)
 
 
 def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
@@ -44,20 +62,37 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
 
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:
-    """The verdict that the recorded blocks give."""
+    """The verdict that the recorded blocks give; the provisional answer, as long as there is none."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
+    if study.state != StudyState.DONE:
+        return supported(repository, study, attempts)
     wanted = spec.measurement
-    confirmation = replay(attempts, finalists=wanted.finalists, most_rounds=wanted.rounds)
+    baseline = spec.full_baseline()
+    confirmation = replay(
+        attempts,
+        finalists=wanted.finalists,
+        most_rounds=wanted.rounds,
+        barred=gate.unchecked(attempts, baseline) if wanted.refuses_unchecked else (),
+    )
+    costs = CostRecords(repository.attempts.blocks).by(attempts)
+    effort = Effort.of(confirmation, attempts, costs, baseline)
+    if lacks_time(confirmation, attempts, limited=spec.budget.wall_time is not None):
+        return not_enough_time(attempts, spec.objective.unit, effort.missing)
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
-        return no_result(attempts)
+        return no_result(attempts, name)
     measured = attempts.measured().first
     assert measured is not None  # there are rounds
     world_size = repository.attempts.blocks(measured.id)[0].workers
-    checks = gate.record(attempts, repository.attempts.blocks)
+    checks = gate.record(
+        attempts,
+        repository.attempts.blocks,
+        baseline,
+        refuse_unchecked=wanted.refuses_unchecked,
+    )
     end = end_of_baseline(attempts)
-    return conclude(confirmation, spec.objective.unit, world_size, checks, end)
+    return conclude(confirmation, spec.objective.unit, world_size, checks, end, effort)
 
 
 def judged_again(attempts: Attempts, repository: Repository) -> Attempts:

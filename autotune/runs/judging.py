@@ -28,6 +28,7 @@ class TimedRun:
     def __init__(self, limits: Limits) -> None:
         self._watch = Watch(limits)
         self._sigma_run = limits.sigma_run
+        self._hurried = math.isfinite(limits.whole)
         self.seen = self._watch.seen
 
     def __call__(self, block: BlockReport) -> bool:
@@ -40,6 +41,10 @@ class TimedRun:
             return failed
         if watch.problem:
             return AttemptResult(AttemptState.ERROR, watch.problem, **common)
+        watch.close()
+        if not watch.kept and self._hurried:
+            cause = f"no step within the {report.wall_seconds:.0f} s that it could have"
+            return AttemptResult(AttemptState.PRUNED, cause, **common)
         if not watch.kept:
             return AttemptResult(
                 AttemptState.ERROR, "ended before a block could be timed", **common
@@ -101,13 +106,12 @@ class ProfileRun(_WholeRun):
     """A run that is looked at: what is its step made of?"""
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """COMPLETE, or how it failed."""
+        """COMPLETE, PRUNED where there was no time for it, or how it failed."""
         if failed := _failure(report):
             return failed
         if not self.seen:
-            return AttemptResult(
-                AttemptState.ERROR, "ended before it was profiled", **_common(report)
-            )
+            cause = "its steps are too long to be profiled in the time that is left"
+            return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
         return AttemptResult(AttemptState.COMPLETE, **_common(report))
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.measurement import numerics
-from autotune.measurement.watch import Limits
+from autotune.measurement.estimate import STEADY_BLOCKS
+from autotune.measurement.settling import Settling
+from autotune.measurement.watch import FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.search.space import Space
 from autotune.spec import StudySpec, arguments
@@ -32,6 +34,11 @@ product, on all ranks of a node at once. A deadline that is too long costs time 
 one that is too short loses configurations that work: these are allowances, not measurements."""
 _STARTUP_SHARE = 0.1
 """Of the wall time: what one hang may cost because its trial may be compiling."""
+_OVERRUN = 2.0
+"""A block may become so many times longer than asked for before `min_steps` gives way."""
+_HURRIED_BLOCKS = 6
+"""In the time of a whole run, where that is short: its first step, its warm-up, what counts."""
+_NOTHING_SEEN = Settling()
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
 """The first block is a single step. The optimizer's state is there from the second step on, what
 gradient compression keeps after its warm-up."""
@@ -80,7 +87,7 @@ class Plan:
         self.spec = spec
         self.launcher = launcher
         self.facts = dataclasses.replace(
-            facts_of(launcher), global_batch=spec.objective.global_batch
+            facts_of(launcher), global_batch=spec.global_batch(launcher.workers)
         )
 
     @property
@@ -150,18 +157,18 @@ class Plan:
             devices_per_rank=slot.devices_per_rank,
             cpus_per_rank=spec.resources.cpus_per_worker,
             memory_per_rank=spec.resources.memory_per_worker,
-            blocks=BlockPlan(measurement.block_seconds, measurement.min_steps),
+            blocks=self._blocks(),
             deadlines=Deadlines(self._startup_deadline(knobs), measurement.step_deadline),
             workdir=str(workdir),
-            import_paths=(str(workdir),),
+            import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
             log_dir=str(log_dir),
         )
         return spread(asked) if not spec.workload.is_script else self._of_script(asked)
 
     def _of_script(self, asked: TrialRequest) -> TrialRequest:
-        """The same trial of a script: what differs from the baseline reaches it through its arguments, or
-        acts from outside. The baseline is the script as it is."""
+        """The same trial of a script: what differs from the baseline reaches it through its arguments,
+        or acts from outside. The baseline is the script as it is."""
         workload, baseline = self.spec.workload, self.baseline
         differing = {n: v for n, v in asked.knobs.items() if v != baseline[n]}
         turned = {n: v for n, v in differing.items() if n in workload.flags}
@@ -181,20 +188,36 @@ class Plan:
             ),
         )
 
+    def _blocks(self) -> BlockPlan:
+        """As they are asked for, if that leaves enough of them for warm-up and timing."""
+        wanted = self.spec.measurement
+        seconds = min(wanted.block_seconds, wanted.longest / FEWEST_BLOCKS)
+        several = min(wanted.warmup, wanted.longest) / STEADY_BLOCKS
+        longest = max(_OVERRUN * seconds, several)
+        return BlockPlan(seconds, wanted.min_steps, longest=longest)
+
     def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
         """Seconds; more for a trial that compiles, but no large part of what the study has."""
         usual = self.spec.measurement.startup_deadline
         longest = _STARTUP_SHARE * (self.spec.budget.wall_time or math.inf)
         return max(usual, min(usual * _compilation(knobs), longest))
 
-    def search_limits(self, *, incumbent_low: float = 0.0, sigma_run: float = 0.0) -> Limits:
+    def search_limits(
+        self,
+        *,
+        incumbent_low: float = 0.0,
+        sigma_run: float = 0.0,
+        settling: Settling = _NOTHING_SEEN,
+    ) -> Limits:
         """How long to measure a trial of the search.
 
         Args:
             incumbent_low: lower bound of the best rate so far; 0 switches racing off.
             sigma_run: relative standard deviation between runs, as far as it is known.
+            settling: what the first steps of a run tell of later ones.
         """
-        return self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
+        limits = self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
+        return dataclasses.replace(limits, settling=settling)
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """How long to measure a run that is compared in turn with others."""
@@ -208,6 +231,7 @@ class Plan:
             tokens=self.spec.objective.metric == "tokens_per_second",
             incumbent_low=incumbent_low,
             sigma_run=sigma_run,
+            long_step=self._blocks().longest / self.spec.measurement.min_steps,
         )
 
 
@@ -217,6 +241,18 @@ def _compilation(knobs: Mapping[str, Any]) -> float:
     if mode == "none":
         return 1.0
     return _AUTOTUNING if mode.startswith("max-autotune") else _COMPILING
+
+
+def within(asked: TrialRequest, seconds: float, timed: float) -> TrialRequest:
+    """The same trial, over after so many seconds; its blocks are as short as that asks for.
+
+    Args:
+        seconds: from its launch, after which it is ended.
+        timed: seconds for all of its blocks.
+    """
+    longest = min(asked.blocks.longest, timed / _HURRIED_BLOCKS)
+    blocks = dataclasses.replace(asked.blocks, longest=longest)
+    return dataclasses.replace(asked, seconds=seconds, blocks=blocks)
 
 
 def few_steps(asked: TrialRequest) -> TrialRequest:

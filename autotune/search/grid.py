@@ -16,6 +16,8 @@ from optuna.distributions import (
 Params = Mapping[str, Any]
 Rows = NDArray[np.int64]
 """(configurations, parameters): the index of each parameter's value."""
+Follows = Mapping[str, tuple[str, Mapping[int, int]]]
+"""Name -> the parameter that it follows from, and its number for each value of that."""
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
@@ -27,9 +29,22 @@ _MOST_NUMBERED = 1 << 62
 class Grid:
     """A search space as finitely many values per parameter, and distances between them."""
 
-    def __init__(self, search_space: Mapping[str, BaseDistribution]) -> None:
+    def __init__(
+        self, search_space: Mapping[str, BaseDistribution], follows: Follows | None = None
+    ) -> None:
+        """Take in the parameters.
+
+        Args:
+            search_space: one each.
+            follows: numbers that are no parameters, but follow from one.
+        """
         self._values = {name: _values(domain) for name, domain in sorted(search_space.items())}
         self.names = list(self._values)
+        self._follows = {
+            name: (leader, [float(numbers[value]) for value in self._values[leader]])
+            for name, (leader, numbers) in (follows or {}).items()
+            if leader in self._values
+        }
         # Numbers are ordered: their distance is how far they lie apart on a logarithmic scale.
         self._places = {name: _places(values) for name, values in self._values.items()}
         # True == 1 == 1.0 in Python: the type belongs to the value.
@@ -82,22 +97,27 @@ class Grid:
         return np.unique(np.concatenate([drawn, np.array(near)]), axis=0)
 
     def has_numbers(self, name: str) -> bool:
-        """Whether it is a parameter of numbers."""
-        return self._places.get(name) is not None
+        """Whether it is a parameter of numbers, or follows from one."""
+        return name in self._follows or self._places.get(name) is not None
 
     def has_sizes(self, name: str) -> bool:
-        """Whether it is a parameter of numbers above 0."""
-        return self.has_numbers(name) and min(self._values[name]) > 0
+        """Whether its numbers, if it has any, are above 0."""
+        return self.has_numbers(name) and self.extremes(name)[0] > 0
 
     def numbers(self, rows: Rows, name: str) -> Vector:
-        """The values of a parameter of numbers in these rows."""
-        values = np.array(self._values[name], dtype=float)
-        numbers: Vector = values[rows[:, self.names.index(name)]]
+        """Its numbers in these rows."""
+        leader, values = self._numbered(name)
+        numbers: Vector = np.array(values, dtype=float)[rows[:, self.names.index(leader)]]
         return numbers
 
     def extremes(self, name: str) -> tuple[float, float]:
-        """The smallest and the largest value of a parameter of numbers."""
-        return float(min(self._values[name])), float(max(self._values[name]))
+        """Its smallest and its largest number."""
+        _, values = self._numbered(name)
+        return float(min(values)), float(max(values))
+
+    def _numbered(self, name: str) -> tuple[str, Sequence[float]]:
+        """The parameter that decides on a number, and the number for each of its values."""
+        return self._follows.get(name) or (name, self._values[name])
 
     def highest(self, name: str) -> int:
         """The index of the largest value of a parameter of numbers."""

@@ -2,7 +2,9 @@
 
 Whatever else is chosen, memory grows with the micro-batch, so there is a largest one that fits. The
 logarithm of that is the sum of a base and of one shift per value of every knob that changes memory. Base
-and shifts are drawn from the posterior by random walks.
+and shifts are drawn from the posterior by random walks. Accumulation has one small shift for all its
+values but 1: gradients that wait for the next micro-batch are there during its forward pass, however
+many of those there are.
 
 Where it is known how much of its memory a rank took at its peak, that says more than that it fitted:
 what does not grow with the micro-batch can only leave more room, so memory / peak times the micro-batch
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
-from autotune.search.step_model import ACCUMULATION, MICRO_BATCH
+from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
 # As few as find the edge as surely as more do: each costs time in every suggestion
@@ -37,6 +39,9 @@ _PER_OCTAVE = 0.06
 """Risk of twice the largest micro-batch that has fitted."""
 _SHIFT = 0.35
 """Standard deviation of a shift: octaves of micro-batch."""
+_WAITING = 0.15
+"""The same of the shift that gradients make which wait: they are few beside activations wherever the
+micro-batch is what does not fit."""
 _BLUR = 0.06
 """How sharp the edge is, octaves: scale of a logistic distribution."""
 _SUREST = 20.0
@@ -67,10 +72,11 @@ class MemoryModel:
         self._names = [
             name
             for name in grid.names
-            # Gradients that wait for the next micro-batch are there during its forward pass.
-            if name not in CATALOGUE or CATALOGUE[name].memory or name == ACCUMULATION
-            if name != MICRO_BATCH
+            if name not in CATALOGUE or CATALOGUE[name].memory
+            if name not in (MICRO_BATCH, ACCUMULATION)
         ]
+        # Where accumulation follows from the micro-batch, so does whether gradients wait.
+        self._accumulates = ACCUMULATION in grid.names and grid.has_sizes(ACCUMULATION)
         self._sized = grid.has_sizes(MICRO_BATCH)
         self._axes = [grid.names.index(name) for name in self._names]
         self._fitted, self._failed = fitted, failed
@@ -91,16 +97,29 @@ class MemoryModel:
             return np.zeros(len(rows))
         if self._walkers is None:
             return self._untouched(rows)
-        largest = _largest(self._walkers, self._grid.indicators(rows, self._names))
+        largest = _largest(self._walkers, self._shifted(rows))
         risk: Vector = special.expit((self._octaves(rows) - largest) / _BLUR).mean(axis=0)
         return np.where(self._at_least(rows, self._failed), 1.0, risk)
 
     def _at_least(self, rows: Rows, failed: Rows) -> NDArray[np.bool_]:
-        """Whether a row has at least the micro-batch of one that failed, and all else the same."""
+        """Whether a row has at least the micro-batch of one that failed, gradients that wait if that had
+        them, and all else the same."""
         same = (rows[:, None, self._axes] == failed[None, :, self._axes]).all(axis=2)
         larger = self._octaves(rows)[:, None] >= self._octaves(failed)[None, :]
-        covered: NDArray[np.bool_] = (same & larger).any(axis=1)
+        waiting = self._waiting(rows)[:, None] >= self._waiting(failed)[None, :]
+        covered: NDArray[np.bool_] = (same & larger & waiting).any(axis=1)
         return covered
+
+    def _waiting(self, rows: Rows) -> Vector:
+        """1 where gradients wait for the next micro-batch, else 0."""
+        if not self._accumulates:
+            return np.zeros(len(rows))
+        return (self._grid.numbers(rows, ACCUMULATION) > 1).astype(float)
+
+    def _shifted(self, rows: Rows) -> Matrix:
+        """(rows, shifts): 1 where a shift is a row's, else 0; the last is that of waiting gradients."""
+        known = self._grid.indicators(rows, self._names)
+        return np.column_stack([known, self._waiting(rows)])
 
     def _untouched(self, rows: Rows) -> Vector:
         """While nothing has failed: the farther beyond what has fitted, the likelier."""
@@ -115,8 +134,10 @@ class MemoryModel:
         room = np.where(np.isnan(shares), 1.0, _HEADROOM / shares)
         self._fits_to = self._fits_to + np.log2(np.maximum(1.0, room))
         classes: dict[tuple[int, ...], list[int]] = {}
+        waiting = self._waiting(self._fitted)
         for number in np.flatnonzero(~np.isnan(shares)):
-            classes.setdefault(tuple(self._fitted[number, self._axes]), []).append(int(number))
+            alike = (*self._fitted[number, self._axes], waiting[number])
+            classes.setdefault(alike, []).append(int(number))
         for own in classes.values():
             other = max(own, key=lambda i: sizes[i])
             smaller = [i for i in own if sizes[i] < sizes[other] and shares[i] < shares[other]]
@@ -134,9 +155,7 @@ class MemoryModel:
         fits = np.argsort(-self._fits_to, kind="stable")[:_TELLING]
         fails = np.argsort(self._fails_from, kind="stable")[:_TELLING]
         return _Told(
-            self._grid.indicators(
-                np.concatenate([self._fitted[fits], self._beyond[fails]]), self._names
-            ),
+            self._shifted(np.concatenate([self._fitted[fits], self._beyond[fails]])),
             np.concatenate([self._fits_to[fits], self._fails_from[fails]]),
             np.concatenate([np.ones(len(fits)), -np.ones(len(fails))]),
         )
@@ -146,27 +165,31 @@ class MemoryModel:
         random = np.random.default_rng(0)
         sizes = self._octaves(self._all())
         low, high = sizes.min() - _BELOW, sizes.max() + _BEYOND
-        width = 1 + sum(self._grid.count(name) for name in self._names)
-        drawn = random.normal(0, _SHIFT, (_DRAWS, width))
+        shifts = sum(self._grid.count(name) for name in self._names)
+        width = 1 + shifts + 1
+        spread = np.array([_SHIFT] * shifts + [_WAITING])
+        drawn = random.normal(0, 1, (_DRAWS, width))
+        drawn[:, 1:] *= spread
         drawn[:, 0] = random.uniform(low, high, _DRAWS)
         # Starting where the posterior is: among many draws from the prior, those that fit best.
         odds = self._told.evidence(drawn)
         weights = np.exp(odds - odds.max())
         walkers = drawn[random.choice(_DRAWS, _WALKERS, p=weights / weights.sum())]
-        likelihood = self._likelihood(walkers, low, high)
+        likelihood = self._likelihood(walkers, low, high, spread)
+        reach = np.append(1.0, spread / _SHIFT)
         for sweep in range(_SWEEPS):
             step = 0.6 if sweep % 2 else 0.15
-            moved = walkers + random.normal(0, step, walkers.shape) * (
+            moved = walkers + reach * random.normal(0, step, walkers.shape) * (
                 random.random(walkers.shape) < max(0.3, 2 / width)
             )
-            proposed = self._likelihood(moved, low, high)
+            proposed = self._likelihood(moved, low, high, spread)
             taken = np.log(random.random(_WALKERS)) < proposed - likelihood
             walkers[taken], likelihood[taken] = moved[taken], proposed[taken]
         return walkers
 
-    def _likelihood(self, walkers: Matrix, low: float, high: float) -> Vector:
+    def _likelihood(self, walkers: Matrix, low: float, high: float, spread: Vector) -> Vector:
         base = walkers[:, 0]
-        prior = -(walkers[:, 1:] ** 2).sum(axis=1) / (2 * _SHIFT**2)
+        prior = -((walkers[:, 1:] / spread) ** 2).sum(axis=1) / 2
         prior = np.where((base < low) | (base > high), -np.inf, prior)
         posterior: Vector = prior + self._told.evidence(walkers)
         return posterior

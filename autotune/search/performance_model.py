@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
 from autotune.search.fault_model import FaultModel
-from autotune.search.grid import Grid, Params, Rows, Vector
+from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
 from autotune.search.step_model import Observations, StepModel, measured
 from search_spaces import CATALOGUE
@@ -39,6 +39,8 @@ _RISK = 0.2
 """Most risk to run out of memory that an expert takes: four times what has fitted, no more."""
 _DOUBT = 0.5
 """Most risk to fail for another reason that an expert takes."""
+_LIKELY = 0.5
+"""Least chance to run of a configuration that is taken for the best."""
 _CAUTION = 5
 """How much more than its own cost a trial that runs out of memory is shunned."""
 
@@ -53,7 +55,7 @@ class Prediction:
     """What the model expects.
 
     Attributes:
-        params: of the configuration that it takes for the best.
+        params: of the configuration that it takes for the best, among those that ran or may.
         value: expected objective there.
         gain: expected relative improvement of the best by one more trial.
     """
@@ -77,6 +79,7 @@ class PerformanceModelSampler(BaseSampler):
         search_space: Mapping[str, BaseDistribution] | None = None,
         allowed: Allowed | None = None,
         memory_bytes: float | None = None,
+        follows: Follows | None = None,
     ) -> None:
         """Prepare for one study.
 
@@ -86,6 +89,8 @@ class PerformanceModelSampler(BaseSampler):
                 trial is drawn at random.
             allowed: without it every combination of values may be suggested.
             memory_bytes: that a rank has, if `peak_bytes` can be compared with it.
+            follows: what is no parameter, but follows from one: accumulation under a global batch that
+                is held.
         """
         self._search_space = dict(search_space) if search_space else None
         self._random = np.random.default_rng(seed)
@@ -93,6 +98,7 @@ class PerformanceModelSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace()
         self._allowed = allowed
         self._memory_bytes = memory_bytes
+        self._follows = follows
         self._libraries = ThreadpoolController()
 
     def infer_relative_search_space(
@@ -115,7 +121,7 @@ class PerformanceModelSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        grid = Grid(search_space)
+        grid = Grid(search_space, self._follows)
         rate = study.direction == StudyDirection.MAXIMIZE
         telling = _telling(trials, rate=rate)
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
@@ -168,22 +174,26 @@ class PerformanceModelSampler(BaseSampler):
     def _predicted(
         self, trials: list[FrozenTrial], search_space: Mapping[str, BaseDistribution], *, rate: bool
     ) -> Prediction | None:
-        grid = Grid(search_space)
+        grid = Grid(search_space, self._follows)
         telling = _telling(trials, rate=rate)
         seen = Observations.of(telling, grid, rate=rate)
         if len(seen.times) < _FEW:
             return None
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
         model = StepModel(grid, seen)
-        expected = model.expected(candidates)
-        best = int(np.argmin(expected))
-        time = float(expected[best]) * seen.unit
         fits, works = self._chances(grid, telling, candidates)
         promise = model.improvement(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
         gain = 0.0 if next_one is None else float(promise[next_one]) / model.incumbent
+        # The best is one that ran, or one that is allowed and likely to.
+        likely = candidates[fits * works >= _LIKELY]
+        new = self._first_new(-model.expected(likely), likely, grid, trials)
+        known = seen.rows if new is None else np.concatenate([seen.rows, likely[[new]]])
+        expected = model.expected(known)
+        best = int(np.argmin(expected))
+        time = float(expected[best]) * seen.unit
         return Prediction(
-            params=grid.decode(candidates[best]),
+            params=grid.decode(known[best]),
             value=1 / time if rate else time,
             gain=gain,
         )

@@ -12,7 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.space import Configuration, Space, key
+from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE, KnobValue
+from search_spaces.constraints import SHARDED
 
 _LOOK_AHEAD = 100_000
 _STARTUP_TRIALS = 8
@@ -70,7 +72,8 @@ class FeasibleSampler(BaseSampler):
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         worth = self._worth(others)
         # Of an enqueued trial, or of one whose daemon died while it asked, some values are settled.
-        settled = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        given = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        settled = {name: given[name] for name in search_space if name in given}
         for _ in range(self._tries):
             params = self._ask_inner(study, trial, search_space) | settled
             if worth(params):
@@ -112,6 +115,7 @@ class WorthLaunching:
         self._ended: set[int] = set()
         self._tried: set[Configuration] = set()
         self._too_large: list[dict[str, KnobValue]] = []
+        self._names = list(space.distributions())
 
     def __call__(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
         """The question, to be asked of sampled parameters."""
@@ -119,30 +123,41 @@ class WorthLaunching:
         for trial in new:
             if trial.state.is_finished():
                 self._take(trial)
-        tried = self._tried | {key(t.params) for t in new if t.state != TrialState.WAITING}
+        begun = [t for t in new if t.state != TrialState.WAITING]
+        tried = self._tried | {self._key(t.params) for t in begun}
 
         def worth(params: Mapping[str, KnobValue]) -> bool:
-            if key(params) in tried or self._space.problems(params):
+            if self._key(params) in tried or self._space.problems(params):
                 return False
             full = self._space.complete(params)
             return not any(needs_more_memory(full, known) for known in self._too_large)
 
         return worth
 
+    def _key(self, params: Mapping[str, KnobValue]) -> Configuration:
+        # Trials of an earlier version may have parameters that follow from others today.
+        return key({name: params[name] for name in self._names if name in params})
+
     def _take(self, trial: FrozenTrial) -> None:
         self._ended.add(trial.number)
-        self._tried.add(key(trial.params))
+        self._tried.add(self._key(trial.params))
         if trial.user_attrs.get("end") == "OOM":
             self._too_large.append(self._space.complete(trial.params))
 
 
 def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
-    """Whether a configuration takes at least the memory of the other: a micro-batch no smaller, and
-    all else that memory depends on the same. Gradients that wait for a micro-batch take memory, too."""
+    """Whether a configuration must be taken to need at least the memory of the other: a micro-batch no
+    smaller, and all else that memory depends on the same.
+
+    Accumulation keeps the gradients of one micro-batch while the next one runs. They are as large as the
+    weights, however many micro-batches they wait for: little beside the activations of a micro-batch
+    that did not fit. Only where ranks hold parts of the weights are they more, as gradients wait whole.
+    """
     for name, knob in CATALOGUE.items():
         if knob.memory and name != "micro_batch" and knobs[name] != other[name]:
             return False
-    if knobs["accumulation_steps"] == 1 != other["accumulation_steps"]:
+    less = knobs["accumulation_steps"] == 1 != other["accumulation_steps"]
+    if less and knobs["parallelism"] in SHARDED:
         return False
     return int(knobs["micro_batch"]) >= int(other["micro_batch"])
 
@@ -160,7 +175,9 @@ def sampler(
     """
     if name == "model":
         worth = WorthLaunching(space)
-        ours = PerformanceModelSampler(seed, space.distributions(), worth, memory_bytes)
+        splits = space.splits
+        follows = {ACCUMULATION: (MICRO_BATCH, splits.steps)} if splits else None
+        ours = PerformanceModelSampler(seed, space.distributions(), worth, memory_bytes, follows)
         return FeasibleSampler(ours, space, seed, tries=1)
     inner, tries = _INNER[name]
     return FeasibleSampler(inner(seed), space, seed, tries)

@@ -7,18 +7,26 @@ from collections.abc import Callable, Iterator, Mapping
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
+from autotune.search.splits import ACCUMULATION, MICRO_BATCH, splits
 from search_spaces import CATALOGUE, Facts, KnobValue, infeasible
 from search_spaces.constraints import unmet_needs
+from search_spaces.knob import written
 
 Configuration = tuple[tuple[str, KnobValue], ...]
 _ENUMERABLE = 200_000
+_SEARCHED_FOR_CONSTANTS = 20_000
+"""Combinations: half a second."""
 
 
 class Space:
     """Values per knob, with the constraints of the machine and the study.
 
+    Where the global batch is held, accumulation follows from the micro-batch: it is no parameter of its
+    own, and `complete` adds it.
+
     Attributes:
         left_out: reasons why values that were asked for are not tried here.
+        splits: of a global batch that is held; None if none varies.
     """
 
     def __init__(
@@ -40,7 +48,28 @@ class Space:
         self._facts = facts
         self._refusal = refusal
         self.left_out: list[str] = []
+        self.splits = splits(values, baseline, facts)
+        if self.splits:
+            self.left_out.extend(self.splits.left_out)
+            others = {n: given for n, given in values.items() if n != ACCUMULATION}
+            values = {**others, MICRO_BATCH: sorted(self.splits.steps)}
         self._values = {name: self._usable(name, given) for name, given in values.items()}
+        for name, value in self._constants().items():
+            self.left_out.append(
+                f"other values of {name} than {written(value)}: none runs with the rest"
+            )
+            self._values[name] = [value]
+
+    def _constants(self) -> dict[str, KnobValue]:
+        """Knobs with several values of which all that can run have the same."""
+        constant: dict[str, KnobValue] = {}
+        if self.size > _SEARCHED_FOR_CONSTANTS:
+            return constant
+        candidates = self.feasible(random.Random(0))
+        constant = dict(next(candidates, {}))
+        while constant and (params := next(candidates, None)):
+            constant = {name: value for name, value in constant.items() if params[name] == value}
+        return constant
 
     def _usable(self, name: str, given: list[KnobValue]) -> list[KnobValue]:
         wanted = list(given)
@@ -67,7 +96,17 @@ class Space:
     def complete(self, params: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """A value for every knob: the sampled ones, those with one value, else the baseline's."""
         single = {name: values[0] for name, values in self._values.items() if len(values) == 1}
-        return {**self._baseline, **single, **params}
+        knobs = {**self._baseline, **single, **params}
+        if self.splits and ACCUMULATION not in params:
+            size = int(knobs[MICRO_BATCH])
+            knobs[ACCUMULATION] = self.splits.steps.get(size, knobs[ACCUMULATION])
+        return knobs
+
+    @property
+    def varying(self) -> list[str]:
+        """Names of the knobs that have several values, those that follow from others included."""
+        follows = [ACCUMULATION] if self.splits and len(self.splits.steps) > 1 else []
+        return [*self.distributions(), *follows]
 
     def problems(self, params: Mapping[str, KnobValue]) -> list[str]:
         """Reasons why a configuration cannot run or may not compete."""

@@ -27,11 +27,11 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy import linalg, special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
+from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 from search_spaces.knob import PRESSURE
 
-MICRO_BATCH, ACCUMULATION, LOG_INTERVAL = "micro_batch", "accumulation_steps", "log_interval"
-CHECKPOINTING = "activation_checkpointing"
+LOG_INTERVAL, CHECKPOINTING = "log_interval", "activation_checkpointing"
 _FORWARD_SHARE = 1 / 3
 """Of the arithmetic of a step: the backward pass has two matrix products for each one of the forward
 (Kaplan et al. 2020, Scaling Laws for Neural Language Models, section 2.1)."""
@@ -226,7 +226,7 @@ class StepModel:
     def _floor_shapes(self, rows: Rows) -> dict[str, Vector]:
         best = rows.copy()
         for name in _PHYSICAL:
-            if self._grid.has_sizes(name):
+            if name in self._grid.names and self._grid.has_sizes(name):
                 best[:, self._grid.names.index(name)] = self._grid.highest(name)
         return {**self._shapes(best), PRESSURE: np.zeros(len(rows))}
 

@@ -19,8 +19,7 @@ from optuna.exceptions import StorageInternalError
 from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import writing
-from autotune.paths import StudyPaths
-from autotune.report.notes import study_note
+from autotune.paths import StudyPaths, make
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
@@ -28,12 +27,14 @@ from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
-from storage.database import cause_of
+from storage.disk import full, is_full
+from storage.holders import this_host
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
 _IDLE_POLL_SECONDS = 0.5
 _OUTAGE_POLL_SECONDS = 2.0
+_ROOM_POLL_SECONDS = 0.5
 _UNREACHABLE = (StorageUnreachable, StorageInternalError)
 
 log = logging.getLogger(__name__)
@@ -44,11 +45,6 @@ def cluster_of(spec: StudySpec) -> str:
     if spec.ray_address and spec.ray_address != "auto":
         return f"ray:{spec.ray_address}"
     return this_cluster()
-
-
-def this_host() -> str:
-    """This machine, told apart from containers that share its name."""
-    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
 
 
 def this_cluster() -> str:
@@ -70,6 +66,7 @@ class Daemon:
         self._open_launcher = open_launcher
         self._shutdown = threading.Event()
         self._signals: Signals | None = None
+        self._outage = _Outage(repository)
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
         """Run studies until told to shut down, or until there were none to run for so long.
@@ -78,10 +75,10 @@ class Daemon:
         """
         last_busy = time.monotonic()
         while not self._shutdown.is_set():
-            busy = self._serve_or_wait()
+            served, left = self._serve_or_wait()
             now = time.monotonic()
-            last_busy = now if busy else last_busy
-            if idle_seconds is not None and not busy and now - last_busy > idle_seconds:
+            last_busy = now if served or left else last_busy
+            if idle_seconds is not None and not left and now - last_busy >= idle_seconds:
                 return
             self._shutdown.wait(_IDLE_POLL_SECONDS)
 
@@ -91,16 +88,18 @@ class Daemon:
         if self._signals:
             self._signals.stop.set()
 
-    def _serve_or_wait(self) -> bool:
-        """Run what is in the queue; False if there is nothing to do, nor will be."""
+    def _serve_or_wait(self) -> tuple[bool, bool]:
+        """Run what is in the queue; whether anything was, and whether anything may still come of it."""
         try:
-            return self._serve_once() or self._repository.studies.any_open(self._cluster)
+            found = self._serve_once(), self._repository.studies.any_open(self._cluster)
+            self._outage.over()
+            return found
         except LeaseLost as lost:
             log.warning("%s", lost)
         except _UNREACHABLE as error:
-            log.warning("storage unreachable, waiting: %s", cause_of(error))
+            self._outage.tell(error)
             self._shutdown.wait(_OUTAGE_POLL_SECONDS)
-        return True
+        return False, True
 
     def _serve_once(self) -> bool:
         """Take the lease and run everything in the queue; False if there was nothing to do."""
@@ -170,6 +169,29 @@ class Daemon:
             thread.join()
 
 
+class _Outage:
+    """Says once what a daemon waits for, and once that it waits no more."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._database = repository.database
+        self._told = ""
+
+    def tell(self, error: Exception) -> None:
+        """The storage cannot be reached or written at present."""
+        text = str(error)
+        if not isinstance(error, StorageUnreachable):
+            text = f"storage {self._database}: {self._database.reason(error)}"
+        if text != self._told:
+            log.warning("waiting: %s", text)
+        self._told = text
+
+    def over(self) -> None:
+        """It can again."""
+        if self._told:
+            log.warning("waiting no more: it works again")
+        self._told = ""
+
+
 class _Heartbeat:
     """Renews the lease, counts running time, hears requests to stop."""
 
@@ -181,6 +203,7 @@ class _Heartbeat:
         self._lease = lease
         self._signals = signals
         self._counted = time.monotonic()
+        self._outage = _Outage(repository)
 
     def run(self, done: threading.Event) -> None:
         """Beat until done."""
@@ -189,10 +212,11 @@ class _Heartbeat:
             finished = done.wait(_RENEW_SECONDS)
             try:
                 self._beat()
+                self._outage.over()
             except LeaseLost:
                 self._signals.lease_lost.set()
             except _UNREACHABLE as error:
-                log.warning("heartbeat: storage unreachable: %s", cause_of(error))
+                self._outage.tell(error)
 
     def _beat(self) -> None:
         self._repository.leases.renew(self._lease, LEASE_SECONDS)
@@ -220,10 +244,21 @@ class _Session:
     def run(self, open_launcher: OpenLauncher) -> Verdict:
         """The study's verdict, exported and noted."""
         folder = StudyPaths(Path(self._study.workdir), self._study.name).folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self._wait_for_room()
+        make(folder)
         with open_launcher(self._spec, folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))
+
+    def _wait_for_room(self) -> None:
+        """Wait until something can be written to the study's folder. That time does not count."""
+        workdir = Path(self._study.workdir)
+        if is_full(workdir):
+            self._signals.waiting.set()
+            self._say_waiting(f"{full(workdir)}; the study goes on once there is some.")
+        while is_full(workdir):
+            self._signals.check()
+            time.sleep(_ROOM_POLL_SECONDS)
 
     def _is_to_be_ignored(self, rival: Rival) -> bool:
         """Never, but for the daemon that this one has taken over from, which may lie there stopped."""
@@ -231,12 +266,14 @@ class _Session:
             return True
         self._signals.check()
         if rival != self._waits_for:
-            self._repository.messages.say(
-                self._lease, self._study.id, f"{rival.text}.", kind=MessageKind.WAITING
-            )
+            self._say_waiting(f"{rival.text}.")
         self._waits_for = rival
         self._signals.waiting.set()
         return False
+
+    def _say_waiting(self, text: str) -> None:
+        kind = MessageKind.WAITING
+        self._repository.messages.say(self._lease, self._study.id, text, kind=kind)
 
     def _tune(self, plan: Plan) -> Verdict:
         self._signals.check()
@@ -257,7 +294,7 @@ class _Session:
         study = dataclasses.replace(self._study, elapsed=elapsed)
         tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
         verdict = tuner.run()
-        tuner.ledger.note(study_note(verdict))
+        tuner.board.show(verdict)
         if verdict.trial is not None:
             self._export(verdict, tuner.unit, plan.launcher)
         return verdict

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
 from autotune.report.progress import ProgressLines
 from storage import Repository, StoredStudy, StudyState
+from storage.disk import full, is_full
 
 _POLL_SECONDS = 0.3
 _LOOK_AFTER_SECONDS = 3.0
+_SILENT_SECONDS = 9.0
+"""Then, where there is no terminal that shows it all the time, a line says what is being done."""
 _LONGEST_ABSENCE_SECONDS = 600.0
 
 
@@ -28,18 +32,23 @@ def follow(
     """
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
-    last_look = time.monotonic()
-    away, nobody = _Absence(console), _Nobody(console, repository)
+    last_look = last_line = time.monotonic()
+    away, nobody, room = _Absence(console), _Nobody(console, repository), _Room(console, repository)
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
             with away.waiting():
                 study = repository.studies.named(study.name)
                 for line in lines.new():
                     console.print(line, markup=False)
+                    last_line = time.monotonic()
                 if study.state.ended:
                     return study
+                room.look()
                 if console.is_terminal:
-                    headline.update(lines.headline())
+                    headline.update(escape(lines.headline()))
+                elif time.monotonic() - last_line > _SILENT_SECONDS:
+                    console.print(lines.headline(), markup=False)
+                    last_line = time.monotonic()
                 if keep_alive is None:
                     nobody.look(study)
                 elif time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
@@ -65,6 +74,25 @@ class _Nobody:
         self._said = not served
 
 
+class _Room:
+    """Says, once each time, that the daemon cannot record anything because SQLite's disk is full."""
+
+    def __init__(self, console: Console, repository: Repository) -> None:
+        self._console = console
+        self._folder = repository.database.folder
+        self._said = False
+
+    def look(self) -> None:
+        """Look whether there is room."""
+        lacking = self._folder is not None and is_full(self._folder)
+        if self._folder and lacking and not self._said:
+            text = f"Waiting: {full(self._folder)}; the study goes on once there is some."
+            self._console.print(text, markup=False)
+        elif self._said and not lacking:
+            self._console.print("There is room again.")
+        self._said = lacking
+
+
 class _Absence:
     """A storage that goes away for a while: the daemon waits for it, and so does whoever follows."""
 
@@ -88,6 +116,25 @@ class _Absence:
             if self._since is not None:
                 self._console.print("The storage is back.")
             self._since = None
+
+
+def detached(repository: Repository, name: str) -> str:
+    """What is printed when somebody stops following: whether the study runs on without them."""
+    try:
+        study = repository.studies.named(name)
+        holder = repository.leases.holder(study.cluster)
+    except StorageUnreachable as error:
+        return f"\nDetached; whether {name} runs on cannot be told: {error}"
+    if study.state.ended:
+        return f"\nDetached; {name} is {study.state}. autotune status {name}"
+    if holder is None:
+        return (
+            f"\nDetached; {name} is {study.state}, but no daemon runs it. autotune resume {name} "
+            "starts one."
+        )
+    waits = study.state == StudyState.QUEUED
+    how = "waits in the queue" if waits else "runs on"
+    return f"\nDetached; {name} {how}. autotune watch {name}, autotune stop {name}"
 
 
 def conclusion(study: StoredStudy, exported: Path) -> str:

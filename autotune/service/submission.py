@@ -4,20 +4,23 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
-from autotune.paths import daemon_log
-from autotune.service.daemon import Daemon, cluster_of, this_cluster, this_host
+from autotune.paths import daemon_log, make
+from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.spec import StudySpec
-from storage import LeaseState, Repository, StoredStudy, StudyState
+from storage import Repository, StoredStudy, StudyState
+from storage.disk import is_full
 
-_CHANGEABLE = {"budget", "export"}
+_CHANGEABLE = {"budget", "export", "folder"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
 _IDLE_SECONDS = 3.0
 _MOST_STARTS = 4
+_STARTUP_SECONDS = 30.0
 
 
 def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
@@ -42,7 +45,7 @@ def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStud
             "so its figures cannot be continued with these; give it another name, or go on with "
             f"the stored ones: autotune resume {spec.name}"
         )
-    if known.state == StudyState.DONE and not changed:
+    if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
     moved = not Path(known.workdir).is_dir()
     repository.studies.enqueue(spec.name, stored, str(workdir) if moved else None)
@@ -57,13 +60,16 @@ def _check_export(target: Path) -> None:
         )
 
 
-def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) -> bool:
-    """Start a daemon for the cluster unless one holds its lease; True if one was started.
+def ensure_daemon(
+    repository: Repository, cluster: str, url: str, folder: Path
+) -> subprocess.Popen[bytes] | None:
+    """Start a daemon for the cluster unless one holds its lease; None if none was started.
 
-    A holder on this machine whose process is gone is not waited for.
+    As long as SQLite's disk is full nobody could take the lease, and none is started.
     """
-    if living_holder(repository, cluster):
-        return False
+    disk = repository.database.folder
+    if repository.leases.holder(cluster) or (disk and is_full(disk)):
+        return None
     if cluster.startswith("host:") and cluster != this_cluster():
         raise BadInput(
             f"this study runs on {cluster.removeprefix('host:')}; start it there, or start a "
@@ -74,19 +80,7 @@ def ensure_daemon(repository: Repository, cluster: str, url: str, folder: Path) 
             f"the folder of this study, {folder}, is gone; where it is now: autotune start, and its "
             "study.yaml"
         )
-    _spawn(cluster, url, folder)
-    return True
-
-
-def living_holder(repository: Repository, cluster: str) -> LeaseState | None:
-    """Who holds the lease of a cluster. One on this machine whose process is gone loses it at once."""
-    state = repository.leases.holder(cluster)
-    if state is None:
-        return None
-    if state.host != this_host() or _is_daemon(state.pid):
-        return state
-    repository.leases.reclaim(state)
-    return None
+    return _spawn(cluster, url, folder)
 
 
 class Here:
@@ -97,6 +91,7 @@ class Here:
         self._study = study
         self._daemon = daemon
         self._thread: threading.Thread | None = None
+        self._died_of = "it left before the study had ended"
 
     def __call__(self) -> None:
         """Look, and start the thread if nobody runs the study.
@@ -107,14 +102,19 @@ class Here:
         if self._thread and self._thread.is_alive():
             return
         ended = self._repository.studies.named(self._study.name).state.ended
-        if ended or living_holder(self._repository, self._study.cluster):
+        if ended or self._repository.leases.holder(self._study.cluster):
             return
         if self._thread:
-            raise AutotuneError("the study's thread died; its traceback is above")
-        self._thread = threading.Thread(
-            target=self._daemon.serve, kwargs={"idle_seconds": 0.0}, name="daemon", daemon=True
-        )
+            raise AutotuneError(f"the study's thread died: {self._died_of}")
+        self._thread = threading.Thread(target=self._serve, name="daemon", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            self._daemon.serve(idle_seconds=0.0)
+        except Exception as error:
+            self._died_of = repr(error)
+            raise  # its traceback is printed
 
 
 class Keeper:
@@ -125,6 +125,8 @@ class Keeper:
         self._study = study
         self._url = url
         self._started = 0
+        self._newest: subprocess.Popen[bytes] | None = None
+        self._newest_at = 0.0
 
     def __call__(self) -> None:
         """Look, and start a daemon if need be.
@@ -132,15 +134,25 @@ class Keeper:
         Raises:
             AutotuneError: the daemons keep dying.
         """
-        folder = Path(self._study.workdir)
-        self._started += ensure_daemon(self._repository, self._study.cluster, self._url, folder)
+        if self._is_starting():
+            return
+        folder, cluster = Path(self._study.workdir), self._study.cluster
+        started = ensure_daemon(self._repository, cluster, self._url, folder)
+        if started:
+            self._newest, self._newest_at = started, time.monotonic()
+            self._started += 1
         if self._started > _MOST_STARTS:
             raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
 
+    def _is_starting(self) -> bool:
+        """On a busy machine a daemon takes its time before it takes the lease."""
+        young = time.monotonic() - self._newest_at < _STARTUP_SECONDS
+        return young and self._newest is not None and self._newest.poll() is None
 
-def _spawn(cluster: str, url: str, folder: Path) -> None:
+
+def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     log = daemon_log(folder)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make(log.parent)
     command = [sys.executable, "-P", "-m", "autotune", "daemon"]
     command += ["--cluster", cluster, "--idle-exit", str(_IDLE_SECONDS), "--storage-on-stdin"]
     with log.open("ab") as output:
@@ -159,16 +171,7 @@ def _spawn(cluster: str, url: str, folder: Path) -> None:
         process.stdin.close()
     except BrokenPipeError:
         raise AutotuneError(f"the daemon did not start; see {log}") from None
-
-
-def _is_daemon(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return b"autotune" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
+    return process
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:

@@ -134,6 +134,8 @@ def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
         return _of_knob(str(path[1]), given)
     if path == ("resources", "workers"):
         return f"must be a whole number from 1 to 65536, or auto, got {in_yaml(given)}"
+    if path == ("objective", "global_batch"):
+        return f"must be keep, free or a whole number from 1, got {in_yaml(given)}"
     if kind in ("model_type", "dict_type"):
         return f"must be a mapping, got {in_yaml(given)}"
     return _reworded(detail["msg"].removeprefix("Value error, "), kind, given)

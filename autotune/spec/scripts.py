@@ -74,7 +74,7 @@ def of_knobs(
     baseline: Mapping[str, Any],
     full_baseline: Mapping[str, Any],
 ) -> mistakes.Problems:
-    """Knobs that neither the script nor anybody from outside can turn, and such that are not known today.
+    """Knobs that neither the script nor anybody from outside can turn, and what is not known today.
 
     Args:
         workload: of a script; nothing is wrong with it by itself.

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,7 @@ from autotune.spec import document, mistakes, scripts
 from autotune.spec.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
+from search_spaces.constraints import global_batch
 
 
 def _env_name(name: str) -> str:
@@ -28,6 +29,9 @@ def _env_name(name: str) -> str:
     return name
 
 
+KEEP: Final = "keep"
+FREE: Final = "free"
+"""Of objective.global_batch, besides numbers."""
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Scalar = bool | int | float | str
 
@@ -146,12 +150,18 @@ class ObjectiveSpec(_Section):
     """What is maximised."""
 
     metric: Literal["samples_per_second", "tokens_per_second"] = "samples_per_second"
-    global_batch: int | None = Field(
-        default=None,
-        ge=1,
-        description="Samples per optimizer step over all ranks. When set, only configurations "
-        "with exactly this global batch compete, so the winner needs no new learning rate.",
+    global_batch: Annotated[int, Field(ge=1)] | Literal["keep", "free"] = Field(
+        default=KEEP,
+        description="Samples per optimizer step over all ranks. keep: only configurations with exactly "
+        "the baseline's compete, so that the winner trains the same, faster; a number: the same, said "
+        "in figures; free: any may win, and then needs a new learning rate.",
     )
+
+    @field_validator("global_batch", mode="before")
+    @classmethod
+    def _as_stored_before(cls, given: Any) -> Any:
+        # Earlier versions stored nothing where any global batch was to compete.
+        return FREE if given is None else given
 
     @property
     def unit(self) -> str:
@@ -164,7 +174,9 @@ class BudgetSpec(_Section):
 
     trials: int | None = Field(default=30, ge=1, le=10**6, description="Trials, baseline included.")
     wall_time: Seconds | None = Field(
-        default=None, description="Running time, e.g. 30m; a quarter is kept for the confirmation."
+        default=None,
+        description="Running time, e.g. 30m: a limit, kept within a tenth or one step. What proves the "
+        "result is paid for first.",
     )
     least_gain: float = Field(
         default=0.005,
@@ -188,9 +200,17 @@ class MeasurementSpec(_Section):
     """How long each trial is measured. The defaults suit GPUs; the quickstart is shorter."""
 
     block_seconds: Seconds = Field(default=1.0, description="Length of a timed block.")
-    min_steps: int = Field(default=5, ge=1, le=10000, description="Optimizer steps in a block.")
+    min_steps: int = Field(
+        default=5,
+        ge=1,
+        le=10000,
+        description="Optimizer steps in a block; fewer where steps are long.",
+    )
     warmup: Seconds = Field(default=20.0, description="Longest warm-up before timing counts.")
-    longest: Seconds = Field(default=30.0, description="Longest timing after the warm-up.")
+    longest: Seconds = Field(
+        default=30.0,
+        description="Longest timing after the warm-up, kept within a tenth or one step.",
+    )
     search_precision: float = Field(
         default=0.02, gt=0, lt=1, description="Relative 95 % half-width at which a trial ends."
     )
@@ -214,12 +234,22 @@ class MeasurementSpec(_Section):
         le=50,
         description="Rounds of the winner against itself less one changed knob each; 0: none.",
     )
+    unchecked_numerics: Literal["refuse", "allow"] = Field(
+        default="refuse",
+        description="Whether a configuration that may change the loss is recommended though it could "
+        "not be compared with the fp32 reference, because that does not run.",
+    )
     startup_deadline: Seconds = Field(
         default=300.0,
         description="First step done, else HANG; 3 times that where it is compiled, 10 times under "
         "max-autotune.",
     )
     step_deadline: Seconds = Field(default=60.0, description="Every later step done, else HANG.")
+
+    @property
+    def refuses_unchecked(self) -> bool:
+        """Whether what could not be checked is not recommended."""
+        return self.unchecked_numerics == "refuse"
 
 
 class StudySpec(_Section):
@@ -266,6 +296,12 @@ class StudySpec(_Section):
         "$AUTOTUNE_STORAGE, else sqlite:///autotune.db.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Of data, model and sampler.")
+    folder: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the module of the workload is looked for, after the folder in which the "
+        "command is typed; relative to the study file. Default: beside it.",
+    )
     export: str = Field(
         default="best.yaml", min_length=1, description="Where the best configuration goes."
     )
@@ -292,14 +328,10 @@ class StudySpec(_Section):
                 self.workload, self.values(), self.baseline, self.full_baseline()
             )
         fixed, workers = self.objective.global_batch, self.resources.known_workers
-        if fixed and workers and not problems:
+        if isinstance(fixed, int) and workers and not problems:
             given = bool(self.baseline)
             problems |= mistakes.of_global_batch(
                 fixed, workers, self.full_baseline(), baseline_given=given
-            )
-        if fixed and self.asks_for_largest:
-            problems["search_space", "micro_batch"] = (
-                "max does not go with objective.global_batch, which bounds it; give numbers"
             )
         if self.ray_address is not None and self.launcher != "ray":
             problems["ray_address",] = "has no effect without `launcher: ray`; add it"
@@ -319,18 +351,27 @@ class StudySpec(_Section):
         space = self.search_space
         return isinstance(space, dict) and mistakes.LARGEST in space.get("micro_batch", [])
 
+    def global_batch(self, workers: int) -> int | None:
+        """Samples per optimizer step that every configuration has on so many ranks; None: any."""
+        wanted = self.objective.global_batch
+        if wanted == FREE:
+            return None
+        return wanted if isinstance(wanted, int) else global_batch(self.full_baseline(), workers)
+
     def full_baseline(self) -> dict[str, Any]:
         """The baseline with a value for every knob: of a script, what its arguments say."""
         return {**defaults(), **scripts.of_arguments(self.workload), **self.baseline}
 
 
 def load(path: Path) -> StudySpec:
-    """The study in a file.
+    """The study in a file; its folder is absolute.
 
     Raises:
         SpecError: with one line per mistake.
     """
-    return check(document.read(path))
+    spec = check(document.read(path))
+    folder = (path.parent / (spec.folder or "")).resolve()
+    return spec.model_copy(update={"folder": str(folder)})
 
 
 def check(written: document.Document) -> StudySpec:

@@ -1,12 +1,14 @@
 """Looking at the baseline of a study before anything is searched: what holds it back?"""
 
 import dataclasses
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.analysis.findings import Finding, findings, listed
+from autotune.analysis.wording import quantity
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.judging import ProfileRun, TimedRun
@@ -14,6 +16,7 @@ from autotune.runs.plan import Plan, launcher_of, profiled
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
 from search_spaces import infeasible
+from storage import AttemptResult
 
 _PAIRS = 2
 
@@ -25,12 +28,16 @@ class Diagnosis:
     Attributes:
         findings: the largest share of the step first.
         parts: share of a step by part.
+        throughput: of the baseline, in the unit of the objective.
+        unit: of the objective.
         rising: throughput with twice the micro-batch over the baseline's; None if that cannot run.
         traces: one per rank, for Perfetto.
     """
 
     findings: list[Finding]
     parts: dict[str, float]
+    throughput: float
+    unit: str
     rising: float | None
     traces: list[Path]
 
@@ -59,34 +66,50 @@ def _looked_at(probe: Probe) -> Diagnosis:
     if problem := why_not(result):
         raise BadInput(f"the baseline ended in {problem}")
     observed: Any = judge.seen[0].block.observed
-    rising = _rising(probe)
+    throughput, rising = _speed(probe)
     return Diagnosis(
         findings(observed, plan.baseline, plan.facts, rising),
         breakdown(observed["parts"]),
+        throughput,
+        plan.spec.objective.unit,
         rising,
         probe.files("profile").traces(),
     )
 
 
-def _rising(probe: Probe) -> float | None:
-    """Throughput with twice the micro-batch over the baseline's; None if that cannot run."""
+def _speed(probe: Probe) -> tuple[float, float | None]:
+    """Throughput of the baseline, and that with twice the micro-batch over it, measured in turn; None if
+    that cannot run.
+
+    Raises:
+        BadInput: the baseline ends in a failure.
+    """
     plan = probe.plan
     doubled = {**plan.baseline, "micro_batch": 2 * plan.baseline["micro_batch"]}
-    if infeasible(doubled, dataclasses.replace(plan.facts, global_batch=None)):
-        return None
-    rates: dict[str, list[float]] = {"once": [], "twice": []}
+    refused = bool(infeasible(doubled, dataclasses.replace(plan.facts, global_batch=None)))
+    once, twice = [], []
     for number in range(_PAIRS):
-        for name, knobs in (("once", plan.baseline), ("twice", doubled)):
-            result = probe.run(f"{name}-{number}", knobs, TimedRun(plan.search_limits()))
-            if result.throughput is None:
-                return None
-            rates[name].append(result.throughput)
-    return sum(rates["twice"]) / sum(rates["once"])
+        run = _timed(probe, f"once-{number}", plan.baseline)
+        if run.throughput is None:
+            raise BadInput(f"the baseline ended in {why_not(run)}")
+        once.append(run.throughput)
+        if not refused:
+            more = _timed(probe, f"twice-{number}", doubled).throughput
+            refused = more is None
+            twice.append(more or 0.0)
+    return statistics.fmean(once), None if refused else sum(twice) / sum(once)
+
+
+def _timed(probe: Probe, name: str, knobs: dict[str, Any]) -> AttemptResult:
+    return probe.run(name, knobs, TimedRun(probe.plan.search_limits()))
 
 
 def described(diagnosis: Diagnosis) -> Iterator[str]:
-    """For people."""
-    yield from listed(diagnosis.findings)
+    """For people, on a terminal."""
+    more = f"; {diagnosis.rising:.2f}x with twice the micro-batch" if diagnosis.rising else ""
+    yield f"Throughput of the baseline: {quantity(diagnosis.throughput)} {diagnosis.unit}{more}"
+    yield ""
+    yield from listed(diagnosis.findings, emphasis="")
     yield ""
     yield "A step: " + ", ".join(
         f"{name} {share:.1%}"

@@ -149,7 +149,7 @@ def record(
     ):
         probe = Probe(Plan(spec, launcher), Path(logs), workdir)
         space = probe.plan.space()
-        names = sorted(space.distributions())
+        names = sorted(space.varying)
         if not names:
             raise BadInput("search_space: nothing varies; give at least one knob two values")
         chosen = configurations(space, spec, names, most)
@@ -176,7 +176,9 @@ def configurations(
     for params in space.feasible(random.Random(spec.seed)):
         if len(found) >= min(most, space.size):
             break
-        found.setdefault(key(params), {name: params[name] for name in names})
+        knobs = space.complete(params)
+        chosen = {name: knobs[name] for name in names}
+        found.setdefault(key(chosen), chosen)
     return list(found.values())
 
 

@@ -18,6 +18,7 @@ from autotune.analysis.wording import difference
 from autotune.errors import BadInput
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
+from autotune.search.splits import MICRO_BATCH
 from autotune.spec import StudySpec
 from autotune.study.bench import Job
 from autotune.study.tuner import Signals, Tuner
@@ -167,6 +168,9 @@ def _beyond(
     for name, value in space.complete({}).items():
         asked = varying[name].choices if name in varying else (value,)
         held = table.values.get(name, [constant[name]])
+        if name == MICRO_BATCH and space.splits:  # those that the study did not list are left out
+            listed = [*wanted.values().get(name, []), wanted.full_baseline()[name]]
+            asked = tuple(value for value in asked if value in listed)
         if lacking := [value for value in asked if value not in held]:
             yield (
                 f"{name}: {', '.join(map(written, lacking))}; it has {', '.join(map(written, held))}"

@@ -1,21 +1,26 @@
 """Executing attempts on slots: launch, watch, judge, record exactly once."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from autotune.analysis.costs import CostRecords, Costs
+from autotune.errors import DiskFull, StorageUnreachable
 from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
 from autotune.paths import StudyPaths
 from autotune.runs.judging import Judge, TimedRun
-from autotune.runs.plan import Plan, few_steps, profiled, stepwise
+from autotune.runs.plan import Plan, few_steps, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
 from autotune.trial.protocol import TrialReport, TrialRequest
 from launchers import Slot
@@ -32,12 +37,16 @@ from storage import (
     StoredNoise,
     StoredStudy,
 )
+from storage.disk import full, is_full, tells_of_full_disk
 
 MOST_LAUNCHES = 3
 """How often in a row a run may lose its agent; the last time it counts as a crash of its own."""
 
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
+_TELL_SECONDS = 2.0
+_MOST_TOLD = 3
+"""Runs at a time of which is said how far they have come."""
 BASELINE = 0
 """Number of its trial."""
 
@@ -48,6 +57,15 @@ _SHAPES: dict[Purpose, Shape] = {
     Purpose.FIT: few_steps,
 }
 """What is not timed."""
+
+
+class Allowance(NamedTuple):
+    """The time of one run, from its launch to its end, in seconds."""
+
+    wanted: float
+    """It ends at the block after which there would not be enough of this for another one."""
+    most: float
+    """It is ended, wherever it is."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +99,10 @@ class Job:
         """Record why the search has ended, and say so."""
         self.repository.studies.end_search(self.lease, self.study, reason, messages)
 
-    def request(self, attempt: StoredAttempt, slot: Slot) -> TrialRequest:
-        """The trial, ready to launch on this slot."""
+    def request(
+        self, attempt: StoredAttempt, slot: Slot, allowed: Allowance | None = None
+    ) -> TrialRequest:
+        """The trial, ready to launch on this slot, with so much time if there is a limit."""
         timed = self.plan.request(
             slot,
             attempt.knobs,
@@ -90,7 +110,10 @@ class Job:
             workdir=Path(self.study.workdir),
             log_dir=self.paths.attempt(attempt.name).folder,
         )
-        return _SHAPES.get(attempt.purpose, as_timed)(timed)
+        shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
+        if allowed is None:
+            return shaped
+        return within(shaped, allowed.most, max(0.0, allowed.wanted - self.costs().startup))
 
     @property
     def workload(self) -> str:
@@ -120,11 +143,29 @@ class Job:
             world_size=self.plan.launcher.workers,
         )
 
-    def limits(self, purpose: Purpose, incumbent_low: float, sigma_run: float) -> Limits:
-        """How long to measure."""
+    def limits(
+        self, purpose: Purpose, incumbent_low: float, sigma_run: float, allowed: Allowance | None
+    ) -> Limits:
+        """How long to measure, in a run that has so much time."""
         if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
-            return self.plan.confirm_limits(sigma_run=sigma_run)
-        return self.plan.search_limits(incumbent_low=incumbent_low, sigma_run=sigma_run)
+            limits = self.plan.confirm_limits(sigma_run=sigma_run)
+        else:
+            limits = self.plan.search_limits(
+                incumbent_low=incumbent_low,
+                sigma_run=sigma_run,
+                settling=self.costs().settling if incumbent_low else Settling(),
+            )
+        if allowed is None:
+            return limits
+        return dataclasses.replace(limits, whole=max(0.0, allowed.wanted - self.costs().startup))
+
+    def costs(self) -> Costs:
+        """What runs cost, as far as it is known by now."""
+        return self._cost_records.by(self.attempts())
+
+    @functools.cached_property
+    def _cost_records(self) -> CostRecords:
+        return CostRecords(self.repository.attempts.blocks)
 
 
 @dataclass(frozen=True)
@@ -144,20 +185,25 @@ class _Running(NamedTuple):
 class Bench:
     """Slots that run attempts, one each at a time, and record what comes of them."""
 
-    def __init__(self, job: Job, check: Callable[[], None]) -> None:
+    def __init__(
+        self, job: Job, check: Callable[[], None], recorded: Callable[[], None] = lambda: None
+    ) -> None:
         """Take the slots of the job's launcher.
 
         Args:
             check: raises when the study is to stop; called while something is waited for.
+            recorded: called whenever an attempt has been recorded.
         """
         self._job = job
         self._check = check
+        self._recorded = recorded
         self._slots = list(job.plan.launcher.slots)
         self._free = set(range(len(self._slots)))
         self._pool = ThreadPoolExecutor(len(self._slots), thread_name_prefix="slot")
         self.sigma_run = PRIOR_SIGMA
         """Relative standard deviation between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
+        self._told = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -184,20 +230,28 @@ class Bench:
         round_: int = 0,
         incumbent_low: float = 0.0,
         judge: Judge | None = None,
+        allowed: Allowance | None = None,
     ) -> None:
         """Record an attempt as begun and launch it on a free slot.
 
         Args:
             judge: what the run is watched for; its speed if not given.
+            allowed: time that it may take, from its launch to its end; None: no limit.
+
+        Raises:
+            DiskFull: it could not even print what goes wrong.
         """
+        folder = Path(self._job.study.workdir)
+        if is_full(folder):
+            raise DiskFull(full(folder))
         attempt = self._job.repository.attempts.begin(
             self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
         )
         number = min(self._free)  # the same slot, hence the same devices, when one is wanted
         self._free.discard(number)
         slot = self._slots[number]
-        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run))
-        future = self._pool.submit(slot.run, self._job.request(attempt, slot), judge)
+        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, allowed))
+        future = self._pool.submit(slot.run, self._job.request(attempt, slot, allowed), judge)
         self._running[future] = _Running(number, attempt, judge)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
@@ -205,6 +259,8 @@ class Bench:
         done, _ = concurrent.futures.wait(
             self._running, timeout, return_when=concurrent.futures.FIRST_COMPLETED
         )
+        if not done and time.monotonic() - self._told > _TELL_SECONDS:
+            self._tell()
         for future in done:
             number, attempt, judge = self._running.pop(future)
             self._free.add(number)
@@ -216,10 +272,26 @@ class Bench:
                 [_stored(seen) for seen in judge.seen],
                 self._job.environment_id,
             )
+            self._recorded()
             yield Finished(attempt, result)
 
+    def _tell(self) -> None:
+        """Say how far what runs has come."""
+        running = [(run.attempt.trial, list(run.judge.seen)) for run in self._running.values()]
+        texts = [f"trial {trial}: {_how_far(seen)}" for trial, seen in running[:_MOST_TOLD]]
+        job = self._job
+        with contextlib.suppress(StorageUnreachable):  # what runs does not need it
+            job.repository.messages.doing(job.lease, job.study.id, "; ".join(texts))
+        self._told = time.monotonic()
+
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
-        """A run that loses its agent again and again is the cause of that."""
+        """A run that loses its agent, or fails for want of room, is repeated; one that does so again and
+        again is the cause of it."""
+        folder = Path(self._job.study.workdir)
+        failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
+        if failed and (is_full(folder) or tells_of_full_disk(result.cause)):
+            cause = f"a disk was full: {result.cause}"
+            result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
         if result.state != AttemptState.LOST:
             return result
         launches = self._job.attempts().in_vain(attempt) + 1
@@ -235,9 +307,10 @@ class Bench:
         *,
         round_: int = 0,
         judge: Judge | None = None,
+        allowed: Allowance | None = None,
     ) -> None:
         """The same, alone on the bench, and wait for its end."""
-        self.start(trial, knobs, purpose, round_=round_, judge=judge)
+        self.start(trial, knobs, purpose, round_=round_, judge=judge, allowed=allowed)
         while not self.idle:
             self._check()
             for _ in self.finished(_POLL_SECONDS):
@@ -252,6 +325,14 @@ class Bench:
                 self._slots[self._running[future].slot].end()
             _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
         self._pool.shutdown()
+
+
+def _how_far(seen: Sequence[Seen]) -> str:
+    if not seen:
+        return "starting, no step is done"
+    steps, kept = sum(one.block.steps for one in seen), sum(one.kept for one in seen)
+    warm_up = "" if kept else ", still warming up"
+    return f"block {len(seen)} done, {steps} steps{warm_up}"
 
 
 def _stored(seen: Seen) -> StoredBlock:

@@ -1,6 +1,6 @@
-"""Whether a study has searched enough. Pure, but for the clock."""
+"""Whether a study has searched enough, whatever time there is. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -8,8 +8,6 @@ from autotune.search.performance_model import Prediction
 from autotune.spec import BudgetSpec
 from storage import Attempts, AttemptState, Purpose
 
-_CONFIRMATION_SHARE = 0.25
-"""Of the wall time: kept back from the search."""
 _BROKEN_AFTER = 5
 """When the first trials, and so many, all fail, it is the workload and not the knobs."""
 _FEWEST_TRIALS = 6
@@ -19,22 +17,12 @@ _FAILURES = (AttemptState.ERROR, AttemptState.CRASH)
 
 
 class Budget:
-    """Of one study, some of which an earlier daemon may have spent."""
+    """Of one study: trials, device hours, and what another trial is worth."""
 
-    def __init__(
-        self, limits: BudgetSpec, elapsed: float, world_size: int, clock: Callable[[], float]
-    ) -> None:
-        """Go on counting from so many seconds, by the clock of the launcher."""
+    def __init__(self, limits: BudgetSpec, world_size: int) -> None:
+        """Take in what is allowed, for trials of so many ranks."""
         self._limits = limits
         self._world_size = world_size
-        self._clock = clock
-        self._started = clock() - elapsed
-
-    @property
-    def out_of_time(self) -> bool:
-        """Whether all wall time is spent, that of the confirmation included."""
-        wall_time = self._limits.wall_time
-        return wall_time is not None and self._elapsed() >= wall_time
 
     def why_not_worth_it(self, prediction: Prediction | None, measured: int, sigma: float) -> str:
         """The reason why another trial is not worth its cost, in words; empty if it may be.
@@ -61,19 +49,12 @@ class Budget:
         begun = [trial for trial in trials if trial.state != TrialState.WAITING]
         if limits.trials is not None and _launched(begun, attempts) >= limits.trials:
             return f"the budget of {limits.trials} trials is spent"
-        if limits.wall_time is not None:
-            share = (1 - _CONFIRMATION_SHARE) * limits.wall_time
-            if self._elapsed() >= share:
-                return f"{share:.0f} s of the wall time are spent; the rest is for confirmation"
         if limits.device_hours is not None and self._device_hours(attempts) >= limits.device_hours:
             return f"the budget of {limits.device_hours:g} device hours is spent"
         ends = [trial.user_attrs.get("end") for trial in begun if trial.state.is_finished()]
         if len(ends) >= _BROKEN_AFTER and all(end in _FAILURES for end in ends):
             return "every trial ends in an error"
         return ""
-
-    def _elapsed(self) -> float:
-        return self._clock() - self._started
 
     def _device_hours(self, attempts: Attempts) -> float:
         searching = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.FIT)

@@ -2,54 +2,68 @@
 closer look at the winner: what its step is made of, and what each of its knobs brings."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
-from autotune.analysis.confirmation import Confirmation, replay
+from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
 from autotune.runs.judging import ProfileRun, TrajectoryRun
 from autotune.study.bench import Bench, Job
+from autotune.study.schedule import Course, Schedule
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
 
 
 class Finals:
-    """Goes on from wherever the records stand."""
+    """Goes on from wherever the records stand, as far as the time goes."""
 
-    def __init__(self, job: Job, bench: Bench, out_of_time: Callable[[], bool]) -> None:
+    def __init__(self, job: Job, bench: Bench, schedule: Schedule) -> None:
         """Take in whom to ask.
 
         Args:
             job: the study.
             bench: runs the attempts; idle.
-            out_of_time: whether to make do with the fewest rounds.
+            schedule: of its time.
         """
         self._job = job
         self._plan = job.plan
         self._bench = bench
-        self._out_of_time = out_of_time
+        self._schedule = schedule
 
     def run(self) -> Confirmation | None:
-        """The decided confirmation; None if there is nobody to confirm."""
+        """The confirmation, decided or as far as there was time; None if there is nobody to confirm."""
         while True:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
                 return None
             if self._check_numerics(confirmation):
                 continue  # whoever is refused makes room for the next
-            if confirmation.decided(in_a_hurry=self._out_of_time()):
+            if confirmation.decided() or not self._complete_round(confirmation):
                 self._look_closer(confirmation)
                 return confirmation
-            self._complete_round(confirmation)
 
     def checks(self) -> gate.GateRecord:
         """What the numerics gate has found."""
-        return gate.record(self._job.attempts(), self._job.repository.attempts.blocks)
+        return gate.record(
+            self._job.attempts(),
+            self._job.repository.attempts.blocks,
+            self._plan.baseline,
+            refuse_unchecked=self._plan.spec.measurement.refuses_unchecked,
+        )
 
     def _replay(self) -> Confirmation | None:
-        wanted = self._plan.spec.measurement
-        return replay(self._job.attempts(), finalists=wanted.finalists, most_rounds=wanted.rounds)
+        course = Course.of(self._job, self._schedule)
+        wanted, attempts = self._plan.spec.measurement, self._job.attempts()
+        return replay(
+            attempts,
+            finalists=course.finalists,
+            most_rounds=wanted.rounds,
+            barred=gate.unchecked(attempts, self._plan.baseline)
+            if wanted.refuses_unchecked
+            else (),
+            unaffordable=course.unaffordable,
+        )
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; False if it needs none."""
@@ -59,19 +73,42 @@ class Finals:
         if check is None:
             return False
         self._bench.run(
-            check.trial, check.knobs, check.purpose, judge=TrajectoryRun(check.reference)
+            check.trial,
+            check.knobs,
+            check.purpose,
+            judge=TrajectoryRun(check.reference),
+            allowed=self._schedule.share(1.0),
         )
         return True
 
-    def _complete_round(self, confirmation: Confirmation) -> None:
-        """Measure whoever is still missing, one after another, in an order drawn for the round."""
+    def _complete_round(self, confirmation: Confirmation) -> bool:
+        """Measure whoever is still missing, one after another, in an order drawn for the round; False
+        if there is no time for it."""
         number = confirmation.next_round
         for trial in self._drawn(confirmation.members(), f"{number}"):
             knobs = confirmation.candidates[trial].knobs
-            while trial not in confirmation.recorded(self._job.attempts()):
-                self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number)
+            while trial not in (done := confirmation.recorded(self._job.attempts())):
+                missing = [t for t in confirmation.members() if t not in done]
+                if not self._has_time(confirmation, missing):
+                    return False
+                to_come = self._schedule.rounds - len(confirmation.rounds) - 1
+                runs = len(missing) + max(0, to_come) * len(confirmation.members())
+                allowed = self._schedule.share(1 / runs, self._job.costs().shortest(knobs))
+                self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
+        return True
+
+    def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
+        """Whether a round may go on; whether to begin one, and with the first one two more."""
+        costs, knobs = self._job.costs(), {t: c.knobs for t, c in confirmation.candidates.items()}
+        needed = self._schedule.round(costs, [knobs[trial] for trial in missing])
+        if len(missing) < len(confirmation.members()):
+            return self._schedule.may_end(needed)
+        several = 1 if confirmation.rounds else FEWEST_ROUNDS
+        return self._schedule.left >= several * needed
 
     def _look_closer(self, confirmation: Confirmation) -> None:
+        if not confirmation.rounds:
+            return
         chosen, baseline = confirmation.choice(), confirmation.baseline
         profiled = {chosen, chosen if baseline is None else baseline}
         for trial in sorted(() if self._plan.spec.workload.is_script else profiled):
@@ -82,17 +119,31 @@ class Finals:
     def _profile(self, trial: int, knobs: dict[str, Any]) -> None:
         """Run a configuration under the profiler, once."""
         while not self._recorded(Purpose.PROFILE, trial, knobs):
-            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileRun())
+            if not self._schedule.left > self._job.costs().profile(knobs):
+                return
+            allowed = self._schedule.share(1.0)
+            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileRun(), allowed=allowed)
 
     def _attribute(self, chosen: int, winner: dict[str, Any]) -> None:
         """In turn, in rounds: the winner, and the winner less each of its changes."""
         several = attribution.variants(winner, self._plan.baseline, self._plan.facts)
         for number in range(1, 1 + self._plan.spec.measurement.attribution):
-            for knobs in self._drawn(several, f"attribution/{number}"):
-                while not self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number):
-                    if self._out_of_time():
+            order = self._drawn(several, f"attribution/{number}")
+            missing = [k for k in order if not self._attributed(chosen, k, number)]
+            # A round that is not complete compares nothing.
+            if self._schedule.left < self._schedule.round(self._job.costs(), missing):
+                return
+            for index, knobs in enumerate(missing):
+                while not self._attributed(chosen, knobs, number):
+                    if self._schedule.left <= 0:
                         return
-                    self._bench.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number)
+                    allowed = self._schedule.share(1 / (len(missing) - index))
+                    self._bench.run(
+                        chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed
+                    )
+
+    def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
+        return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)
 
     def _drawn(self, several: Sequence[Drawn], what_for: str) -> list[Drawn]:
         """In an order that is drawn for this study and purpose: the same when it goes on."""

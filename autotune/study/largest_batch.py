@@ -6,9 +6,11 @@ recorded, so that a study goes on wherever they stand.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.errors import BadInput
 from autotune.runs.judging import FitRun
+from autotune.search.splits import divisors
 from autotune.spec import StudySpec
 from autotune.spec.mistakes import LARGEST
 from autotune.study.bench import BASELINE, Bench, Job
@@ -54,7 +56,7 @@ class Bracket:
         if self.fails is None:
             if not self.fits:
                 return first
-            return 2 * self.fits if 2 * self.fits <= most else None
+            return min(2 * self.fits, most) if self.fits < most else None
         room = self.fails - self.fits
         return None if room <= max(1, self.fits // _CLOSE_ENOUGH) else self.fits + room // 2
 
@@ -73,6 +75,9 @@ class LargestBatch:
         self._job = job
         self._check = check
         self._first = int(job.plan.baseline["micro_batch"])
+        fixed = job.plan.facts.global_batch
+        self._share = None if fixed is None else fixed // job.plan.facts.world_size
+        """Samples of a rank per step, if they are held: no micro-batch is larger."""
 
     def resolved(self) -> StudySpec:
         """The settings of the study with a number for `max`.
@@ -89,6 +94,8 @@ class LargestBatch:
         largest = self._found() if can_run else None
         values = spec.values()
         numbers = [value for value in values["micro_batch"] if value != LARGEST]
+        if largest is not None and self._share is not None:
+            largest = next(d for d in divisors(self._share) if d <= largest)
         if largest is not None and largest not in numbers:
             numbers.append(largest)
         space = {**values, "micro_batch": numbers or [self._first]}
@@ -108,15 +115,25 @@ class LargestBatch:
         attempts = known = self._job.attempts()
         with Bench(self._job, self._check) as bench:
             while (size := self._next(attempts)) is not None:
-                knobs = {**self._job.plan.baseline, "micro_batch": size}
-                bench.run(BASELINE, knobs, Purpose.FIT, judge=FitRun())
+                bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=FitRun())
                 attempts = self._job.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
         largest = bracket.with_headroom(self._first) if bracket.fits else None
+        if self._share is not None and bracket.fits >= self._share:
+            largest = self._share
         if len(runs) > len(_runs(known)):
             self._job.say(_told(bracket, runs, largest))
         return largest
+
+    def _knobs(self, size: int) -> dict[str, Any]:
+        """The baseline with this micro-batch, and as little accumulation as takes the same memory:
+        gradients that wait for one micro-batch take as much as if they waited for many."""
+        today = self._job.plan.baseline
+        steps = min(2, today["accumulation_steps"])
+        if self._share is not None:
+            steps = 1 if size >= self._share else 2
+        return {**today, "micro_batch": size, "accumulation_steps": steps}
 
     def _next(self, attempts: Attempts) -> int | None:
         runs = _runs(attempts)
@@ -136,7 +153,7 @@ class LargestBatch:
                 )
         domain = CATALOGUE["micro_batch"].domain
         assert isinstance(domain, Range)
-        return bracket.next(self._first, int(domain.high))
+        return bracket.next(self._first, self._share or int(domain.high))
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Whether as much of a budget is gone as may be, before anything is searched."""

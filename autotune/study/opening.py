@@ -1,18 +1,21 @@
 """The opening of a study: a look at what the baseline's step is made of, then what is tried first."""
 
-from autotune.analysis.findings import Finding, findings
+from typing import Any
+
+from autotune.analysis.findings import findings
 from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
-from autotune.study.bench import BASELINE, Bench, Job
+from autotune.study.bench import BASELINE, Allowance, Bench, Job
 from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered
-from storage import Purpose, StoredAttempt, TrialLedger
+from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
 
 class Opening:
     """Happens once, before anything is searched; goes on from wherever the records stand."""
 
-    def __init__(self, job: Job, space: Space) -> None:
-        """Take in where it happens."""
+    def __init__(self, job: Job, space: Space, allowed: Allowance | None = None) -> None:
+        """Take in where it happens, and how long the look may take; None: no limit."""
+        self._allowed = allowed
         self._job = job
         self._plan = job.plan
         self._space = space
@@ -21,11 +24,7 @@ class Opening:
         """Enqueue what is to be tried before the sampler is asked; returns what is new of it."""
         if self._job.attempts().of(Purpose.SEARCH):
             return []
-        findings = self._look(bench)
-        # Nothing is built upon a baseline that does not run.
-        suggestions = (
-            [] if findings is None else experts(self._space, self._plan.baseline, findings)
-        )
+        suggestions = self._experts(self._look(bench))
         if known := self._remembered():
             suggestions.insert(0, known)
         trials = self._plan.spec.budget.trials
@@ -34,16 +33,31 @@ class Opening:
             ledger.enqueue(suggestion.params, suggestion.reason)
         return kept
 
-    def _look(self, bench: Bench) -> list[Finding] | None:
-        """What holds the baseline back; None if it does not run. Into a script nobody looks so far."""
-        if self._plan.spec.workload.is_script:
+    def _experts(self, seen: dict[str, Any] | None) -> list[Suggestion]:
+        """Nothing is built upon a baseline that does not run."""
+        if seen is None:
             return []
+        baseline = self._plan.baseline
+        found = findings(seen, baseline, self._plan.facts) if seen else []
+        return experts(self._space, baseline, found, seen.get("unusable", ()))
+
+    def _look(self, bench: Bench) -> dict[str, Any] | None:
+        """What is observed of the baseline's profile; None if it does not run. Nobody looks into a
+        script so far."""
+        if self._plan.spec.workload.is_script:
+            return {}
         while (profile := self._profile()) is None:
-            bench.run(BASELINE, self._plan.baseline, Purpose.PROFILE, judge=ProfileRun())
+            bench.run(
+                BASELINE,
+                self._plan.baseline,
+                Purpose.PROFILE,
+                judge=ProfileRun(),
+                allowed=self._allowed,
+            )
+        if profile.result.state == AttemptState.PRUNED:
+            return {}  # its steps are too long for a look
         blocks = self._job.repository.attempts.blocks(profile.id)
-        if not blocks:
-            return None
-        return findings(blocks[0].observed, self._plan.baseline, self._plan.facts)
+        return blocks[0].observed if blocks else None
 
     def _profile(self) -> StoredAttempt | None:
         return self._job.attempts().of(Purpose.PROFILE).recorded().first

@@ -1,6 +1,6 @@
 """The first trials after the baseline: what an expert would try, and why. Pure functions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,20 @@ def remembered(
 
 
 def experts(
-    space: Space, baseline: Mapping[str, KnobValue], findings: Sequence[Finding]
+    space: Space,
+    baseline: Mapping[str, KnobValue],
+    findings: Sequence[Finding],
+    unusable: Container[str] = (),
 ) -> list[Suggestion]:
-    """At most two: an answer to what holds the baseline back most, and all that experience favours."""
+    """At most two: an answer to what holds the baseline back most, and all that experience favours.
+
+    Args:
+        space: what may be tried.
+        baseline: a value for every knob.
+        findings: of the baseline.
+        unusable: knobs that have nothing to act on in the workload.
+    """
+    favoured = [name for name in CATALOGUE if name not in unusable]
     answers = [finding for finding in findings if set(finding.knobs) & set(space.distributions())]
     suggestions = []
     if answers:
@@ -88,7 +99,7 @@ def experts(
                 f"it answers what holds the baseline back{share}: {first.text}",
             )
         )
-    suggestions.append(_suggestion(space, baseline, list(CATALOGUE), "what experience favours"))
+    suggestions.append(_suggestion(space, baseline, favoured, "what experience favours"))
     unique = {tuple(sorted(s.params.items())): s for s in reversed(suggestions) if s is not None}
     return list(reversed(unique.values()))
 

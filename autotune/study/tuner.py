@@ -6,20 +6,36 @@ from dataclasses import dataclass, field
 
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
-from autotune.analysis.verdict import Verdict, conclude, end_of_baseline, no_result
+from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.effort import Effort
+from autotune.analysis.gate import GateRecord
+from autotune.analysis.shortfall import lacks_time
+from autotune.analysis.verdict import (
+    Verdict,
+    conclude,
+    end_of_baseline,
+    no_result,
+    not_enough_time,
+)
 from autotune.analysis.wording import difference, quantity
-from autotune.errors import BadInput, LeaseLost
+from autotune.errors import BadInput, BaselineFails, LeaseLost
 from autotune.report.notes import trial_note
+from autotune.search.outline import outline
 from autotune.search.sampling import sampler
 from autotune.study.bench import Bench, Finished, Job
+from autotune.study.board import Board
 from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.opening import Opening
+from autotune.study.schedule import Schedule
 from search_spaces.constraints import refused_global_batch
 from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
+_MOST_DOUBT = 0.3
+"""Of a rate: a trial of a step or two has no interval of its own, yet is not further off."""
 
 
 class Stopped(Exception):
@@ -57,42 +73,47 @@ class Tuner:
         self._spec = job.plan.spec
         self._signals = signals
         self._workers = job.plan.launcher.workers
-        self._budget = Budget(
-            self._spec.budget, job.study.elapsed, self._workers, job.plan.launcher.clock
-        )
+        self._budget = Budget(self._spec.budget, self._workers)
+        self._schedule = Schedule(job)
         self._space = self._plan.space()
         self._calibration = Calibration(self._spec.measurement.baseline_runs, job.known_sigma())
         before = len(job.attempts())
+        last = job.attempts().last
+        self._since = last.id if last else 0
         self._sampler = sampler(
             self._spec.sampler, self._space, self._spec.seed + before, self._plan.memory_of_rank()
         )
         self._ledger = self._open_ledger()
+        self.board = Board(job, self._ledger)
 
     def run(self) -> Verdict:
         """Search, confirm, conclude.
 
         Raises:
             BadInput: the baseline cannot run here, with the reason.
+            BaselineFails: it fails again and again, for a reason of its own.
             Stopped, LeaseLost: see Signals.
         """
         self._check_baseline()
-        with Bench(self._job, self._signals.check) as bench:
+        with Bench(self._job, self._signals.check, self.board.update) as bench:
             bench.sigma_run = self._calibration.noise(self._job.attempts()).sigma_run
-            for suggestion in Opening(self._job, self._space).run(bench, self._ledger):
+            opening = Opening(self._job, self._space, self._schedule.for_opening())
+            for suggestion in opening.run(bench, self._ledger):
                 self._job.say(f"To be tried first: {suggestion.reason}.")
             self._end_search(self._search(bench))
-            finals = Finals(self._job, bench, lambda: self._budget.out_of_time)
+            finals = Finals(self._job, bench, self._schedule)
             confirmation = finals.run()
-        attempts = self._job.attempts()
-        if confirmation is None:
-            return no_result(attempts)
-        end = end_of_baseline(attempts)
-        return conclude(confirmation, self.unit, self._workers, finals.checks(), end)
+        return self._conclusion(confirmation, finals.checks())
 
-    @property
-    def ledger(self) -> TrialLedger:
-        """The study's trials in Optuna."""
-        return self._ledger
+    def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
+        attempts = self._job.attempts()
+        effort = Effort.of(confirmation, attempts, self._job.costs(), self._plan.baseline)
+        if lacks_time(confirmation, attempts, limited=self._schedule.limited):
+            return not_enough_time(attempts, self.unit, effort.missing)
+        if confirmation is None:
+            return no_result(attempts, self._job.study.name)
+        end = end_of_baseline(attempts)
+        return conclude(confirmation, self.unit, self._workers, checks, end, effort)
 
     @property
     def unit(self) -> str:
@@ -104,14 +125,19 @@ class Tuner:
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._job.say(f"Left out: {reason}.")
-            baseline = self._plan.baseline
-            params = {name: baseline[name] for name in self._space.distributions()}
-            ledger.enqueue(params, "baseline")
+            for line in outline(self._space, self._plan.facts.global_batch):
+                self._job.say(line)
+            self._enqueue_baseline(ledger)
             ledger.name_objective(f"throughput, {self.unit}")
         return ledger
 
+    def _enqueue_baseline(self, ledger: TrialLedger) -> None:
+        today = self._plan.baseline
+        params = {name: today[name] for name in self._space.distributions()}
+        ledger.enqueue(params, "baseline")
+
     def _check_baseline(self) -> None:
-        fixed = self._spec.objective.global_batch
+        fixed = self._plan.facts.global_batch
         if fixed and (refused := refused_global_batch(fixed, self._workers)):
             raise BadInput(f"objective.global_batch: {refused}")
         self._plan.check_baseline()
@@ -138,13 +164,36 @@ class Tuner:
                     self._learn_noise(bench)
                 else:
                     self._tell(finished, unlaunched)
+                self._check_that_baseline_runs()
 
     def _run_baseline_again(self, bench: Bench) -> bool:
         """Launch it if that is due; whether it was."""
-        own = self._calibration.due(self._job.attempts())
-        if own is not None:
-            bench.start(own.trial, own.knobs, Purpose.CALIBRATE)
-        return own is not None
+        attempts = self._job.attempts()
+        own = self._calibration.due(attempts)
+        if own is not None and not self._schedule.may_calibrate(attempts):
+            own = None
+        own = own or baseline.to_be_tried_again(attempts)
+        if own is None:
+            return False
+        allowed = self._schedule.for_trial(attempts)
+        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, allowed=allowed)
+        return True
+
+    def _check_that_baseline_runs(self) -> None:
+        """Nothing is searched around a configuration that fails by itself.
+
+        Raises:
+            BaselineFails: it does.
+        """
+        attempts, name = self._job.attempts(), self._job.study.name
+        if failure := baseline.for_good(attempts, self._since):
+            raise BaselineFails(
+                f"your configuration fails by itself, {failure.result.state}: "
+                f"{failure.result.cause or 'without a word'}. What it printed: autotune logs {name} "
+                f"--trial {failure.trial}. Mend it, then: autotune resume {name}"
+            )
+        if baseline.runs_after_all(attempts):
+            self._enqueue_baseline(self._ledger)
 
     def _launch_next(self, bench: Bench) -> str:
         """Launch the next trial; why none is, in words."""
@@ -158,6 +207,8 @@ class Tuner:
 
     def _why_enough(self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float) -> str:
         if reason := self._budget.why_enough(trials, attempts):
+            return reason
+        if reason := self._schedule.why_enough_searched(attempts):
             return reason
         if any(trial.state == TrialState.WAITING for trial in trials):
             return ""
@@ -183,7 +234,12 @@ class Tuner:
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
-        bench.start(trial.number, knobs, incumbent_low=_incumbent_low(attempts) if racing else 0.0)
+        bench.start(
+            trial.number,
+            knobs,
+            incumbent_low=_incumbent_low(attempts) if racing else 0.0,
+            allowed=self._schedule.for_trial(attempts),
+        )
 
     def _learn_noise(self, bench: Bench) -> None:
         noise = self._calibration.noise(self._job.attempts())
@@ -220,7 +276,7 @@ def _incumbent_low(attempts: Attempts) -> float:
     """Lower bound of the best rate so far."""
     results = [a.result for a in attempts.searched().complete()]
     lows = [
-        r.throughput * (1 - r.half_width)
+        r.throughput * (1 - min(r.half_width, _MOST_DOUBT))
         for r in results
         if r.throughput is not None and r.half_width is not None
     ]

@@ -1,7 +1,10 @@
 """What an exception or an exit status of a rank means, and which rank's end is the cause."""
 
+import contextlib
 import dataclasses
 import signal
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +22,12 @@ _OOM_PHRASES = (
     "bad_alloc",
 )
 _OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
+
+_NOT_THEIRS = (
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+    Path(__file__).parents[1],
+)
+"""Folders of libraries, and of this package."""
 
 # A rank that runs out of memory or crashes makes its peers raise: their errors are symptoms. A hang is
 # noted only while nothing else is wrong; what follows comes of asking the ranks for their stacks.
@@ -48,6 +57,27 @@ def text_of(error: BaseException) -> str:
         return " ".join(str(error).split())
     except Exception:
         return ""
+
+
+def place_of(error: BaseException) -> str:
+    """Where the user's own code was when it was raised: file, line and function; empty if only libraries
+    had a part in it."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if _is_own(file):
+            found = f"{_from_here(file)}:{line}, in {frame.f_code.co_name}"
+    return found
+
+
+def _from_here(file: Path) -> Path:
+    with contextlib.suppress(OSError, ValueError):  # of a folder that is gone, or another one
+        return file.relative_to(Path.cwd())
+    return file
+
+
+def _is_own(file: Path) -> bool:
+    return file.is_absolute() and not any(map(file.is_relative_to, _NOT_THEIRS))
 
 
 def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:

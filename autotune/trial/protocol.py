@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypedDict
@@ -40,13 +41,15 @@ class Message:
 class BlockPlan:
     """How a rank cuts its training into timed blocks.
 
-    A block holds at least `min_steps` optimizer steps and lasts about `seconds`. The ranks go on
-    until the tuner has seen enough and ends them, or `max_blocks` are done.
+    A block holds at least `min_steps` optimizer steps and lasts about `seconds`. Where so many steps
+    would take more than `longest` seconds it holds fewer, down to a single one. The ranks go on until
+    the tuner has seen enough and ends them, or `max_blocks` are done.
     """
 
     seconds: float = 1.0
     min_steps: int = 5
     max_blocks: int = 1000
+    longest: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,9 @@ class TrialRequest:
     gradient norm and how far the replicas of the model lie apart."""
     profile: int = 0
     """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
+    seconds: float | None = None
+    """So long after its launch the trial is ended with what it has shown; None: only whoever watches it
+    ends it."""
     workdir: str = "."
     import_paths: tuple[str, ...] = ()
     """Put before sys.path in every rank, as python does with a script's folder."""
@@ -223,6 +229,8 @@ class Observed(TypedDict, total=False):
     """Peak bytes of each rank, or of each device of one that drives several; profiles only."""
     batch_moves: dict[str, str]
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
+    unusable: list[str]
+    """Knobs that have nothing to act on in the workload; profiles only."""
     replicas: int
     """Devices that each rank drives by itself, where that is more than one."""
     flops_per_sample: float

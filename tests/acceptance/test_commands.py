@@ -4,17 +4,20 @@ import csv
 import json
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from torch.utils.data import DataLoader
 from typer.main import get_command
 
 import autotune as library
 from autotune.cli import app
 from autotune.spec import load
+from search_spaces import preset_names, preset_summary
 from storage import StoredAttempt
 from tests.steering import (
     StudyFolder,
@@ -72,9 +75,36 @@ def test_init_writes_a_study_that_loads_and_never_overwrites(tmp_path: Path) -> 
     assert (tmp_path / "study.yaml").read_text() == "mine"
     ask("init", "other.yaml", cwd=tmp_path, check=True)
     assert (tmp_path / "other.yaml").read_text() == written
+    for name in preset_names():
+        assert f"#   {name}: {preset_summary(name)}" in written
     nowhere = ask("init", "no/such/folder.yaml", cwd=tmp_path)
     assert nowhere.returncode == 2
     assert "Traceback" not in nowhere.stderr
+
+
+def test_init_writes_a_workload_that_trains_and_never_overwrites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "my_workload.py written" in ask("init", cwd=tmp_path, check=True).stdout
+    study = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**study, "workload": "my_workload:build"}))
+    load(tmp_path / "own.yaml")
+    monkeypatch.syspath_prepend(tmp_path)
+    workload = import_module("my_workload").build(width=16)
+    optimizer = workload.optimizer(workload.model.parameters())
+    batch = next(iter(DataLoader(workload.dataset, batch_size=8)))
+    workload.loss(workload.model, batch).backward()
+    optimizer.step()
+    (tmp_path / "my_workload.py").write_text("mine")
+    assert "my_workload" not in ask("init", "another.yaml", cwd=tmp_path, check=True).stdout
+    assert (tmp_path / "my_workload.py").read_text() == "mine"
+
+
+def test_presets_are_listed_with_what_they_hold(tmp_path: Path) -> None:
+    listed = ask("presets", cwd=tmp_path, check=True).stdout
+    for name in preset_names():
+        assert f"{name}: {preset_summary(name)}\n" in listed
+    assert "  precision: fp32, bf16\n" in listed
 
 
 def test_schema_accepts_our_studies_and_refuses_mistakes(tmp_path: Path) -> None:

@@ -170,6 +170,9 @@ class TestPages:
             f"{STUDY} (id=",
             "throughput, samples/s",
             f"Best Trial (number={best.trial}) {best.result.throughput}",
+            f"recommended trial {done.status['verdict']['trial']}: ",
+            "throughput confirmed: ",
+            f"trial {best.trial}: seen once, the luckiest of 2 trials",
         )
         page.screenshot(path=tmp_path / "study.png", full_page=True)
 

@@ -1,6 +1,7 @@
 """Planted bottlenecks are named, first."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,15 @@ def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
         search_space={"micro_batch": [1, 2]},
     )
     done = autotune("diagnose", "study.yaml", cwd=tmp_path, check=True)
-    assert done.stdout.startswith("1. **loader**")
-    assert "Knobs: loader_workers" in done.stdout
+    throughput, _, first, knobs, *_ = done.stdout.splitlines()
+    assert re.match(
+        r"Throughput of the baseline: [\d.,]+ samples/s; \d\.\d\dx with twice", throughput
+    )
+    assert first.startswith("1. loader, ")
+    assert "loader_workers" in knobs
+    assert "*" not in done.stdout
+    named = {name for line in done.stdout.splitlines() if "Knobs" in line for name in line.split()}
+    assert not {"attention,", "qkv_streams,", "loss_chunks,", "channels_last,"} & named
     assert "ui.perfetto.dev" in done.stdout
 
 

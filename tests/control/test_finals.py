@@ -64,23 +64,75 @@ def test_what_computes_something_else_is_refused(
     played.assert_complete(trials=4)
 
 
-def test_a_reference_that_fails_leaves_finalists_unchecked(played: Replayed) -> None:
-    def reference(launch: Launch) -> bool:
-        return purpose(launch, "reference")
+@pytest.mark.parametrize("needed", [{"find_unused_parameters": True}, {"broadcast_buffers": False}])
+def test_the_reference_has_what_the_baseline_needs(
+    played: Replayed, needed: dict[str, bool]
+) -> None:
+    def without(launch: Launch) -> bool:
+        return any(launch.knobs[name] != value for name, value in needed.items())
 
-    broken = where(FASTER, reference, outcome=Outcome.OOM, cause="rank 0: no memory")
-    verdict = played.on(broken).run(search_space=PRECISION)
-    assert played.states("reference") == ["OOM"]
-    assert played.attempts("numerics") == []
-    assert "could not be checked" in verdict["sentence"]
+    picky = where(FASTER, without, outcome=Outcome.ERROR, cause="rank 0: needs something")
+    verdict = played.on(picky).run(search_space=PRECISION, baseline={"micro_batch": 2, **needed})
+    assert played.states("reference") == ["COMPLETE"]
+    assert verdict["knobs"]["precision"] == "bf16"
+    assert verdict["numerics"]["unchecked"] == ""
     played.assert_complete(trials=4)
+
+
+UNCHECKED = where(
+    FASTER,
+    lambda launch: purpose(launch, "reference"),
+    outcome=Outcome.ERROR,
+    cause="rank 0: no reference",
+)
+
+
+def test_what_could_not_be_checked_is_not_recommended(played: Replayed) -> None:
+    verdict = played.on(UNCHECKED).run(search_space=PRECISION)
+    assert played.states("reference") == ["ERROR"]
+    assert played.attempts("numerics") == []
+    assert verdict["knobs"]["precision"] == "fp32"
+    assert {r["knobs"]["precision"] for r in verdict["refused"]} == {"bf16"}
+    assert "could not be checked (the reference ended in ERROR: rank 0: no" in verdict["sentence"]
+    assert all(a.knobs["precision"] == "fp32" for a in played.recorded("confirm"))
+    recomputed = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(recomputed.as_dict())) == verdict
+    played.assert_complete(trials=4)
+
+
+def test_what_could_not_be_checked_is_recommended_if_the_study_says_so(played: Replayed) -> None:
+    verdict = played.on(UNCHECKED).run(
+        search_space=PRECISION, measurement={"unchecked_numerics": "allow"}
+    )
+    assert verdict["knobs"]["precision"] == "bf16"
+    assert "no reference" in verdict["numerics"]["unchecked"]
+    assert "could not be checked: compare a longer run" in verdict["sentence"]
+    recomputed = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(recomputed.as_dict())) == verdict
+    played.assert_complete(trials=4)
+
+
+def test_a_reference_without_memory_is_run_with_half_the_micro_batch(played: Replayed) -> None:
+    def large(launch: Launch) -> bool:
+        return launch.knobs["precision"] == "fp32" and launch.knobs["micro_batch"] > 2
+
+    small = where(FASTER, large, outcome=Outcome.OOM, cause="rank 0: no memory")
+    space = {"micro_batch": [4, 8], "compile": ["none", "default"], "precision": ["bf16"]}
+    baseline = {"micro_batch": 8, "precision": "bf16"}
+    compiled = where(small, lambda launch: launch.knobs["compile"] == "default", rate=120.0)
+    verdict = played.on(compiled).run(search_space=space, baseline=baseline)
+    sizes = [(a.knobs["micro_batch"], a.result.state) for a in played.attempts("reference")]
+    assert sizes[0][1] == "OOM"
+    assert sizes[-1] == (2, "COMPLETE")
+    assert verdict["knobs"]["compile"] == "default"
+    assert {a.knobs["micro_batch"] for a in played.recorded("numerics")} == {2}
 
 
 def test_a_reference_whose_loss_is_no_number(played: Replayed) -> None:
     diverging = where(FASTER, lambda launch: purpose(launch, "reference"), loss=math.nan)
     verdict = played.on(diverging).run(search_space=PRECISION)
     assert played.states("reference") == ["ERROR"]
-    assert "could not be checked" in verdict["sentence"]
+    assert verdict["knobs"]["precision"] == "fp32"
 
 
 def test_noise_asks_for_more_rounds(played: Replayed) -> None:

@@ -22,6 +22,7 @@ STUDY: dict[str, Any] = {
     "resources": {"workers": 2},
     "search_space": SPACE,
     "baseline": {"micro_batch": 2},
+    "objective": {"global_batch": "free"},
     "measurement": MEASUREMENT,
     "budget": {"trials": 8},
     "sampler": "random",
@@ -90,7 +91,10 @@ def test_configurations_without_a_row_are_left_out(tmp_path: Path) -> None:
         ({"baseline": {"precision": "bf16"}}, "precision: bf16; it has fp32"),
         ({"workload": {"name": "gpt"}}, "workload: it was recorded with mlp"),
         ({"resources": {"workers": 4}}, "resources.workers: it was recorded with 2"),
-        ({"objective": {"metric": "tokens_per_second"}}, "recorded in samples_per_second"),
+        (
+            {"objective": {"metric": "tokens_per_second", "global_batch": "free"}},
+            "recorded in samples_per_second",
+        ),
         ({"search_space": {"micro_batch": ["max"]}}, "max is found on real ranks only"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A plain training script, as people write them: argparse, DistributedDataParallel, clipping, a schedule."""
+"""A plain training script, as people write them: argparse, DDP, clipping, a schedule."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
@@ -23,7 +23,7 @@ def main():
     data = TensorDataset(torch.randn(512, 32), torch.randint(0, 4, (512,)))
     sampler = DistributedSampler(data, world, rank)
     loader = DataLoader(data, batch_size=args.batch_size, sampler=sampler, drop_last=True)
-    model = DDP(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4)))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
     for epoch in range(args.epochs):

@@ -84,7 +84,7 @@ def test_gradients_live_in_the_buckets_or_beside_them(view):
         for name, parameter in loop.model.named_parameters():
             places[name] = parameter.grad.untyped_storage().data_ptr()
 
-    loop.optimizer.register_step_pre_hook(look)
+    loop.updates.optimizers[0].register_step_pre_hook(look)
     traffic.storages.clear()
     loop.step()
     assert len(places) == 2 * LAYERS
@@ -123,7 +123,7 @@ def test_precision(precision, dtype, matmul, scaled):
         layer.register_forward_hook(lambda *call: seen.update([call[-1].dtype]))
     loop = training(regression(model), precision=precision)
     gradients = set()
-    loop.optimizer.register_step_pre_hook(
+    loop.updates.optimizers[0].register_step_pre_hook(
         lambda *_: gradients.update(p.grad.dtype for p in model.parameters())
     )
     loop.step()
@@ -164,7 +164,7 @@ def test_the_loss_is_computed_under_autocast_and_the_update_is_not():
         return plain.loss(model, batch)
 
     loop = training(dataclasses.replace(plain, loss=loss), precision="bf16")
-    loop.optimizer.register_step_pre_hook(
+    loop.updates.optimizers[0].register_step_pre_hook(
         lambda *_: states.update(step=torch.is_autocast_enabled("cpu"))
     )
     loop.step()

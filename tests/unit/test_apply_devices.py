@@ -162,7 +162,7 @@ def test_gradients_are_summed_in_the_format_that_is_asked_for(format_, precision
             assert gradient.dtype == torch.float32
             rounded.append(torch.equal(gradient, gradient.bfloat16().float()))
 
-    loop.optimizer.register_step_pre_hook(look)
+    loop.updates.optimizers[0].register_step_pre_hook(look)
     loop.step()
     if precision == "fp32":
         assert set(rounded) == {format_ == "bf16"}

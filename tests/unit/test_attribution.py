@@ -20,6 +20,16 @@ def changed(knobs: dict[str, Any], winner: dict[str, Any]) -> set[str]:
     [
         ({"micro_batch": 8}, {"micro_batch": 32}, [{"micro_batch"}]),
         (
+            {"micro_batch": 4, "accumulation_steps": 8},
+            {"micro_batch": 32, "precision": "bf16"},
+            [{"micro_batch", "accumulation_steps"}, {"precision"}],
+        ),
+        (
+            {"micro_batch": 4, "accumulation_steps": 4},
+            {"micro_batch": 32},
+            [{"micro_batch"}, {"accumulation_steps"}],
+        ),
+        (
             {"parallelism": "data_parallel"},
             {"compile": "default", "gradient_as_bucket_view": True},
             [
@@ -43,7 +53,7 @@ def changed(knobs: dict[str, Any], winner: dict[str, Any]) -> set[str]:
             ],
         ),
     ],
-    ids=["alone", "data parallel", "attention", "chain"],
+    ids=["alone", "another split", "another batch", "data parallel", "attention", "chain"],
 )
 def test_every_change_can_be_taken_back(
     before: dict[str, Any], after: dict[str, Any], expected: list[set[str]]

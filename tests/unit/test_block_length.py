@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from autotune.trial.observers.timing import BlockLength
 from autotune.trial.protocol import BlockPlan
+from autotune.trial.rank.profiling import affordable
 
 THOROUGH = settings(deadline=None, max_examples=300, derandomize=True)
 
@@ -88,3 +89,32 @@ def test_what_comes_after_the_third_block_changes_nothing():
         length.learn(index, 0.1 * length.steps)
     length.learn(3, 1e-3)
     assert length.steps == 10
+
+
+@THOROUGH
+@given(st.floats(0.1, 20), st.floats(0.001, 60), st.integers(1, 100))
+def test_a_block_of_long_steps_is_as_short_as_it_has_to_be(longest, step_seconds, log_interval):
+    length = BlockLength(BlockPlan(0.1, 5, longest=longest), log_interval)
+    for index in range(8):
+        length.learn(index, length.steps * step_seconds)
+    assert length.steps * step_seconds <= max(longest * 1.001, step_seconds)
+
+
+def test_what_a_block_has_to_hold_to_stand_for_the_training_it_holds():
+    length = BlockLength(BlockPlan(0.1, 5, longest=1.0), 1, fewest=8)
+    length.learn(0, 3.0)
+    assert length.steps == 8
+
+
+@pytest.mark.parametrize(
+    ("first", "seconds", "expected"),
+    [
+        (0.1, None, (5, 8)),
+        (0.1, 10.0, (5, 8)),
+        (1.0, 20.0, (1, 8)),
+        (1.0, 10.0, (1, 2)),
+        (3.0, 10.0, None),
+    ],
+)
+def test_a_profile_gives_way_to_long_steps(first, seconds, expected):
+    assert affordable(8, first, seconds) == expected

@@ -41,4 +41,5 @@ def test_nothing_more_is_tried_where_no_sample_fits() -> None:
 
 
 def test_no_more_is_tried_than_makes_sense() -> None:
-    assert Bracket(8, None).next(1, 12) is None
+    assert Bracket(8, None).next(1, 12) == 12
+    assert Bracket(12, None).next(1, 12) is None

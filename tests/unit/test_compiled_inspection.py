@@ -7,7 +7,7 @@ from torch import nn
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.profiling import run_profile, span
-from autotune.trial.rank.trajectory import run_trajectory
+from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
 from tests.one_rank import CPU, WIDTH, group, regression, settings_of_torch
 from tests.trials import knobs, of_one_rank
 
@@ -15,7 +15,11 @@ __all__ = ["group", "settings_of_torch"]  # fixtures
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inspection", [run_trajectory, run_profile])
+def trajectory(loop, *rest):
+    loop.take(run_trajectory(loop, UpdateNorms(loop), *rest))
+
+
+@pytest.mark.parametrize("inspection", [trajectory, run_profile])
 def test_a_compiled_model_is_compiled_under_inspection(tmp_path, inspection):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

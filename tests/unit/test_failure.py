@@ -189,3 +189,27 @@ def test_among_equals_the_first_is_the_cause(outcomes):
         assert not any(outcomes)
     else:
         assert found.rank == outcomes.index(found.outcome)
+
+
+# Where it was raised
+
+
+def test_an_error_is_placed_in_the_users_own_code() -> None:
+    def wrong() -> None:
+        torch.zeros(2) @ torch.zeros(3)
+
+    error = exception_of(wrong)
+    line = wrong.__code__.co_firstlineno + 1
+    assert failure.place_of(error).endswith(f"test_failure.py:{line}, in wrong")
+
+
+def test_an_error_that_passed_through_libraries_alone_has_no_place() -> None:
+    assert failure.place_of(ValueError("never raised")) == ""
+    code = compile("import json; json.loads('{')", os.__file__, "exec")
+    assert failure.place_of(exception_of_code(code)) == ""
+
+
+def exception_of_code(code) -> BaseException:
+    error = exception_of(lambda: exec(code))
+    error.__traceback__ = error.__traceback__.tb_next.tb_next  # without this test's own frames
+    return error

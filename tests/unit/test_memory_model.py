@@ -51,6 +51,22 @@ def test_another_precision_is_suspected_too_but_less():
     assert far > other
 
 
+def test_how_many_micro_batches_gradients_wait_for_makes_no_difference():
+    grid = Grid({**SPACE, "accumulation_steps": CategoricalDistribution([1, 2, 4, 8])})
+
+    def with_steps(*found):
+        rest = {"precision": "fp32", "log_interval": 10}
+        return rows_of(
+            grid, [{"micro_batch": m, "accumulation_steps": a, **rest} for m, a in found]
+        )
+
+    model = MemoryModel(grid, with_steps((16, 1), (16, 2)), with_steps((64, 4)))
+    risk = model.risk(with_steps((64, 8), (64, 2), (64, 1), (16, 8)))
+    assert risk[0] == risk[1] == 1.0
+    assert 0.8 < risk[2] < 1.0, "its gradients do not wait, which is little"
+    assert risk[3] < 0.05
+
+
 def test_a_narrow_edge_is_found():
     model = MemoryModel(GRID, fp32(32), np.concatenate([fp32(64), rows((64, "bf16", 1))]))
     risk = model.risk(rows((32, "bf16", 1), (128, "bf16", 1)))

@@ -1,5 +1,7 @@
 """How far equal runs lie apart."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,9 +45,14 @@ def test_drift_is_found_and_its_absence_too():
     hours = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
     slowing = [Run(100 * np.exp(-0.05 * h), 0.0, 3600 * h) for h in hours]
     assert run_noise(slowing).drift_per_hour == pytest.approx(-0.05, rel=1e-6)
-    steady = drawn(0.01, 0.0, 8, seed=1)
+    steady = [dataclasses.replace(run, at=10 * run.at) for run in drawn(0.01, 0.0, 8, seed=1)]
     assert run_noise(steady).drift_per_hour == 0.0
     assert run_noise(steady[:3]).drift_per_hour is None
+
+
+def test_what_minutes_show_is_no_drift_of_an_hour():
+    slowing = [Run(100 - 3 * minute, 0.0, 60.0 * minute) for minute in range(4)]
+    assert run_noise(slowing).drift_per_hour is None
 
 
 @given(

@@ -58,7 +58,7 @@ def test_a_dropped_layer_gets_no_gradient_and_passes_its_input_on():
     blocks = nn.Sequential(Counted(), Counted())
     loop = training(regression(nn.Sequential(nn.Linear(WIDTH, WIDTH), blocks)), layer_keep=0.05)
     seen = []
-    loop.optimizer.register_step_pre_hook(
+    loop.updates.optimizers[0].register_step_pre_hook(
         lambda *_: seen.append(
             ([layer.passes for layer in blocks], [p.grad for p in blocks[1].parameters()])
         )
@@ -199,10 +199,12 @@ def test_one_bit_sends_signs_and_keeps_what_they_lose():
     for _ in range(3):
         loop.step()
     weight = next(iter(loop.model.parameters()))
-    state = loop.optimizer.state[weight]
+    state = loop.updates.optimizers[0].state[weight]
     variance, before = state["exp_avg_sq"].clone(), state["exp_avg"].clone()
     gradients = []
-    loop.optimizer.register_step_pre_hook(lambda *_: gradients.append(weight.grad.clone()))
+    loop.updates.optimizers[0].register_step_pre_hook(
+        lambda *_: gradients.append(weight.grad.clone())
+    )
     loop.step()
     sent, own = state["exp_avg"].clone(), before.lerp(gradients[0], 0.1)
     assert torch.equal(state["exp_avg_sq"], variance)
@@ -256,7 +258,9 @@ def test_powersgd_leaves_gradients_of_low_rank(rank):
     )
     gradients = []
     weight = loop.model.module[0].weight
-    loop.optimizer.register_step_pre_hook(lambda *_: gradients.append(weight.grad.clone()))
+    loop.updates.optimizers[0].register_step_pre_hook(
+        lambda *_: gradients.append(weight.grad.clone())
+    )
     for _ in range(5):
         loop.step()
     ranks = [int(torch.linalg.matrix_rank(g, rtol=1e-3)) for g in gradients]

@@ -38,6 +38,16 @@ def test_the_baseline_belongs_to_the_space():
     assert space.distributions()["micro_batch"].choices == (4, 7, 8)
 
 
+def test_what_can_only_have_one_value_beside_the_others_is_no_parameter():
+    values = {"micro_batch": [1, 2], "static_graph": [False, True]}
+    space = Space(values, {**defaults(), "accumulation_steps": 2}, CPU)
+    assert set(space.distributions()) == {"micro_batch"}
+    assert space.complete({"micro_batch": 1})["static_graph"] is False
+    assert "other values of static_graph than false: none runs with the rest" in space.left_out
+    free = Space({**values, "accumulation_steps": [1, 2]}, defaults(), CPU)
+    assert set(free.distributions()) == {"micro_batch", "accumulation_steps", "static_graph"}
+
+
 @pytest.mark.parametrize("name", ["model", "tpe", "gp", "random", "grid"])
 def test_no_sampler_repeats_itself_or_leaves_the_feasible(name):
     facts = Facts(device="cpu", world_size=2, global_batch=64)
@@ -84,6 +94,19 @@ def test_memory_is_compared_only_where_all_else_is_the_same():
     assert needs_more_memory(large, small)
     assert not needs_more_memory(small, large)
     assert not needs_more_memory({**large, "precision": "bf16"}, small)
+
+
+def test_what_ran_out_of_memory_with_accumulation_does_so_without():
+    too_large = {**defaults(), "micro_batch": 4096, "accumulation_steps": 2}
+    assert needs_more_memory({**too_large, "accumulation_steps": 1}, too_large)
+    assert needs_more_memory({**too_large, "accumulation_steps": 8}, too_large)
+    assert not needs_more_memory({**too_large, "micro_batch": 2048}, too_large)
+
+
+def test_gradients_that_wait_whole_beside_shards_are_memory_of_their_own():
+    sharded = {**defaults(), "parallelism": "fsdp", "micro_batch": 16}
+    assert not needs_more_memory(sharded, {**sharded, "accumulation_steps": 4})
+    assert needs_more_memory({**sharded, "accumulation_steps": 4}, sharded)
 
 
 def test_tpe_learns_within_the_feasible():

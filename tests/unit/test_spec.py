@@ -259,6 +259,29 @@ def test_a_baseline_with_another_global_batch(folder):
     assert load_text(folder, text + "  micro_batch: 8\n  accumulation_steps: 2\n")
 
 
+def test_the_global_batch_is_the_baselines_unless_the_study_says_so(folder):
+    today = "resources: {workers: 4}\nbaseline: {micro_batch: 8, accumulation_steps: 2}\n"
+    said = {
+        "": 64,
+        "objective: {global_batch: keep}\n": 64,
+        "objective: {global_batch: free}\n": None,
+    }
+    for text, samples in said.items():
+        assert load_text(folder, START + today + text).global_batch(4) == samples
+    assert load_text(folder, START).global_batch(3) == 24, "however many ranks there turn out to be"
+
+
+def test_what_an_earlier_version_stored_of_a_free_global_batch():
+    stored = {"name": "a", "workload": {"name": "gpt"}, "objective": {"global_batch": None}}
+    assert spec.StudySpec.model_validate(stored).global_batch(2) is None
+
+
+@pytest.mark.parametrize("given", ["fre", "0", "1.5", "true", "[64]"])
+def test_no_global_batch(folder, given):
+    (problem,) = problems(folder, f"{START}objective: {{global_batch: {given}}}\n")
+    assert "objective.global_batch: must be keep, free or a whole number from 1, got" in problem
+
+
 def test_a_global_batch_is_not_judged_before_the_ranks_are_known(folder):
     loaded = load_text(folder, START + "resources: {workers: auto}\nobjective: {global_batch: 7}\n")
     assert loaded.objective.global_batch == 7

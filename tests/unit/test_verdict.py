@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.analysis.confirmation import Candidate, Confirmation, replay
+from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.verdict import Verdict, conclude, no_result
 from autotune.analysis.wording import difference
@@ -45,6 +46,23 @@ def test_a_clear_winner():
     assert "global batch changes from 16 to 128" in found.sentence
 
 
+def test_what_is_gained_at_the_users_global_batch_is_said_beside_it():
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, precision="bf16")]
+    rates = {0: [100.0, 101.0, 99.0], 1: [199.0, 200.0, 198.0], 2: [135.0, 136.5, 133.8]}
+    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
+    assert found.trial == 1
+    assert "1.35x (1.35 to 1.35)" in found.sentence
+    assert "at your 16, with precision=bf16; 1.99x if it may grow to 128." in found.sentence
+
+
+def test_a_gain_at_the_users_global_batch_must_be_sure():
+    candidates = [candidate(0), candidate(1, micro_batch=4), candidate(2, precision="bf16")]
+    rates = {0: noisy(100, 1), 1: noisy(150, 2), 2: noisy(98, 3)}
+    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
+    assert "changes from 16 to 8: adjust" in found.sentence
+    assert "At your 16 nothing that was tried is surely faster." in found.sentence
+
+
 def test_nothing_beats_the_baseline():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     found = conclude(
@@ -68,6 +86,41 @@ def test_what_the_noise_hides_is_called_undecided():
     assert found.kind == "undecided"
     assert found.trial == 0
     assert "Cannot tell" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {0: [100, 100], 1: [330, 451]},  # 3.86x, 1.35 to 11
+        {0: [100, 100, 100], 1: [105, 135, 175]},
+        {0: [100, 100], 1: [500, 1340]},  # 8.18x, 0.02 to 4000
+    ],
+)
+def test_an_interval_that_is_wider_than_its_figure_asks_for_time_instead(rates):
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 5)
+    for number in range(len(rates[0])):
+        confirmation.close_round({trial: rates[trial][number] for trial in (0, 1)})
+    assert not confirmation.decided()
+    effort = Effort(spent=100.0, missing=75.0)
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    assert (found.kind, found.trial, found.missing_seconds) == ("undecided", 0, 75.0)
+    assert "About 75 s more would do" in found.sentence
+    ratio = confirmation.ratio(1, 0)
+    assert f"{ratio.value:.2f}" not in found.sentence
+    assert f"{ratio.high:.2f}" not in found.sentence
+
+
+def test_what_a_study_cost_and_when_it_has_paid():
+    """A step of half a second took a whole one before; half an hour on two ranks."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = confirmed({0: [100.0] * 5, 1: [200.0] * 5}, candidates)
+    effort = Effort(spent=1800.0, step=0.5)
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    assert found.price == Price(device_hours=1.0, hours_saved_per_day=12.0, steps_to_pay=3600)
+    assert "cost 1 device hours; it saves 12.0 h of every day" in found.sentence
+    assert "has paid after 3,600 steps" in found.sentence
+    assert Verdict.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
 def test_of_equals_the_one_with_less_memory():
@@ -145,18 +198,18 @@ def ended(number, purpose, state, cause=""):
                 ended(2, "search", "ERROR", "rank 1: planted"),
             ],
             "No configuration could be measured (1 ERROR, 1 PRUNED). The first cause: rank 1: planted. "
-            "`autotune logs STUDY --trial 2` shows what it printed.",
+            "`autotune logs tiny --trial 2` shows what it printed.",
         ),
         (
             [ended(1, "search", "COMPLETE"), ended(1, "confirm", "CRASH", "rank 0: gone")],
             "No configuration could be measured again (1 CRASH). The first cause: rank 0: gone. "
-            "`autotune logs STUDY --trial 1` shows what it printed.",
+            "`autotune logs tiny --trial 1` shows what it printed.",
         ),
         ([], "No configuration could be measured (none ran)."),
     ],
 )
 def test_no_result_says_why(attempts, sentence):
-    found = no_result(Attempts(attempts, defaults()))
+    found = no_result(Attempts(attempts, defaults()), "tiny")
     assert found.trial is None
     assert found.sentence == sentence
 
@@ -240,3 +293,31 @@ def test_a_verdict_of_an_earlier_version_is_read():
     ).as_dict()
     old = {n: v for n, v in stored.items() if n not in ("numerics", "refused", "baseline")}
     assert Verdict.from_dict(old).sentence == stored["sentence"]
+
+
+BATCHES = [
+    attempt(1, 0, 100),
+    *(attempt(number, number - 1, 200 + number, micro_batch=64) for number in (2, 3, 4)),
+    attempt(5, 4, 130, precision="bf16"),
+    attempt(6, 5, 140, precision="bf16", log_interval=50, state="PRUNED"),
+]
+
+
+def test_the_fastest_of_the_baselines_global_batch_is_measured_again_too():
+    assert replayed(BATCHES).members() == [0, 3, 2, 5], "though it was stopped early"
+
+
+def test_a_finalist_with_the_baselines_global_batch_is_enough():
+    assert replayed(BATCHES[:2] + BATCHES[4:]).members() == [0, 1, 4]
+
+
+def test_rounds_that_went_without_it_count():
+    """Those of a study of an earlier version."""
+    rounds = [
+        attempt(10 * number + trial, trial, 100 + trial, round_=number)
+        for number in (1, 2)
+        for trial in (0, 2, 3)
+    ]
+    found = replayed([*BATCHES, *rounds])
+    assert found.members() == [0, 3, 2]
+    assert len(found.rounds) == 2

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from autotune.measurement.settling import Onset, Settling
 from autotune.measurement.watch import Limits, Watch
 from autotune.trial.protocol import BlockReport
 
@@ -71,3 +72,68 @@ def test_tokens():
     watch = Watch(dataclasses.replace(LIMITS, tokens=True))
     feed(watch, [0.2] * 20)
     assert watch.estimate().rate == pytest.approx(3500)
+
+
+STEP = dataclasses.replace(block(0, 1.0), steps=1, samples=10)
+RACING = dataclasses.replace(
+    LIMITS, incumbent_low=10.0, settling=Settling.of([Onset(first=1.5, steady=1.0)])
+)
+
+
+def steps(watch, seconds, **changes):
+    """Blocks of a single step each, until the watch has seen enough; how many it took."""
+    for index, value in enumerate(seconds):
+        changed = dataclasses.replace(STEP, index=index, seconds=value, **changes)
+        if watch(changed):
+            return index + 1
+    return None
+
+
+@pytest.mark.parametrize(
+    ("times", "settling", "taken"),
+    [
+        (10.0, RACING.settling, 1),
+        (4.0, RACING.settling, 1),
+        (4.0, Settling(), 2),
+        (1.8, RACING.settling, None),
+    ],
+)
+def test_a_trial_is_judged_from_its_first_step_on(times, settling, taken):
+    """The incumbent takes a second for a step of ten samples."""
+    watch = Watch(dataclasses.replace(RACING, settling=settling))
+    assert steps(watch, [1.5 * times, times]) == taken
+    assert watch.lost == (taken is not None)
+    watch.close()
+    assert len(watch.kept) == 1
+
+
+def test_a_first_step_in_which_something_is_compiled_tells_nothing():
+    watch = Watch(RACING)
+    steps(watch, [60.0], observed={"compilations": 3})
+    assert not watch.lost
+
+
+def test_without_an_earlier_run_only_the_prior_tells_what_a_first_step_is_like():
+    watch = Watch(dataclasses.replace(RACING, settling=Settling()))
+    assert steps(watch, [9.0]) is None, "ten seconds may go into what happens once"
+    watch = Watch(dataclasses.replace(RACING, settling=Settling()))
+    assert steps(watch, [20.0]) == 1
+
+
+@pytest.mark.parametrize("step", [2.9, 3.1, 40.0])
+def test_the_longest_timing_is_kept_within_a_step(step):
+    """Neither warm-up nor a fewest number of blocks add to it where steps are long."""
+    limits = Limits(warmup=20.0, longest=3.0, precision=0.02, long_step=0.1)
+    watch = Watch(limits)
+    assert steps(watch, [step] * 20) is not None
+    assert sum(kept.seconds for kept in watch.kept) <= max(3.3, step)
+    assert sum(seen.block.seconds for seen in watch.seen if not seen.kept) <= 3.0 + step
+
+
+def test_the_whole_time_is_kept_and_something_counts():
+    for step in (0.1, 1.0, 2.0):
+        watch = Watch(dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, whole=6.0))
+        assert steps(watch, [step] * 1000) is not None
+        watch.close()
+        assert watch.kept
+        assert sum(seen.block.seconds for seen in watch.seen) <= 6.0

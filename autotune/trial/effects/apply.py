@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from autotune.trial.effects import (
     feeding,
@@ -21,17 +20,19 @@ from autotune.trial.effects import (
     process,
     replicas,
     schedules,
+    updating,
 )
 from autotune.trial.effects.replicas import Loss
 from autotune.trial.protocol import Knobs
-from autotune.trial.workload import Workload
+from autotune.trial.workload import Workload, optimizers_of
 
 
 class Applied:
     """A configuration at work in one training.
 
-    Called once, in this order: `model`, `optimizer`, `loader`, `batches`. Then, for every optimizer
-    step, `step` for its micro-batches, each with its `forward` and `backward`, and `update`.
+    Called once, in this order: `model`, `updates`, `source`, `batches`. Then, for every optimizer
+    step, `step` for its micro-batches, each with its `forward` and `backward`, and what `updates` gave
+    takes the step.
     """
 
     def __init__(
@@ -89,22 +90,32 @@ class Applied:
         """What computes the loss of a batch with the wrapped model."""
         return replicas.loss(self._knobs, loss) if self._one_process else loss
 
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer that was made for all parameters of the wrapped model, or what stands in for it.
+    def updates(self, workload: Workload) -> updating.Updates:
+        """Of the weights of the wrapped model, as the workload has them.
 
         Raises:
-            ValueError: a knob acts on something that it has not.
+            ValueError: a knob acts on something that the workload has not.
+            TypeError: what it has made is no optimizer.
         """
+        updating.check(self._knobs, workload)
+        plain = []
+        if workload.optimizer is not None:
+            plain = optimizers_of(workload.optimizer(self._model.parameters()))
+            updating.check_several(self._knobs, plain)
+        optimizers = [self._optimizer(one) for one in plain]
+        return updating.Updates(self._knobs, self._model, self.scaler, optimizers, workload)
+
+    def _optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         optimizer = parallel.optimizer(self._knobs, plain, self._model)
         kernels.optimizer_kernels(self._knobs, optimizer)
         float8.scale_after_updates(self._knobs, optimizer, self._model)
         return optimizer
 
-    def loader(
+    def source(
         self, workload: Workload, *, rank: int, world_size: int, seed: int, replicas: int
-    ) -> DataLoader[Any]:
-        """Of one rank: see feeding.loader."""
-        return feeding.loader(
+    ) -> Iterator[Any]:
+        """Batches of one rank without end: see feeding.source."""
+        return feeding.source(
             workload, self._knobs, rank=rank, world_size=world_size, seed=seed, replicas=replicas
         )
 
@@ -140,12 +151,6 @@ class Applied:
     def backward(self, loss: torch.Tensor) -> None:
         """The gradients of a micro-batch, with its share of the step."""
         self.scaler.scale(loss / self._knobs["accumulation_steps"]).backward()
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The weights, from the gradients of all micro-batches, which are then gone."""
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        optimizer.zero_grad(set_to_none=self._knobs["set_to_none"])
 
     @property
     def part(self) -> float:

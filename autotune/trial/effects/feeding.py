@@ -1,14 +1,84 @@
 """How batches reach the device."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 from autotune.trial.effects.precision import PURE_BF16, batch_tensor
 from autotune.trial.protocol import Knobs
-from autotune.trial.workload import Workload
+from autotune.trial.workload import Batches, Workload
+
+
+def source(
+    workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
+) -> Iterator[Any]:
+    """Batches of one rank without end: from the loader of its data set, or those that it makes itself.
+
+    Raises:
+        ValueError: there is none, or a knob acts on a loader that the workload has not.
+    """
+    if workload.batches is not None:
+        return _made(workload.batches, knobs, rank, world_size, replicas)
+    return endless(
+        loader(workload, knobs, rank=rank, world_size=world_size, seed=seed, replicas=replicas)
+    )
+
+
+def _made(
+    batches: Batches, knobs: Knobs, rank: int, world_size: int, replicas: int
+) -> Iterator[Any]:
+    """pin_memory: of the batches that the workload makes itself; each has the samples that it should."""
+    if knobs["loader_workers"]:
+        raise ValueError(
+            f"loader_workers={knobs['loader_workers']}: the workload makes its batches itself "
+            "(`batches`), without a loader; take the knob out of the search space, or give the "
+            "Workload a `dataset`"
+        )
+    size = knobs["micro_batch"] * replicas
+    given = _again_and_again(lambda _: batches(rank, world_size, size), "`batches` gave none")
+    return (_pinned(_of_size(batch, size), knobs) for batch in given)
+
+
+def _pinned(batch: Any, knobs: Knobs) -> Any:
+    if not knobs["pin_memory"]:
+        return batch
+    return mapped(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+
+
+def _of_size(batch: Any, size: int) -> Any:
+    """The batch; it would count for more, or fewer, samples than it has, if its size were another.
+
+    Raises:
+        ValueError: no dimension of any of its tensors is that of so many samples.
+    """
+    shapes: list[tuple[int, ...]] = []
+    mapped(batch, lambda tensor: shapes.append(tuple(tensor.shape)) or tensor)  # type: ignore[func-returns-value]
+    if shapes and not any(size in shape for shape in shapes):
+        raise ValueError(
+            f"`batches` was asked for {size} samples a batch and gave tensors of {shapes}, none of "
+            f"which has a dimension of {size}: every batch must have the micro_batch that it is "
+            "called with"
+        )
+    return batch
+
+
+def _again_and_again(epoch_of: Callable[[int], Iterable[Any]], nothing: str) -> Iterator[Any]:
+    """Batches of epoch after epoch.
+
+    Raises:
+        ValueError: an epoch has none; the message begins with `nothing`.
+    """
+    epoch = 0
+    while True:
+        empty = True
+        for batch in epoch_of(epoch):
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError(f"{nothing} in epoch {epoch + 1}: there is nothing to train on")
+        epoch += 1
 
 
 def loader(
@@ -16,25 +86,18 @@ def loader(
 ) -> DataLoader[Any]:
     """micro_batch, loader_workers, persistent_workers, prefetch_factor, pin_memory: the loader of one
     rank, shuffled, each sample on one rank; a micro-batch for each of its replicas at once,
-    with the workers of all of them.
+    with the workers of all of them. An iterable dataset is taken in its own order, and shares its
+    samples among ranks and workers by itself.
 
     Raises:
         ValueError: the dataset cannot fill one micro-batch on every rank.
     """
-    size = len(workload.dataset)  # type: ignore[arg-type]
-    if size < knobs["micro_batch"] * world_size * replicas:
-        raise ValueError(
-            f"the dataset has {size} samples, fewer than micro_batch {knobs['micro_batch']} x "
-            f"{world_size * replicas} ranks; lower micro_batch or enlarge the dataset"
-        )
+    assert workload.dataset is not None
     workers = knobs["loader_workers"] * replicas
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        workload.dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
-    )
     return DataLoader(
         workload.dataset,
         batch_size=knobs["micro_batch"] * replicas,
-        sampler=sampler,
+        sampler=_sampler(workload.dataset, knobs, rank, world_size, seed, replicas),
         collate_fn=workload.collate,
         drop_last=True,
         pin_memory=knobs["pin_memory"],
@@ -46,14 +109,41 @@ def loader(
     )
 
 
+def _sampler(
+    dataset: Dataset[Any], knobs: Knobs, rank: int, world_size: int, seed: int, replicas: int
+) -> Sampler[Any] | None:
+    """Shuffled; None for what is iterable only.
+
+    Raises:
+        ValueError: the dataset cannot fill one micro-batch on every rank.
+    """
+    if isinstance(dataset, IterableDataset):
+        return None
+    size = len(dataset)  # type: ignore[arg-type]
+    if size < knobs["micro_batch"] * world_size * replicas:
+        raise ValueError(
+            f"the dataset has {size} samples, fewer than micro_batch {knobs['micro_batch']} x "
+            f"{world_size * replicas} ranks; lower micro_batch or enlarge the dataset"
+        )
+    return DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True)
+
+
 def endless(source: DataLoader[Any]) -> Iterator[Any]:
-    """Batches of epoch after epoch, each shuffled anew."""
-    epoch = 0
-    while True:
+    """Batches of epoch after epoch, each shuffled anew.
+
+    Raises:
+        ValueError: an epoch has none.
+    """
+
+    def epoch_of(number: int) -> Iterable[Any]:
         if isinstance(source.sampler, DistributedSampler):
-            source.sampler.set_epoch(epoch)
-        yield from source
-        epoch += 1
+            source.sampler.set_epoch(number)
+        return source
+
+    size = source.batch_size
+    return _again_and_again(
+        epoch_of, f"the dataset gave no micro-batch of {size} samples to this rank"
+    )
 
 
 def on_device(batches: Iterator[Any], knobs: Knobs, device: torch.device) -> Iterator[Any]:

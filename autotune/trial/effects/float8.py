@@ -23,7 +23,7 @@ def converted(knobs: Knobs, model: nn.Module) -> nn.Module:
     if knobs["float8"] == "none":
         return model
     float8 = _library()
-    if not any(map(_takes_float8, model.modules())):
+    if not any(map(takes_float8, model.modules())):
         raise ValueError(
             f"float8={knobs['float8']}: the model has no nn.Linear whose dimensions are multiples of "
             f"{_MULTIPLE}; take the knob out of the search space"
@@ -32,7 +32,7 @@ def converted(knobs: Knobs, model: nn.Module) -> nn.Module:
     if _gathered(knobs):
         config = dataclasses.replace(config, enable_fsdp_float8_all_gather=True)
     found: nn.Module = float8.convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda module, _: _takes_float8(module)
+        model, config=config, module_filter_fn=lambda module, _: takes_float8(module)
     )
     return found
 
@@ -52,7 +52,8 @@ def _gathered(knobs: Knobs) -> bool:
     return knobs["float8"] == "tensorwise" and knobs["parallelism"] in SHARDING
 
 
-def _takes_float8(module: nn.Module) -> bool:
+def takes_float8(module: nn.Module) -> bool:
+    """Whether float8 would replace the module."""
     return (
         isinstance(module, nn.Linear)
         and not module.in_features % _MULTIPLE

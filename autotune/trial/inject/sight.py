@@ -109,8 +109,8 @@ class Sight:
 
 
 def size(batch: Any) -> tuple[int, int]:
-    """Samples and tokens of a batch: the rows of its first tensor, and where these are whole numbers all of
-    them. A batch without tensors has as many samples as entries."""
+    """Samples and tokens of a batch: the rows of its first tensor, and where these are whole numbers
+    all of them. A batch without tensors has as many samples as entries."""
     first = next(_tensors(batch), None)
     if first is None:
         return (len(batch), 0) if isinstance(batch, Sized) else (0, 0)

@@ -102,6 +102,8 @@ class BlockLength:
 
     plan: BlockPlan
     log_interval: int
+    fewest: int = 1
+    """Steps without which a block does not stand for the training, however long they take."""
     steps: int = 1
     _SETTLED_AT = 3
 
@@ -110,7 +112,10 @@ class BlockLength:
         if index >= self._SETTLED_AT:
             return
         wanted = max(self.plan.min_steps, math.ceil(self.plan.seconds * self.steps / seconds))
+        most = max(self.fewest, self.plan.longest * self.steps / seconds)
+        wanted = max(self.fewest, wanted if wanted <= most else math.floor(most))
         whole_intervals = math.ceil(wanted / self.log_interval) * self.log_interval
         # Whole logging intervals charge logging exactly. Where an interval is far longer than a
         # block, the block ends with one reading instead: logging is then charged too often.
-        self.steps = whole_intervals if whole_intervals <= _OVERRUN * wanted else wanted
+        fits = whole_intervals <= min(_OVERRUN * wanted, most)
+        self.steps = whole_intervals if fits else wanted

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from autotune.trial.observers.block import BlockObservers, RankSight, together
@@ -26,9 +25,7 @@ def run_blocks(
 ) -> Iterator[None]:
     """Block after block of a training that takes an optimizer step whenever this yields; on rank 0
     report each."""
-    fewest = max(request.blocks.min_steps, training.fewest_steps)
-    plan = replace(request.blocks, min_steps=fewest)
-    length = BlockLength(plan, training.log_interval)
+    length = BlockLength(request.blocks, training.log_interval, fewest=training.fewest_steps)
     observers = BlockObservers(
         training.model,
         context.devices,

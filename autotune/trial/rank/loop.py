@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from autotune.trial.effects.apply import Applied
-from autotune.trial.effects.feeding import endless
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import among_ranks
 from autotune.trial.rank.training import Span, Training, no_span
-from autotune.trial.workload import Workload
+from autotune.trial.workload import Workload, check_loss
 
 
 class TrainingLoop(Training):
@@ -42,20 +41,21 @@ class TrainingLoop(Training):
             tokens_per_sample=workload.tokens_per_sample,
         )
         self.fewest_steps = self.applied.fewest_steps
+        self.inspectable = self.applied.inspectable
         self.model = self.applied.model(workload.model, workload.loss)
-        self.optimizer = self.applied.optimizer(workload.optimizer(self.model.parameters()))
+        self.updates = self.applied.updates(workload)
         self._loss = self.applied.loss(workload.loss)
         self._batches = self._feed(request, context)
 
     def _feed(self, request: TrialRequest, context: RankContext) -> Iterator[Any]:
-        source = self.applied.loader(
+        source = self.applied.source(
             self.workload,
             rank=context.rank,
             world_size=context.world_size,
             replicas=request.replicas,
             seed=request.seed,
         )
-        loaded = self.clock.watched(self._spanned("loader", endless(source)))
+        loaded = self.clock.watched(self._spanned("loader", source))
         return self._spanned("batch", self.applied.batches(loaded))
 
     def step(self) -> None:
@@ -67,10 +67,12 @@ class TrainingLoop(Training):
                     loss = self._loss(self.model, batch)
                 if self.steps_done:  # the first step may compile its backward pass, too
                     self.progressed()
+                else:
+                    check_loss(loss)
                 with self.span("backward"):
                     self.applied.backward(loss)
         with self.span("optimizer"):
-            self.applied.update(self.optimizer)
+            self.updates.take(self.steps_done)
         self.loss = loss.detach()
         self.steps_done += 1
         self.samples_done += self._samples_per_step * self.applied.part

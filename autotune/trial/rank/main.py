@@ -38,7 +38,7 @@ from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.training import no_span
-from autotune.trial.rank.trajectory import run_trajectory
+from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
 
 _AGENT_IS_GONE = 86
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
@@ -99,7 +99,7 @@ def _train(
     if request.profile:
         profiling.run_profile(loop, request, context, report)
     elif request.trajectory:
-        run_trajectory(loop, request, context, report)
+        loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, report))
     else:
         loop.take(run_blocks(loop, request, context, report))
     dist.barrier()
@@ -135,7 +135,7 @@ def _build(
     request: TrialRequest, placement: Placement, context: RankContext, connection: Connection
 ) -> workload.Workload:
     brought, started = imports.Brought(), time.perf_counter()
-    built = workload.build(request.factory, request.args)
+    built = workload.build(request.factory, request.args, context.device, request.import_paths)
     seconds = time.perf_counter() - started
     if context.local_rank == 0:
         own = {*environment(request, placement, context), *process.VARIABLES}
@@ -238,5 +238,6 @@ def _die_with_agent(connection: Connection) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text = failure.text_of(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text, place = failure.text_of(error), failure.place_of(error)
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{named} ({place})" if place else named

@@ -1,10 +1,11 @@
-"""A training script that nobody has changed, as one rank runs it: started as torchrun would, seen step by
-step, and left when enough of its blocks are done."""
+"""A training script that nobody has changed, as one rank runs it: started as torchrun would, seen step
+by step, and left when enough of its blocks are done."""
 
+import math
 import multiprocessing
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import over_store
 from autotune.trial.rank.training import Training
+from autotune.trial.rank.trajectory import run_trajectory, square
 
 Leave = Callable[[Outcome | None, str], NoReturn]
 """Ends the rank, with what it has come to and why. The script is asked no more."""
@@ -51,9 +53,33 @@ class ScriptTraining(Training):
         self.loss = self._sight.loss
         self.clock.wait_seconds = self._sight.wait_seconds
 
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What the optimizer updates whose steps are those of the training."""
+        assert self._sight.leader is not None
+        return (p for group in self._sight.leader.param_groups for p in group["params"])
+
     def tokens(self, samples: int) -> int:
         """Of the block."""
         return (self._sight.tokens - self._tokens_at_start) * self._world_size
+
+
+class _LeaderNorms:
+    """Of the gradient that the first optimizer sees, clipped if the script clips it."""
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+        self._square = math.nan
+
+    def clear(self) -> None:
+        self._square = math.nan
+
+    def look(self) -> None:
+        """Just before a step."""
+        assert self._sight.leader is not None
+        self._square = square(self._sight.leader)
+
+    def of_step(self) -> float:
+        return math.sqrt(self._square)
 
 
 class ScriptRun:
@@ -78,6 +104,7 @@ class ScriptRun:
         self._report = report
         self._leave = leave
         self._sight = Sight()
+        self._norms = _LeaderNorms(self._sight)
         self._changes = Changes(request.knobs, script.changes)
         self._training: ScriptTraining | None = None
         self._steps: Iterator[None] = iter(())
@@ -86,7 +113,9 @@ class ScriptRun:
     def run(self) -> NoReturn:
         """Run the script for as long as its steps are wanted."""
         self._changes.begin()
-        self._sight.watch(went_on=self._progressed, before=_nothing, after=self._after_step)
+        self._sight.watch(
+            went_on=self._progressed, before=self._before_step, after=self._after_step
+        )
         ended = _run(self._script)
         taken = self._training.steps_done if self._training else 0
         self._leave(
@@ -94,6 +123,10 @@ class ScriptRun:
             f"the script ended {ended}after {taken} measured optimizer steps, before enough was seen; "
             "have it train for longer",
         )
+
+    def _before_step(self) -> None:
+        if self._request.trajectory:
+            self._norms.look()
 
     def _after_step(self) -> None:
         # Whatever goes wrong here is no business of the script, which may catch what is raised in it.
@@ -121,8 +154,8 @@ class ScriptRun:
         if not self._sight.samples:
             self._leave(
                 Outcome.ERROR,
-                "no sample was seen: the script draws none from a DataLoader; say in study.yaml how many "
-                "a step has (workload.samples)",
+                "no sample was seen: the script draws none from a DataLoader; say in study.yaml how "
+                "many a step has (workload.samples)",
             )
         if self._sight.loss is None:
             self._leave(
@@ -130,7 +163,11 @@ class ScriptRun:
             )
         self._training = ScriptTraining(self._request, self._context, self._store, self._sight)
         self._training.loss = self._sight.loss
-        self._steps = run_blocks(self._training, self._request, self._context, self._report)
+        where = (self._request, self._context, self._report)
+        if self._request.trajectory:
+            self._steps = run_trajectory(self._training, self._norms, *where)
+        else:
+            self._steps = run_blocks(self._training, *where)
 
     def _check_samples(self) -> None:
         """A step must have the samples that the configuration says. A loader may run ahead of the steps,
@@ -145,18 +182,15 @@ class ScriptRun:
         if abs(seen - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
             self._leave(
                 Outcome.ERROR,
-                f"{seen} samples per rank in {steps} steps of the script, {seen / steps:.4g} a step, are "
-                f"not the {wanted} that the configuration says: its arguments do not reach the training",
+                f"{seen} samples per rank in {steps} steps of the script, {seen / steps:.4g} a step, "
+                f"are not the {wanted} that the configuration says: its arguments do not reach the "
+                "training",
             )
 
 
 _END = object()
 _TOLERANCE = 0.1
 """Of samples per step, in the long run."""
-
-
-def _nothing() -> None:
-    """For a hook that is not needed."""
 
 
 def _run(script: Script) -> str:

@@ -1,7 +1,7 @@
 """A training on one rank, whoever drives it, as blocks see it: steps, samples, seconds, loss."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,6 +40,7 @@ class Training:
         loss: the last one, on its device.
         loss_read: the last one that was read in this block; NaN before.
         fewest_steps: of a block that is to stand for the whole training.
+        inspectable: whether one may look at its operators one by one.
         log_interval: steps between two readings of the loss.
         gather: the figures of all ranks, on every rank.
     """
@@ -48,6 +49,7 @@ class Training:
     loss: Any
     fewest_steps: int = 1
     log_interval: int = 1
+    inspectable: bool = False
 
     def __init__(self, request: TrialRequest, context: RankContext, gather: Gather) -> None:
         self.knobs: Knobs = request.knobs
@@ -70,6 +72,10 @@ class Training:
         self.loss_read = float(self.loss)
         if not math.isfinite(self.loss_read):
             raise NonFiniteLoss(f"the loss is {self.loss_read}, read at step {self.steps_done}")
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """All that is trained."""
+        return self.model.parameters()
 
     def tokens(self, samples: int) -> int:
         """Of so many samples of the block; 0 where a sample has none."""

@@ -6,9 +6,9 @@ exchanged behind a loss that falls all the same.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,6 +18,7 @@ from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import RankFigures
 from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.training import Training
 
 
 class _RankStep(NamedTuple):
@@ -29,40 +30,49 @@ class _RankStep(NamedTuple):
     """Sum of their magnitudes."""
 
 
+class Norms(Protocol):
+    """The norm of the gradient that the optimizers see."""
+
+    def clear(self) -> None:
+        """Begin a step."""
+
+    def of_step(self) -> float:
+        """Of the step that is over; NaN where there was none."""
+
+
 def run_trajectory(
-    loop: TrainingLoop,
+    training: Training,
+    norms: Norms,
     request: TrialRequest,
     context: RankContext,
     report: Callable[[BlockReport], None],
-) -> None:
-    """Take `request.trajectory` optimizer steps; on rank 0 report each as a block of one step."""
-    norms: list[float] = []
-    loop.optimizer.register_step_pre_hook(lambda optimizer, *_: norms.append(_norm(optimizer)))
+) -> Iterator[None]:
+    """`request.trajectory` optimizer steps of a training that takes one whenever this yields; on rank 0
+    report each as a block of one step."""
     for index in range(request.trajectory):
         norms.clear()
-        loop.begin_block()
-        with _counting_flops(only=index == 0 and loop.applied.inspectable) as flops:
-            loop.step()
-        mine = _rank_step(loop, norms)
-        ranks = loop.gather(mine)
+        training.begin_block()
+        with _counting_flops(only=index == 0 and training.inspectable) as flops:
+            yield
+        mine = _rank_step(training, norms.of_step())
+        ranks: list[_RankStep] = training.gather(mine)
         if context.rank:
             continue
         observed = Observed(replica_spread=_spread(ranks))
         if not math.isnan(mine.gradient_norm):
             observed["gradient_norm"] = max(rank.gradient_norm for rank in ranks)
         if flops is not None:
-            mine_alone = loop.samples_of_block() / context.world_size
+            mine_alone = training.samples_of_block() / context.world_size
             observed["flops_per_sample"] = flops.get_total_flops() / mine_alone
-        report(loop.block(request.trial, index, [rank.figures for rank in ranks], observed))
+        report(training.block(request.trial, index, [rank.figures for rank in ranks], observed))
 
 
-def _rank_step(loop: TrainingLoop, norms: Sequence[float]) -> _RankStep:
-    figures = loop.end_block()
-    weights = [_whole(p.detach()).double() for p in loop.model.parameters()]
+def _rank_step(training: Training, gradient_norm: float) -> _RankStep:
+    figures = training.end_block()
+    weights = [_whole(p.detach()).double() for p in training.parameters()]
     return _RankStep(
         figures,
-        # fp16: the scaler skips a step whose gradients overflow; there is no norm then.
-        gradient_norm=norms[-1] if norms else math.nan,
+        gradient_norm=gradient_norm,
         weights=float(sum(p.sum() for p in weights)),
         size=float(sum(p.abs().sum() for p in weights)),
     )
@@ -74,15 +84,45 @@ def _spread(ranks: Sequence[_RankStep]) -> float:
     return (max(totals) - min(totals)) / max(*(rank.size for rank in ranks), 1e-30)
 
 
-def _norm(optimizer: Optimizer) -> float:
-    """Of the gradient that the update is about to see; NaN where it is going to be skipped."""
+class UpdateNorms:
+    """Of the gradients of all parameters together, before they are clipped."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        """Look at every update of a training."""
+        self._updates = loop.updates
+        self._squares: list[float] = []
+        for optimizer in loop.updates.optimizers:
+            optimizer.register_step_pre_hook(lambda one, *_: self._squares.append(square(one)))
+        loop.updates.before_own = lambda: self._squares.append(_sum_of_squares(_own(loop)))
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._squares.clear()
+
+    def of_step(self) -> float:
+        """The norm. fp16: the scaler skips an update whose gradients overflow; NaN then."""
+        if not self._squares or math.isnan(sum(self._squares)):
+            return math.nan
+        before = self._updates.norm_before_clipping
+        return math.sqrt(sum(self._squares)) if before is None else float(before)
+
+
+def square(optimizer: Optimizer) -> float:
+    """Of the norm of the gradient that the update is about to see; NaN where it will be skipped."""
     # fp16: a fused update takes the scale off by itself, and skips itself where gradients overflow.
     scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     if overflow is not None and float(overflow):
         return math.nan
-    gradients = averaged_gradients(optimizer)
-    squares = [_whole(g.detach()).double().square().sum() for g in gradients]
-    return math.sqrt(float(sum(squares))) / (1.0 if scale is None else float(scale))
+    found = _sum_of_squares(averaged_gradients(optimizer))
+    return found if scale is None else found / float(scale) ** 2
+
+
+def _own(loop: TrainingLoop) -> Iterator[Tensor]:
+    return (p.grad for p in loop.model.parameters() if p.grad is not None)
+
+
+def _sum_of_squares(gradients: Iterable[Tensor]) -> float:
+    return float(sum(_whole(g.detach()).double().square().sum() for g in gradients))
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -48,6 +48,19 @@ def test_end_from_another_thread(site: Site) -> None:
     site.check_next_trial()
 
 
+@sites("local", "ray", "pair")
+def test_a_trial_is_ended_when_its_time_is_over_wherever_it_is(site: Site) -> None:
+    """Its first step hangs for longer than anybody waits."""
+    deadlines = Deadlines(startup=600.0, step=600.0)
+    hanging = {"trouble": "hang", "at": 1}
+    request = site.request(args=hanging, seconds=3.0, deadlines=deadlines)
+    report = site.slot.run(request, go_on)
+    assert report.outcome is None
+    assert 3.0 <= report.wall_seconds < 60.0
+    assert site.strays() == []
+    site.check_next_trial()
+
+
 @contextlib.contextmanager
 def ending(site: Site, when: Callable[[], object]) -> Iterator[None]:
     """Another thread ends the trial once that is so."""

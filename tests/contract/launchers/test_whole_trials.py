@@ -177,4 +177,5 @@ def test_one_rank_alone(tmp_path: Path) -> None:
         assert all(block.samples == 2 * block.steps for block in report.blocks)
         assert all(len(block.rank_seconds) == 1 for block in report.blocks)
         failed = site.run(args={"trouble": "raise", "rank": 0})
-        assert failed.cause == "rank 0: ValueError: planted error"
+        said = "ValueError: planted error (tiny.py:17, in _raise)"
+        assert failed.cause == f"rank 0: {said}"

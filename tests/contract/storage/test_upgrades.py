@@ -52,6 +52,9 @@ update autotune_attempt set contended = true, block_half_width = 0.01, sigma_run
     where id = 1;
 update autotune_block set observed = '{"step_p50": 0.025}';
 """,
+    "0003": """
+update autotune_study set search_ended = 'the budget of 2 trials is spent';
+""",
 }
 
 

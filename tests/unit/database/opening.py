@@ -30,7 +30,9 @@ def private_mounts() -> bool:
 needs_mounts = pytest.mark.skipif(not private_mounts(), reason="may not mount a file system")
 
 
-def in_private_mounts(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def in_private_mounts(
+    script: str, *arguments: str, cwd: Path, timeout: float = 100
+) -> subprocess.CompletedProcess[str]:
     """Run a Python script as root of a mount namespace of its own."""
     command = ["unshare", "--mount", "--map-root-user", sys.executable, "-c", script, *arguments]
     return subprocess.run(
@@ -39,7 +41,7 @@ def in_private_mounts(script: str, *arguments: str, cwd: Path) -> subprocess.Com
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout,
         check=False,
     )
 

@@ -40,7 +40,8 @@ class TestUnusable:
 
     def test_a_directory(self, tmp_path: Path) -> None:
         (tmp_path / "x.db").mkdir()
-        assert f"{tmp_path}/x.db" in refusal(f"sqlite:///{tmp_path}/x.db", StorageError)
+        message = refusal(f"sqlite:///{tmp_path}/x.db", StorageError)
+        assert message == f"storage sqlite:///{tmp_path}/x.db: that is a folder, not a file"
 
     @pytest.mark.parametrize("size", [1, 100, 5000, 100_000])
     def test_a_file_of_another_kind_is_left_as_it_was(self, tmp_path: Path, size: int) -> None:
@@ -49,6 +50,8 @@ class TestUnusable:
         before = path.read_bytes()
         message = refusal(f"sqlite:///{path}", StorageError)
         assert str(path) in message
+        assert "no database of SQLite, or is damaged" in message
+        assert "server" not in message
         assert path.read_bytes() == before
 
     def test_a_damaged_database(self, tmp_path: Path) -> None:
@@ -83,10 +86,18 @@ for name in ("there", "new"):
         Repository(Database(f"sqlite:///disk/{name}.db")).studies.submit("first", "c", {}, "/w")
     except AutotuneError as error:
         print(name, type(error).__name__)
+        print(error)
 """
         found = in_private_mounts(script, cwd=tmp_path)
         assert "Traceback" not in found.stderr, found.stderr
-        assert found.stdout.split("\n")[:2] == ["there StorageError", "new StorageError"]
+        there, why, new, why_new = found.stdout.splitlines()
+        assert (there, new) == ("there StorageError", "new StorageError")
+        for told, name in ((why, "there"), (why_new, "new")):
+            assert told.startswith(
+                f"storage sqlite:///{tmp_path}/disk/{name}.db: it may not be written"
+            )
+            assert f"it and {tmp_path}/disk must be writable for you" in told
+            assert "server" not in told
 
     @pytest.mark.fault(12)
     @needs_mounts
@@ -115,6 +126,8 @@ print("opened")
         assert last == "opened", found.stderr
         assert len(refusals) > 5
         assert [line for line in refusals if "no StorageError" in line] == []
+        told = f"no room is left on the disk of {tmp_path}/disk, which SQLite needs to write"
+        assert [line for line in refusals if told not in line] == []
 
     @pytest.mark.fault(12)
     @needs_mounts
@@ -140,8 +153,7 @@ print("exit", found.returncode)
         found = in_private_mounts(script, cwd=project)
         assert "exit 1" in found.stdout, found.stdout + found.stderr
         assert "Traceback" not in found.stderr, found.stderr[-2000:]
-        assert "error: " in found.stderr
-        assert "full" in found.stderr
+        assert f"no room is left on the disk of {project}/disk" in found.stderr
 
     def test_a_server_that_is_not_there(self) -> None:
         port = closed_port()

@@ -1,0 +1,60 @@
+"""Whether the baseline fails for a reason of its own, which no search can mend. Pure."""
+
+import re
+
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
+
+_RUNS = (Purpose.FIT, Purpose.PROFILE, Purpose.SEARCH, Purpose.CALIBRATE)
+"""Runs of it that come before anything is confirmed."""
+_OWN_FAULT = (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
+"""Too little memory is none: there the search may find what fits."""
+_MOST_FAILURES = 3
+"""In a row, each for another reason."""
+
+
+def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
+    """The failure that shows that the baseline does not run: equal to the one before it, or the last of
+    several in a row.
+
+    Args:
+        attempts: of the study.
+        since: id of the last attempt before the study was started, or went on: what stopped it may have
+            been mended then, so one failure at least must be newer.
+    """
+    failures = _last_failures(attempts)
+    if len(failures) < 2 or failures[-1].id <= since:
+        return None
+    new = [failure for failure in failures if failure.id > since]
+    again = _reason(failures[-1]) == _reason(failures[-2])
+    return failures[-1] if again or len(new) >= _MOST_FAILURES else None
+
+
+def to_be_tried_again(attempts: Attempts) -> StoredAttempt | None:
+    """The baseline's own trial, if it has failed and is not under way: once may be chance."""
+    own = attempts.searched().of_baseline().last
+    runs = attempts.of(*_RUNS).of_baseline()
+    if own is None or any(run.running for run in runs) or not _last_failures(attempts):
+        return None
+    return own
+
+
+def runs_after_all(attempts: Attempts) -> bool:
+    """Whether the baseline has failed as a trial, and runs by now."""
+    own = attempts.searched().of_baseline()
+    again = attempts.of(Purpose.CALIBRATE).of_baseline().complete().last
+    return bool(own.last and again and not own.complete() and own.last.id < again.id)
+
+
+def _last_failures(attempts: Attempts) -> list[StoredAttempt]:
+    """Of the baseline, in a row, up to its last run; none once its trial is complete."""
+    if attempts.baseline():
+        return []
+    failures: list[StoredAttempt] = []
+    for run in attempts.of(*_RUNS).of_baseline().recorded():
+        failures = [*failures, run] if run.result.state in _OWN_FAULT else []
+    return failures
+
+
+def _reason(failure: StoredAttempt) -> tuple[str, str]:
+    """What two equal failures have in common: which rank was first, and in which step, is chance."""
+    return failure.result.state, re.sub(r"\d+", "#", failure.result.cause)

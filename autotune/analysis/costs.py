@@ -1,0 +1,136 @@
+"""What runs cost, by the runs that are recorded. Pure.
+
+A run starts up, takes a first step, and then one step after another: the three are told apart, since a
+run that is planned may take fewer steps than those that are known.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from autotune.measurement.numerics import STEPS
+from autotune.measurement.settling import Onset, Settling
+from storage import Attempts, Purpose, StoredAttempt, StoredBlock
+
+Blocks = Callable[[int], Sequence[StoredBlock]]
+"""Attempt id -> its blocks."""
+Knobs = Mapping[str, Any]
+
+_MOST_RUNS = 16
+"""That are looked at, the latest: more of them tell nothing new."""
+_FEWEST_STEPS = 2
+"""Of a timed run after its first step, which then is all of its warm-up."""
+_PROFILED_STEPS = 7.0
+"""What the shortest profile costs, in steps, the overhead of the profiler included."""
+_TIMED = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.CONFIRM, Purpose.ATTRIBUTE)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a recorded run went.
+
+    Attributes:
+        startup: seconds before its first step, and after its last one.
+        onset: its first step, and a steady one.
+        compiled: something was compiled in it.
+        samples: of a step.
+    """
+
+    knobs: dict[str, Any]
+    startup: float
+    onset: Onset
+    compiled: bool
+    samples: float
+
+    @classmethod
+    def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
+        """Of a timed run; None if none of its blocks counts."""
+        kept = [block for block in blocks if block.kept]
+        if not kept:
+            return None
+        steps = sum(block.steps for block in kept)
+        steady = sum(block.seconds for block in kept) / steps
+        return cls(
+            attempt.knobs,
+            max(0.0, attempt.result.wall_seconds - sum(block.seconds for block in blocks)),
+            Onset(blocks[0].seconds / blocks[0].steps, steady),
+            any(block.observed.get("compilations") for block in blocks),
+            sum(block.samples for block in kept) / steps,
+        )
+
+
+class Costs:
+    """Of runs that are still to be made, in seconds."""
+
+    def __init__(self, paces: Sequence[Pace]) -> None:
+        """Take in what is known, the latest last."""
+        self._paces = paces
+
+    @property
+    def known(self) -> bool:
+        """Whether any run has shown anything."""
+        return bool(self._paces)
+
+    @property
+    def startup(self) -> float:
+        """Before the first step."""
+        return statistics.median([pace.startup for pace in self._paces] or [0.0])
+
+    @property
+    def settling(self) -> Settling:
+        """What first steps of this study are like."""
+        return Settling.of([pace.onset for pace in self._paces if not pace.compiled])
+
+    def step(self, knobs: Knobs) -> float:
+        """Of a steady step of this configuration, by what is known of it or, per sample, of the slowest
+        that completed."""
+        own = [pace.onset.steady for pace in self._paces if pace.knobs == knobs]
+        if own or not self.known:
+            return statistics.median(own or [0.0])
+        per_sample = [pace.onset.steady / pace.samples for pace in self._paces]
+        return max(per_sample) * self._samples(knobs)
+
+    def first_step(self, knobs: Knobs) -> float:
+        """The same for the first one of a run."""
+        own = [pace.onset.first for pace in self._paces if pace.knobs == knobs]
+        return statistics.median(own) if own else self.step(knobs)
+
+    def shortest(self, knobs: Knobs) -> float:
+        """Of the shortest timed run, from its launch to its end."""
+        steps = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
+        return self.startup + steps
+
+    def trajectory(self, knobs: Knobs) -> float:
+        """Of a run of the numerics gate."""
+        return self.startup + self.first_step(knobs) + (STEPS - 1) * self.step(knobs)
+
+    def profile(self, knobs: Knobs) -> float:
+        """Of the shortest look at what a step is made of."""
+        return self.startup + _PROFILED_STEPS * self.step(knobs)
+
+    def _samples(self, knobs: Knobs) -> float:
+        first = self._paces[0]
+        return first.samples * _size(knobs) / _size(first.knobs)
+
+
+def _size(knobs: Knobs) -> float:
+    return float(knobs["micro_batch"] * knobs["accumulation_steps"])
+
+
+class CostRecords:
+    """Costs as the records show them; what has been looked at is not read again."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        """Take in whom to ask for blocks."""
+        self._blocks = blocks
+        self._paces: dict[int, Pace | None] = {}
+
+    def by(self, attempts: Attempts) -> Costs:
+        """By the latest runs, the baseline's first one among them."""
+        timed = list(attempts.of(*_TIMED).complete())
+        looked_at = [*timed[:1], *timed[1:][-_MOST_RUNS:]]
+        for attempt in looked_at:
+            if attempt.id not in self._paces:
+                self._paces[attempt.id] = Pace.of(attempt, self._blocks(attempt.id))
+        return Costs([pace for a in looked_at if (pace := self._paces[a.id]) is not None])

@@ -1,0 +1,89 @@
+"""What a study lacks for a verdict, and how long that would take. Pure."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from autotune.analysis import gate
+from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, ranked
+from autotune.analysis.costs import Costs
+from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
+from storage import Attempts, AttemptState, StoredAttempt
+
+_MOST_ROUNDS = 50
+_FEWEST_TRIALS = 4
+"""Of a search, where there is none to begin with."""
+
+
+def seconds_missing(
+    confirmation: Confirmation | None, attempts: Attempts, costs: Costs, baseline: Mapping[str, Any]
+) -> float:
+    """Seconds of the trials, checks and rounds that would lead to a verdict, about.
+
+    Args:
+        confirmation: as far as it went; None if there was nobody to confirm.
+        attempts: of the study.
+        costs: of its runs.
+        baseline: the user's configuration.
+    """
+    if not costs.known:
+        longest = max((a.result.wall_seconds for a in attempts.searched()), default=0.0)
+        return longest * (_FEWEST_TRIALS + 2 * FEWEST_ROUNDS)
+    rivals = [a.knobs for a in ranked(attempts) if a.knobs != baseline]
+    if not rivals:
+        trials = _FEWEST_TRIALS * costs.shortest(baseline)
+        return trials + 2 * FEWEST_ROUNDS * costs.shortest(baseline)
+    leader = rivals[0]
+    if confirmation is not None and confirmation.rounds and confirmation.members():
+        leading = confirmation.candidates[confirmation.leader()].knobs
+        leader = leader if leading == baseline else leading
+    checks = sum(map(costs.trajectory, gate.missing_runs([leader], baseline, attempts)))
+    both = costs.shortest(baseline) + costs.shortest(leader)
+    return checks + rounds_missing(confirmation) * both
+
+
+def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited: bool) -> bool:
+    """Whether it was for want of time that nothing could be confirmed.
+
+    Args:
+        limited: there is an end to the time.
+    """
+    if not limited or (confirmation is not None and not confirmation.members()):
+        return False
+    if confirmation is None:
+        return not any(map(_judged, attempts.searched()))
+    return not confirmation.rounds or not any(
+        _judged(a) for a in attempts.searched() if a.trial != confirmation.baseline
+    )
+
+
+def _judged(trial: StoredAttempt) -> bool:
+    """Whether it has shown anything before its time was over."""
+    return trial.result.state != AttemptState.PRUNED or trial.result.throughput is not None
+
+
+def rounds_missing(confirmation: Confirmation | None) -> int:
+    """Rounds until the interval of leader over baseline is no wider than what it says, if they go on
+    to scatter like this; at least one."""
+    if confirmation is None or not confirmation.rounds or confirmation.baseline is None:
+        return FEWEST_ROUNDS
+    done = len(confirmation.rounds)
+    if not confirmation.members() or done < 2:
+        return max(1, FEWEST_ROUNDS - done)
+    leader, baseline = confirmation.leader(), confirmation.baseline
+    both = [r for r in confirmation.rounds.values() if leader in r and baseline in r]
+    logs = [math.log(r[leader] / r[baseline]) for r in both]
+    if len(logs) < 2:
+        return max(1, FEWEST_ROUNDS - done)
+    spread, mean = float(np.std(logs, ddof=1)), math.exp(float(np.mean(logs)))
+    needed = done + 1
+    while needed < _MOST_ROUNDS and not _would_tell(mean, half_width_of(spread, needed)):
+        needed += 1
+    return max(needed, FEWEST_ROUNDS) - done
+
+
+def _would_tell(value: float, half_width: float) -> bool:
+    low, high = value * math.exp(-half_width), value * math.exp(half_width)
+    return clearly_faster(Ratio(value, low, high))

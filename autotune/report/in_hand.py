@@ -1,0 +1,37 @@
+"""What a study answers at this moment: its verdict, or what its records support by now."""
+
+from autotune.analysis import gate
+from autotune.analysis.provisional import provisional
+from autotune.analysis.verdict import Verdict
+from autotune.spec import StudySpec
+from storage import Attempts, Repository, StoredStudy, StudyState
+
+
+def in_hand(repository: Repository, study: StoredStudy) -> Verdict:
+    """The verdict, also the earlier one of a study that goes on; before there is one that recommends
+    something, the provisional answer."""
+    if study.verdict is not None:
+        verdict = Verdict.from_dict(study.verdict)
+        if study.state == StudyState.DONE or verdict.trial is not None:
+            return verdict
+    baseline = StudySpec.model_validate(study.spec).full_baseline()
+    return supported(repository, study, Attempts(repository.attempts.of(study.id), baseline))
+
+
+def supported(repository: Repository, study: StoredStudy, attempts: Attempts) -> Verdict:
+    """The provisional answer that these attempts of a study support."""
+    spec = StudySpec.model_validate(study.spec)
+    baseline = spec.full_baseline()
+    blocks = repository.attempts.blocks
+    measured = attempts.measured().first
+    return provisional(
+        attempts,
+        baseline,
+        gate.record(
+            attempts, blocks, baseline, refuse_unchecked=spec.measurement.refuses_unchecked
+        ),
+        spec.measurement,
+        study=study.name,
+        unit=spec.objective.unit,
+        world_size=blocks(measured.id)[0].workers if measured else 1,
+    )

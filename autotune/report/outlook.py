@@ -1,0 +1,128 @@
+"""What a study is doing, what comes next, and about how long that takes. Pure, over what is recorded."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.analysis.wording import counted, duration
+from autotune.spec.study import BudgetSpec, MeasurementSpec
+from storage import Attempts, Purpose, StoredAttempt
+
+_SECONDS_PER_HOUR = 3600.0
+_MOST_SHOWN = 4
+"""Runs at a time that are named."""
+
+_PHASES = {
+    Purpose.FIT: "looking for the largest micro-batch",
+    Purpose.PROFILE: "looking at what a step is made of",
+    Purpose.SEARCH: "searching",
+    Purpose.CALIBRATE: "measuring the noise between runs",
+    Purpose.REFERENCE: "checking numerics: the reference",
+    Purpose.NUMERICS: "checking numerics",
+    Purpose.CONFIRM: "confirming",
+    Purpose.ATTRIBUTE: "measuring what each knob brings",
+}
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Of a study that runs.
+
+    Attributes:
+        device_hours: of all runs so far.
+        running: what runs, in words: phase, trial, since when, how long such runs take.
+        next: what comes after it, in words; empty where nothing is known of it.
+    """
+
+    device_hours: float
+    running: tuple[str, ...]
+    next: str
+
+
+def outlook(
+    attempts: Sequence[StoredAttempt],
+    baseline: Mapping[str, Any],
+    budget: BudgetSpec,
+    measurement: MeasurementSpec,
+    *,
+    workers: int,
+    elapsed: float,
+    now: float,
+) -> Outlook:
+    """From what is recorded.
+
+    Args:
+        attempts: of the study, those under way among them.
+        baseline: a value for every knob.
+        workers: ranks of a trial.
+        elapsed: seconds of the study so far.
+        now: seconds since the epoch.
+    """
+    every = Attempts(attempts, baseline)
+    running = [attempt for attempt in attempts if attempt.running]
+    spent = sum(a.result.wall_seconds for a in attempts)
+    spent += sum(max(0.0, now - a.started) for a in running)
+    left = None if budget.wall_time is None else max(0.0, budget.wall_time - elapsed)
+    return Outlook(
+        spent * workers / _SECONDS_PER_HOUR,
+        tuple(_doing(a, every, now) for a in running[:_MOST_SHOWN]),
+        _next(every, running, budget, measurement, left),
+    )
+
+
+def _doing(attempt: StoredAttempt, every: Attempts, now: float) -> str:
+    what = f"{_PHASES[attempt.purpose]}, "
+    what += f"round {attempt.round}, " if attempt.round else ""
+    usual = _usual(every, attempt.purpose)
+    takes = f", usually {duration(usual)}" if usual else ""
+    return f"{what}trial {attempt.trial}, since {duration(now - attempt.started)}{takes}"
+
+
+def _next(
+    every: Attempts,
+    running: Sequence[StoredAttempt],
+    budget: BudgetSpec,
+    measurement: MeasurementSpec,
+    left: float | None,
+) -> str:
+    latest = running[-1] if running else every.last
+    purpose = latest.purpose if latest else None
+    told = every.of(Purpose.CONFIRM)
+    if purpose == Purpose.ATTRIBUTE or (purpose == Purpose.PROFILE and told):
+        return "the verdict"
+    trial = _usual(every, Purpose.SEARCH, Purpose.CALIBRATE)
+    if not trial:
+        return "the baseline's own trial, then the search"
+    if purpose == Purpose.CONFIRM and latest:
+        return _rounds(every, measurement.rounds - latest.round, left) + "the verdict"
+    proof = f"numerics and confirmation, {_about(FEWEST_ROUNDS * 2 * trial, left)}"
+    if purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
+        return f"{proof}, then the verdict"
+    trials = None if budget.trials is None else budget.trials - len(every.of(Purpose.SEARCH))
+    if trials is None:
+        return f"more trials of {duration(trial)} each, then {proof}"
+    if trials <= 0:
+        return proof
+    return f"up to {counted(trials, 'more trial')}, {_about(trials * trial, left)}, then {proof}"
+
+
+def _rounds(every: Attempts, rounds: int, left: float | None) -> str:
+    if rounds <= 0:
+        return ""
+    runs = every.of(Purpose.CONFIRM)
+    members = len({a.trial for a in runs})
+    seconds = rounds * members * (_usual(every, Purpose.CONFIRM) or 0.0)
+    about = f", {_about(seconds, left)}" if seconds else ""
+    return f"up to {counted(rounds, 'more round')}{about}, then "
+
+
+def _about(seconds: float, left: float | None) -> str:
+    return f"about {duration(seconds if left is None else min(seconds, left))}"
+
+
+def _usual(every: Attempts, *purposes: Purpose) -> float | None:
+    """Seconds of such a run; None while none has ended."""
+    ended = [a.result.wall_seconds for a in every.of(*purposes).recorded()]
+    return statistics.median(ended) if ended else None

@@ -1,0 +1,90 @@
+"""What is left of a search space once all constraints are known, in words."""
+
+import random
+from collections.abc import Iterator, Mapping
+
+from optuna.distributions import CategoricalDistribution
+
+from autotune.search.space import Space
+from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from search_spaces import KnobValue
+from search_spaces.knob import written
+
+_COUNTED = 20_000
+"""Combinations that are looked at one by one, which takes a second; of more a sample is."""
+_DRAWN = 2_000
+_DRAWN_PER_VALUE = 500
+
+
+def outline(space: Space, global_batch: int | None) -> Iterator[str]:
+    """How many configurations remain, and which values have no partner among the others.
+
+    Args:
+        space: of the study.
+        global_batch: that all configurations have; None: any.
+    """
+    yield f"{_counted(space)}, {_split(space, global_batch)}."
+    for name, values in _varied(space).items():
+        lonely = [value for value in values if not _has_partner(space, name, value)]
+        if lonely:
+            shown = ", ".join(map(written, lonely))
+            reason = space.problems({**_today(space), name: lonely[0]})[0]
+            yield f"{name} {shown} {'has' if len(lonely) == 1 else 'have'} no partner: {reason}."
+
+
+def _counted(space: Space) -> str:
+    generator = random.Random(0)
+    if space.size <= _COUNTED:
+        left = sum(1 for _ in space.feasible(generator))
+        return f"{left:,} configuration{'s remain' if left != 1 else ' remains'}"
+    several = _varied(space)
+    draws = (
+        {name: generator.choice(values) for name, values in several.items()} for _ in range(_DRAWN)
+    )
+    share = sum(not space.problems(params) for params in draws) / _DRAWN
+    return f"About {float(f'{share * space.size:.2g}'):,.0f} configurations remain"
+
+
+def _split(space: Space, global_batch: int | None) -> str:
+    if global_batch is None:
+        return "of any global batch"
+    today = space.complete(_today(space))
+    own = f"{today[MICRO_BATCH]} x {today[ACCUMULATION]}"
+    text = f"all of a global batch of {global_batch:,} as yours"
+    if space.splits is None or len(space.splits.steps) == 1:
+        return f"{text}, in micro_batch x accumulation_steps of {own}"
+    return (
+        f"{text}, in {len(space.splits.steps)} splits (micro_batch x accumulation_steps): "
+        f"{space.splits.described()}; yours is {own}"
+    )
+
+
+def _varied(space: Space) -> dict[str, list[KnobValue]]:
+    found = {}
+    for name, domain in space.distributions().items():
+        assert isinstance(domain, CategoricalDistribution)
+        found[name] = [value for value in domain.choices if value is not None]
+    return found
+
+
+def _today(space: Space) -> dict[str, KnobValue]:
+    """The baseline's values of what varies."""
+    knobs = space.complete({})
+    return {name: knobs[name] for name in space.distributions()}
+
+
+def _has_partner(space: Space, name: str, value: KnobValue) -> bool:
+    """Whether some configuration has the value: the baseline's otherwise, with one more change, or one
+    of many that are drawn."""
+    return any(not space.problems(params) for params in _with(space, name, value))
+
+
+def _with(space: Space, name: str, value: KnobValue) -> Iterator[Mapping[str, KnobValue]]:
+    near = {**_today(space), name: value}
+    several = {other: values for other, values in _varied(space).items() if other != name}
+    yield near
+    for other, values in several.items():
+        yield from ({**near, other: changed} for changed in values)
+    generator = random.Random(0)
+    for _ in range(_DRAWN_PER_VALUE):
+        yield {**{n: generator.choice(values) for n, values in several.items()}, name: value}

@@ -1,0 +1,59 @@
+"""The files that `autotune init` writes: a study with comments, and a workload of one's own."""
+
+from importlib import resources
+from pathlib import Path
+
+from autotune.errors import BadInput
+from autotune.report.presets import presets_listed
+
+_WORKLOAD = "my_workload.py"
+_SPACE = "search_space: quick\n"
+_NAMED = "workload:\n"
+
+
+def write_study(path: Path) -> None:
+    """Write a study with comments.
+
+    Raises:
+        BadInput: the file exists, or cannot be written.
+    """
+    if not _written(path, _study()):
+        raise BadInput(f"{path} exists already; it is left as it was")
+
+
+def write_workload(folder: Path) -> Path | None:
+    """Write a workload to start from; None if there is a file of its name, which is left as it was.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    path = folder / _WORKLOAD
+    return path if _written(path, _template("workload_template.txt")) else None
+
+
+def _study() -> str:
+    text = _template("study_template.yaml")
+    own = f"# A function of your own, as {_WORKLOAD} has one: workload: {Path(_WORKLOAD).stem}:build\n"
+    listed = "".join(f"#   {line}\n" for line in presets_listed())
+    presets = f"# A preset, or your own values per knob (`autotune knobs` lists all):\n{listed}"
+    return text.replace(_NAMED, own + _NAMED, 1).replace(_SPACE, presets + _SPACE, 1)
+
+
+def _template(name: str) -> str:
+    return (resources.files("autotune") / name).read_text("utf-8")
+
+
+def _written(path: Path, text: str) -> bool:
+    """Write a file that is not there yet; whether it was not.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+    return True

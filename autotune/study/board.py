@@ -1,0 +1,63 @@
+"""What the dashboard shows of a study as a whole: its note, and its attributes beside the best trial."""
+
+from collections.abc import Iterator
+
+from autotune.analysis.verdict import Verdict
+from autotune.analysis.wording import counted, difference, quantity, rate_text
+from autotune.report.in_hand import supported
+from autotune.report.notes import study_note, trial_note
+from autotune.study.bench import Job
+from storage import Purpose, TrialLedger
+
+
+class Board:
+    """Kept up while the study goes on. Writes only what has changed."""
+
+    def __init__(self, job: Job, ledger: TrialLedger) -> None:
+        self._job = job
+        self._ledger = ledger
+        self._unit = job.plan.spec.objective.unit
+        self._note = ""
+
+    def update(self) -> None:
+        """Show what the records support by now."""
+        job = self._job
+        self.show(supported(job.repository, job.study, job.attempts()))
+
+    def show(self, verdict: Verdict) -> None:
+        """Show an answer; a verdict also in the notes of those that were measured again for it."""
+        if not verdict.provisional:
+            self._note_finalists(verdict)
+        self._ledger.set_attributes(dict(self._attributes(verdict)))
+        note = study_note(verdict)
+        if note != self._note:
+            self._ledger.note(note)
+            self._note = note
+
+    def _attributes(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
+        """Five, as many as are shown beside the best trial without turning a page."""
+        yield "verdict", verdict.sentence
+        if verdict.trial is None or verdict.throughput is None:
+            return
+        changed = difference(verdict.knobs or {}, self._job.plan.baseline)
+        yield "recommended", f"trial {verdict.trial}: {changed}"
+        how = "provisional" if verdict.provisional else "confirmed"
+        yield "throughput", f"{how}: {rate_text(verdict.throughput, self._unit)}"
+        if verdict.speedup:
+            bounds = f"{verdict.speedup.low:.2f} to {verdict.speedup.high:.2f}"
+            yield "speed-up", f"{how}: {verdict.speedup.value:.2f}x (95 % interval {bounds})"
+        searched = self._job.attempts().searched().complete()
+        best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
+        rate = quantity(best.result.throughput or 0.0)
+        yield (
+            "highest value",
+            f"{rate} {self._unit}, trial {best.trial}: seen once, the luckiest of "
+            f"{counted(len(searched), 'trial')}",
+        )
+
+    def _note_finalists(self, verdict: Verdict) -> None:
+        searched = {a.trial: a for a in self._job.attempts().of(Purpose.SEARCH).recorded()}
+        for finalist in verdict.finalists:
+            own = searched[finalist.trial]
+            note = trial_note(own, own.result, self._unit, confirmed=finalist.rates)
+            self._ledger.note(note, trial=finalist.trial)

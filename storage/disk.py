@@ -1,0 +1,28 @@
+"""Room on the disks that a study writes to."""
+
+import errno
+import os
+from pathlib import Path
+
+_LEAST_BYTES = 2**20
+"""Below this a disk counts as full: a trial's logs and the database's next pages need some."""
+_WORDS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+
+
+def is_full(folder: Path) -> bool:
+    """Whether next to no room is left on the disk of a folder; quotas are not seen."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _LEAST_BYTES
+
+
+def tells_of_full_disk(cause: str) -> bool:
+    """Whether somebody's words say that a disk or a quota was full."""
+    return any(words in cause for words in _WORDS)
+
+
+def full(folder: Path) -> str:
+    """That a folder's disk is full, in words."""
+    return f"no room is left on the disk of {folder}"

@@ -1,0 +1,161 @@
+"""Studies whose steps take seconds, in virtual time: the wall time is a limit, and the end is honest."""
+
+import itertools
+
+import pytest
+
+from autotune.analysis.verdict import Verdict
+from autotune.report import paper
+from autotune.report.overview import describe, status_of
+from launchers.behaviours import noisy, running_at, where
+from launchers.replay import Launch
+from tests.control.replayed import Replayed
+
+SPACE = {"micro_batch": [4, 8, 16], "bucket_cap_mb": [5, 25, 100], "log_interval": [1, 10]}
+BASELINE = {"micro_batch": 8}
+USUAL = {"block_seconds": 1.0, "min_steps": 5, "warmup": 20.0, "longest": 30.0, "baseline_runs": 3}
+
+
+def with_steps_of(seconds: float, startup: float = 2.0):
+    """The baseline's step takes so long; a larger micro-batch is faster, a rare log as well."""
+
+    def rate(knobs):
+        samples = 2 * knobs["micro_batch"]
+        fixed, each = 0.4 * seconds, 0.6 * seconds / 16
+        return samples / (
+            fixed + each * samples + (0.02 * seconds if knobs["log_interval"] == 1 else 0)
+        )
+
+    return where(running_at(rate), lambda _: True, startup=startup)
+
+
+def run(played: Replayed, wall_time: str, **changes):
+    measurement = {**USUAL, "rounds": 5, "attribution": 3, **changes.pop("measurement", {})}
+    given = {"search_space": SPACE, "baseline": BASELINE, "sampler": "model", **changes}
+    budget = {"trials": None, "wall_time": wall_time}
+    return played.run(measurement=measurement, budget=budget, **given)
+
+
+@pytest.mark.parametrize(
+    ("step", "budget"), list(itertools.product([0.05, 1.0, 3.0, 5.0], [60, 120, 300]))
+)
+def test_the_wall_time_is_kept_and_the_end_is_a_verdict(played: Replayed, step, budget) -> None:
+    played.on(noisy(with_steps_of(step), run=0.02, block=0.02))
+    verdict = run(played, f"{budget}s")
+    assert played.seconds <= max(1.1 * budget, budget + step)
+    attempts = played.attempts()
+    assert {a.purpose for a in attempts} >= {"search"}
+    assert len(played.attempts("search")) > 1, "there is something to compare the baseline with"
+    if verdict["kind"] in ("undecided", "not_enough_time"):
+        assert "s more would do" in verdict["sentence"]
+        assert verdict["missing_seconds"] > 0
+    else:
+        assert verdict["kind"] == "better"
+        assert verdict["speedup"]["low"] > 1.1
+    played.assert_complete()
+
+
+def test_a_check_that_takes_too_long_leaves_its_finalist_out(played: Replayed) -> None:
+    """Thirty-two steps of three seconds are more than all the time there is."""
+    space = {"micro_batch": [4, 8], "precision": ["fp32", "bf16"]}
+
+    def in_bf16(launch: Launch) -> bool:
+        return bool(launch.knobs["precision"] == "bf16")
+
+    played.on(where(with_steps_of(3.0), in_bf16, rate=9.0))
+    verdict = run(played, "140s", search_space=space)
+    assert played.seconds <= 1.1 * 140
+    assert played.attempts("numerics") == []
+    confirmed = [a.knobs["precision"] for a in played.attempts("confirm")]
+    assert "bf16" not in confirmed
+    assert "bf16" not in str(verdict["knobs"])
+
+
+def test_long_steps_keep_the_longest_timing_without_a_wall_time(played: Replayed) -> None:
+    played.on(with_steps_of(3.0))
+    measurement = {**USUAL, "longest": 3.0, "baseline_runs": 1, "attribution": 0}
+    played.run(measurement=measurement, budget={"trials": 3}, search_space=SPACE, baseline=BASELINE)
+    for trial in played.recorded("search"):
+        step = 16 / trial.result.throughput * trial.knobs["micro_batch"] / 8
+        assert trial.result.wall_seconds <= 2.0 + 3.0 + 3.3 + 2 * step
+
+
+def test_an_obvious_loser_ends_after_a_step_or_two(played: Replayed) -> None:
+    def in_fp16(launch: Launch) -> bool:
+        return bool(launch.knobs["precision"] == "fp16")
+
+    space = {"micro_batch": [4, 8], "precision": ["fp32", "fp16"]}
+    usual = noisy(with_steps_of(1.0), block=0.03)
+    played.on(where(usual, in_fp16, rate=1.3))  # 0.08x
+    played.run(
+        measurement={**USUAL, "baseline_runs": 1},
+        budget={"trials": 4},
+        search_space=space,
+        baseline=BASELINE,
+    )
+    losers = [a for a in played.recorded("search") if a.knobs["precision"] == "fp16"]
+    assert [a.result.state for a in losers] == ["PRUNED"] * 2
+    blocks = [played.repository.attempts.blocks(a.id) for a in losers]
+    assert all(sum(block.steps for block in several) <= 2 for several in blocks)
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
+    assert "trials stopped early: 3, which saved" in shown
+
+
+def test_nothing_is_said_to_be_saved_where_nothing_was(played: Replayed) -> None:
+    quick = noisy(where(running_at(lambda knobs: 50.0 / knobs["log_interval"]), _all), block=0.03)
+    space = {"log_interval": [1, 10], "micro_batch": [8]}
+    played.on(quick)
+    played.run(
+        budget={"trials": 2},
+        search_space=space,
+        baseline={"micro_batch": 8, "log_interval": 1},
+        measurement={"warmup": 1.0, "longest": 1.0, "block_seconds": 0.1},
+    )
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
+    assert "saved 0" not in shown
+
+
+def test_a_missing_attribution_says_why_and_what_it_takes(played: Replayed) -> None:
+    verdict = played.on(with_steps_of(1.0)).run(
+        measurement={**USUAL, "rounds": 3, "attribution": 3},
+        budget={"trials": None, "wall_time": "75s"},
+        search_space=SPACE,
+        baseline=BASELINE,
+    )
+    assert verdict["kind"] == "better"
+    assert played.attempts("attribute") == []
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    assert "Not measured: the time was over. 3 rounds of" in shown
+
+
+def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -> None:
+    seen = []
+
+    def looked_at(launch: Launch) -> bool:
+        seen.append((launch.request.trial, status_of(played.repository, played.name)))
+        return False
+
+    played.on(where(with_steps_of(1.0), looked_at))
+    played.run(
+        measurement={**USUAL, "rounds": 3, "attribution": 1},
+        budget={"trials": 5, "wall_time": "10m"},
+        search_space=SPACE,
+        baseline=BASELINE,
+    )
+    texts = {name.split("-")[1]: describe(status) for name, status in seen}
+    assert "next      the baseline's own trial" in texts["profile"] or "verdict" in texts["profile"]
+    assert "searching, trial" in texts["search"]
+    assert "of 600 s" in texts["search"]
+    assert "device hours" in texts["search"]
+    assert "numerics and confirmation, about" in texts["search"]
+    assert "confirming, round 3, trial" in texts["confirm3"]
+    assert "next      the verdict" in texts["confirm3"]
+    assert "measuring what each knob brings, round 1" in texts["attribute1"]
+    first = seen[1][1]
+    assert (first["trials"], first["budget"]["trials"]) == (0, 5)
+    ended = describe(status_of(played.repository, played.name))
+    assert "next" not in ended
+
+
+def _all(_: Launch) -> bool:
+    return True

@@ -1,0 +1,47 @@
+"""Knobs that have nothing to act on in a workload are not named as answers."""
+
+import dataclasses
+
+from torch import nn
+
+from autotune.analysis.findings import findings
+from autotune.trial import workload
+from autotune.trial.effects.unusable import unusable
+from autotune.trial.rank.trace import PARTS
+from autotune.workloads import BUILT_IN
+from search_spaces import CATALOGUE, Facts, defaults
+from tests.one_rank import regression
+
+OF_TRANSFORMERS = {"activation_checkpointing", "compile_scope", "float8", "qkv_streams"}
+
+
+def test_every_one_of_them_is_a_knob() -> None:
+    bare = dataclasses.replace(
+        regression(nn.Linear(3, 3)),
+        dataset=None,
+        batches=lambda *_: [],
+        optimizer=None,
+        optimizer_step=print,
+    )
+    found = unusable(bare)
+    assert set(found) <= set(CATALOGUE)
+    assert {"loader_workers", "optimizer_kernels", "channels_last", "layer_keep"} < set(found)
+    assert "micro_batch" not in found
+
+
+def test_what_a_model_has_is_usable() -> None:
+    gpt = workload.build(BUILT_IN["gpt"], {"layers": 2, "d_model": 32, "heads": 2, "length": 8})
+    assert not {*OF_TRANSFORMERS, "loss_chunks", "loader_workers"} & set(unusable(gpt))
+    assert {"channels_last", "cudnn_benchmark"} <= set(unusable(gpt))
+    images = workload.build(BUILT_IN["convnet"], {"size": 8, "width": 4, "blocks": 2})
+    assert not {"channels_last", "broadcast_buffers"} & set(unusable(images))
+    assert "qkv_streams" in unusable(images)
+
+
+def test_findings_and_first_trials_leave_them_out() -> None:
+    parts = {part: [0.0, 0.0] for part in PARTS} | {"compute": [1.0, 1.0]}
+    profile = {"parts": parts, "peaks": [1, 1]}
+    facts = Facts("cuda", 2, (9, 0), backend="nccl")
+    everything = findings(profile, defaults(), facts)[0].knobs
+    some = findings({**profile, "unusable": ["channels_last", "attention"]}, defaults(), facts)[0]
+    assert set(everything) - set(some.knobs) == {"channels_last", "attention"}

@@ -4,7 +4,6 @@ else joins such paths."""
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import AutotuneError
 from autotune.trial.files import TrialFiles
 
 _FOLDER = ".autotune"
@@ -40,18 +39,6 @@ class StudyPaths:
 def compiled(folder: Path) -> Path:
     """What torch.compile keeps from trial to trial, in the folder that the agents print into."""
     return folder.absolute() / "compiled"
-
-
-def make(folder: Path) -> None:
-    """Make a folder unless it is there.
-
-    Raises:
-        AutotuneError: it may not be made, or no room is left.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AutotuneError(f"{folder} cannot be written: {error.strerror}") from None
 
 
 def daemon_log(workdir: Path) -> Path:

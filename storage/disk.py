@@ -4,6 +4,8 @@ import errno
 import os
 from pathlib import Path
 
+from autotune.errors import AutotuneError
+
 _LEAST_BYTES = 2**20
 """Below this a disk counts as full: a trial's logs and the database's next pages need some."""
 _WORDS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -26,3 +28,15 @@ def tells_of_full_disk(cause: str) -> bool:
 def full(folder: Path) -> str:
     """That a folder's disk is full, in words."""
     return f"no room is left on the disk of {folder}"
+
+
+def make(folder: Path) -> None:
+    """Make a folder unless it is there.
+
+    Raises:
+        AutotuneError: it may not be made, or no room is left.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AutotuneError(f"{folder} cannot be written: {error.strerror}") from None

@@ -22,7 +22,8 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     lease = repository.leases.holder(study.cluster)
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None
-    seen = _outlook(repository, study, spec)
+    served = study.state == StudyState.RUNNING and lease is not None
+    seen = _outlook(repository, study, spec, served=served)
     doing = repository.messages.done_lately(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
     disk = repository.database.folder
@@ -55,8 +56,10 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     }
 
 
-def _outlook(repository: Repository, study: StoredStudy, spec: StudySpec) -> Outlook | None:
-    """What it does, and what comes next; None before it has run."""
+def _outlook(
+    repository: Repository, study: StoredStudy, spec: StudySpec, *, served: bool
+) -> Outlook | None:
+    """What it does, and what comes next, if a daemon runs it; None before it has run."""
     if study.facts is None:
         return None
     seen = outlook(
@@ -68,7 +71,7 @@ def _outlook(repository: Repository, study: StoredStudy, spec: StudySpec) -> Out
         elapsed=study.elapsed,
         now=time.time(),
     )
-    return seen if study.state == StudyState.RUNNING else replace(seen, running=(), next="")
+    return seen if served else replace(seen, running=(), next="")
 
 
 def describe(status: dict[str, Any]) -> str:

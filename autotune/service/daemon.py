@@ -19,7 +19,7 @@ from optuna.exceptions import StorageInternalError
 from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import writing
-from autotune.paths import StudyPaths, make
+from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
@@ -27,7 +27,7 @@ from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
-from storage.disk import full, is_full
+from storage.disk import full, is_full, make
 from storage.holders import this_host
 
 LEASE_SECONDS = 10.0

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
-from autotune.paths import daemon_log, make
+from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.spec import StudySpec
 from storage import Repository, StoredStudy, StudyState
-from storage.disk import is_full
+from storage.disk import is_full, make
 
 _CHANGEABLE = {"budget", "export", "folder"}
 """What may change when a study goes on: it has no bearing on figures already measured."""

@@ -236,6 +236,28 @@ def export(
     print(target)
 
 
+@app.command("run", context_settings={"ignore_unknown_options": True})
+def run_job(
+    best: Annotated[Path, typer.Argument(help="The best.yaml of a study over a script.")],
+    command: Annotated[list[str], typer.Argument(help="Your launch command, after `--`.")],
+) -> None:
+    """Run your own job with the recommended configuration."""
+    from autotune.export.best import load
+    from autotune.export.job import tuned
+
+    try:
+        config = load(best)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{best}: {error}") from None
+    job = tuned(config, command, os.environ)
+    for difference in job.differences:
+        print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
+    try:
+        os.execvpe(job.command[0], list(job.command), {**os.environ, **job.environment})
+    except OSError as error:
+        raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
+
+
 @app.command()
 def report(
     study: StudyArgument,

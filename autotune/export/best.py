@@ -42,6 +42,8 @@ class BestConfig(Mapping[str, Any]):
         throughput: value, low, high and unit of the recommended configuration.
         speedup: over the baseline with low and high; None if there was none to compare with.
         provenance: study, trial, environment, verdict and time.
+        script: of a study over a script: which one, which of the knobs it turns by itself and how, and
+            which are changed from outside; None of a workload.
         unusual: knobs that differ from what PyTorch, or a plain script, does; None if not known.
         provisional: it is what the study had in hand before its end, and nothing has confirmed it.
     """
@@ -52,6 +54,7 @@ class BestConfig(Mapping[str, Any]):
     speedup: dict[str, float] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     unusual: tuple[str, ...] | None = None
+    script: dict[str, Any] | None = None
     provisional: bool = False
 
     def ddp_arguments(self) -> dict[str, Any]:
@@ -131,5 +134,6 @@ def read(path: str | os.PathLike[str]) -> BestConfig:
         speedup=content["speedup"],
         provenance=content["provenance"],
         unusual=tuple(content["unusual"]) if "unusual" in content else None,
+        script=content.get("script"),
         provisional=bool(content.get("provisional", False)),
     )

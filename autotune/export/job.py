@@ -1,14 +1,16 @@
 """The user's own job with the recommended configuration: their launch command, as it was tuned."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.spec import arguments
+from autotune.spec import StudySpec, arguments, scripts
 from autotune.trial.inject import job
 
 _SITE = Path(job.__file__).parent / "site"
@@ -43,12 +45,13 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     script = best.script
     if script is None:
         raise BadInput(
-            "best.yaml is of a workload, not of a script; load it in your code with autotune.load()"
+            "best.yaml is of a workload, not of a script: load it in your code with autotune.load()"
         )
-    place = _place(script["target"], script["is_module"], command)
+    target = script["target"] if script["is_module"] else Path(script["target"]).name
+    place = _place(target, script["is_module"], command)
     turned: dict[str, Any] = script["turned"]
     changed = arguments.changed(command[place + 1 :], script["flags"], turned)
-    order = job.Order(script["target"], script["is_module"], best.knobs, tuple(script["changes"]))
+    order = job.Order(target, script["is_module"], best.knobs, tuple(script["changes"]))
     found = {
         **arguments.variables(script["flags"], turned),
         **_of_process(best.knobs, order.changes),
@@ -83,13 +86,10 @@ def _of_process(knobs: Mapping[str, Any], changes: Sequence[str]) -> dict[str, s
 
 
 def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iterator[str]:
-    path = Path(word)
-    known = script.get("digest")
-    if known and path.is_file() and digest(path) != known:
+    path, known = Path(word), script.get("digest")
+    if known and path.is_file() and _digest(path) != known:
         yield f"{word} has changed since it was tuned"
-    tuned_with = best.provenance.get("environment", {}).get("torch")
-    from importlib.metadata import PackageNotFoundError, version
-
+    tuned_with = str(best.provenance.get("environment", {}).get("torch", ""))
     try:
         here = version("torch")
     except PackageNotFoundError:
@@ -98,8 +98,23 @@ def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iter
         yield f"it was tuned with torch {tuned_with}, and {here} is here"
 
 
-def digest(path: Path) -> str:
-    """Of a script, by which a later version of it is known."""
-    import hashlib
+def script_of(
+    spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path
+) -> dict[str, Any] | None:
+    """What best.yaml says of the script of a study; None of a workload.
 
+    Args:
+        knobs: that are recommended.
+        folder: that the script is in.
+    """
+    if not spec.workload.is_script or knobs is None:
+        return None
+    told = scripts.recipe(spec.workload, spec.full_baseline(), knobs)
+    path = folder / told.target
+    digest = _digest(path) if not told.is_module and path.is_file() else None
+    return {**asdict(told), "changes": list(told.changes), "digest": digest}
+
+
+def _digest(path: Path) -> str:
+    """Of a script, by which another version of it is known."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.analysis.verdict import Verdict
 from autotune.errors import BadInput
+from autotune.export.job import script_of
 from autotune.export.writing import document, of_today, write
 from autotune.spec import StudySpec
 from storage import Attempts, Repository, StoredStudy
@@ -47,6 +48,7 @@ def _provisional(repository: Repository, study: StoredStudy, verdict: Verdict) -
         study=study.name,
         environment=repository.environments.of_attempt(ran.id) or {},
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        script=script_of(spec, verdict.knobs, Path(study.workdir)),
     )
 
 

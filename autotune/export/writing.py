@@ -24,8 +24,13 @@ def document(
     study: str,
     environment: Mapping[str, Any],
     created: str,
+    script: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of best.yaml for a verdict that recommends something."""
+    """The content of best.yaml for a verdict that recommends something.
+
+    Args:
+        script: of a study over a script: how it comes by the configuration; see export.job.
+    """
     assert verdict.throughput is not None and verdict.knobs is not None
     content = {
         "format": FORMAT,
@@ -43,6 +48,8 @@ def document(
             "environment": dict(environment),
         },
     }
+    if script is not None:
+        content["script"] = dict(script)
     return of_today(content)
 
 

@@ -14,7 +14,7 @@ from autotune.measurement.settling import Settling
 from autotune.measurement.watch import FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.search.space import Space
-from autotune.spec import StudySpec, arguments
+from autotune.spec import StudySpec, arguments, scripts
 from autotune.trial.protocol import (
     COMPRESSION_WARM_UP,
     BlockPlan,
@@ -169,21 +169,19 @@ class Plan:
     def _of_script(self, asked: TrialRequest) -> TrialRequest:
         """The same trial of a script: what differs from the baseline reaches it through its arguments,
         or acts from outside. The baseline is the script as it is."""
-        workload, baseline = self.spec.workload, self.baseline
-        differing = {n: v for n, v in asked.knobs.items() if v != baseline[n]}
-        turned = {n: v for n, v in differing.items() if n in workload.flags}
+        workload = self.spec.workload
+        recipe = scripts.recipe(workload, self.baseline, asked.knobs)
         counted = asked.knobs["micro_batch"] * asked.knobs["accumulation_steps"]
         known = "micro_batch" in {*workload.flags, *self.spec.baseline}
         return dataclasses.replace(
             asked,
-            args={},
             import_paths=(),
-            env={**asked.env, **arguments.variables(workload.flags, turned)},
+            env={**asked.env, **arguments.variables(recipe.flags, recipe.turned)},
             script=Script(
-                path=workload.script or workload.module or "",
-                args=arguments.changed(workload.arguments, workload.flags, turned),
-                is_module=workload.script is None,
-                changes=tuple(sorted(differing.keys() - turned.keys())),
+                path=recipe.target,
+                args=arguments.changed(workload.arguments, recipe.flags, recipe.turned),
+                is_module=recipe.is_module,
+                changes=recipe.changes,
                 samples=workload.samples or (counted if known else 0),
             ),
         )

@@ -19,6 +19,7 @@ from optuna.exceptions import StorageInternalError
 from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
 from autotune.export import writing
+from autotune.export.job import script_of
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.spec import StudySpec
@@ -319,6 +320,7 @@ class _Session:
             study=self._study.name,
             environment=launcher.slots[0].environment,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            script=script_of(self._spec, verdict.knobs, Path(self._study.workdir)),
         )
         assert verdict.trial is not None
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)

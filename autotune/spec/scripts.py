@@ -3,6 +3,7 @@ what it does today."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import yaml
@@ -73,6 +74,8 @@ def of_knobs(
     space: Mapping[str, Sequence[Any]],
     baseline: Mapping[str, Any],
     full_baseline: Mapping[str, Any],
+    *,
+    fixed_batch: bool,
 ) -> mistakes.Problems:
     """Knobs that neither the script nor anybody from outside can turn, and what is not known today.
 
@@ -81,6 +84,7 @@ def of_knobs(
         space: values to try.
         baseline: as the study gives it.
         full_baseline: a value for every knob.
+        fixed_batch: only configurations with the baseline's global batch compete.
     """
     problems: mistakes.Problems = {}
     told = of_arguments(workload)
@@ -96,6 +100,12 @@ def of_knobs(
                 f"workload.args do not say what {flag} is today; add it there, or say under baseline "
                 f"what the script takes without it"
             )
+    split = "micro_batch" in space and len(space["micro_batch"]) > 1
+    if fixed_batch and split and "accumulation_steps" not in workload.flags:
+        problems["objective", "global_batch"] = (
+            "stays only if the script accumulates more where micro_batch is less: say under "
+            "workload.flags by which argument accumulation_steps is turned, or `global_batch: free`"
+        )
     for name in baseline:
         if name in told and told[name] != baseline[name]:
             problems["baseline", name] = (
@@ -103,6 +113,44 @@ def of_knobs(
                 f"{mistakes.in_yaml(told[name])}; make them agree"
             )
     return problems
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration as a script takes it. What does not differ from the baseline stays as it is.
+
+    Attributes:
+        target: the script's file, or the module behind -m.
+        is_module: which of them.
+        flags: of the knobs that the script turns.
+        turned: those that it turns to another value.
+        changes: names of knobs that act from outside.
+    """
+
+    target: str
+    is_module: bool
+    flags: dict[str, str]
+    turned: dict[str, Any]
+    changes: tuple[str, ...]
+
+
+def recipe(workload: Workload, baseline: Mapping[str, Any], knobs: Mapping[str, Any]) -> Recipe:
+    """How a script comes by a configuration.
+
+    Args:
+        workload: of a script.
+        baseline: a value for every knob.
+        knobs: likewise.
+    """
+    differing = {name: value for name, value in knobs.items() if value != baseline[name]}
+    turned = {name: value for name, value in differing.items() if name in workload.flags}
+    return Recipe(
+        target=workload.script or workload.module or "",
+        is_module=workload.script is None,
+        flags=dict(workload.flags),
+        turned=turned,
+        changes=tuple(sorted(differing.keys() - turned.keys())),
+    )
 
 
 def of_arguments(workload: Workload) -> dict[str, Any]:

@@ -325,7 +325,11 @@ class StudySpec(_Section):
         problems |= scripts.of_workload(self.workload)
         if not problems and self.workload.is_script:
             problems |= scripts.of_knobs(
-                self.workload, self.values(), self.baseline, self.full_baseline()
+                self.workload,
+                self.values(),
+                self.baseline,
+                self.full_baseline(),
+                fixed_batch=self.objective.global_batch not in ("free", None),
             )
         fixed, workers = self.objective.global_batch, self.resources.known_workers
         if isinstance(fixed, int) and workers and not problems:

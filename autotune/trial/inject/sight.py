@@ -85,10 +85,10 @@ class Sight:
             went_on()
             return batch
 
-        iterator.__next__ = watched  # type: ignore[method-assign]
+        iterator.__next__ = watched  # type: ignore[method-assign, assignment]
 
     def _watch_backward(self, went_on: Callable[[], None]) -> None:
-        backward = torch.Tensor.backward
+        backward: Callable[..., None] = torch.Tensor.backward
 
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if loss.numel() == 1:
@@ -105,7 +105,7 @@ class Sight:
             build(wrapper, *args, **kwargs)
             self.model = wrapper
 
-        DistributedDataParallel.__init__ = watched  # type: ignore[method-assign]
+        DistributedDataParallel.__init__ = watched  # type: ignore[method-assign, assignment]
 
 
 def size(batch: Any) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 Figures = TypeVar("Figures", bound=tuple[Any, ...])
 
@@ -40,7 +41,7 @@ def among_ranks(world_size: int) -> Gather:
     return gather
 
 
-def over_store(store: dist.Store, rank: int, world_size: int) -> Gather:
+def over_store(store: Store, rank: int, world_size: int) -> Gather:
     """Through a store, beside whatever the ranks train with.
 
     Args:

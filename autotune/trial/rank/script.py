@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch import nn
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.trial.inject.changes import Changes
 from autotune.trial.inject.sight import Sight
@@ -39,6 +39,7 @@ class ScriptTraining(Training):
         self._tokens_at_start = 0
         self._samples_at_start = 0
         self.model = sight.model or nn.Identity()
+        self.samples_done = float(sight.samples * context.world_size)
 
     def begin_block(self) -> None:
         """Count and time from here on."""

@@ -1,0 +1,217 @@
+"""Training scripts that nobody has changed: run as under torchrun, seen, changed from outside."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import launchers
+from autotune.trial.protocol import BlockPlan, Outcome, Script, TrialReport
+from launchers import Resources, Slot
+from search_spaces import CATALOGUE
+from search_spaces.scripts import THROUGH
+from tests.trials import knobs, trial
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
+    logs = str(tmp_path_factory.mktemp("agents"))
+    with launchers.open_launcher("local", Resources(RANKS, 0, 1, 1), logs, None) as launcher:
+        yield launcher.slots[0]
+
+
+class Bench:
+    """A folder with scripts, and a slot to run them on."""
+
+    def __init__(self, slot: Slot, folder: Path) -> None:
+        self._slot = slot
+        self._folder = folder
+        self._told = folder / "told"
+        for script in SCRIPTS.glob("*.py"):
+            (folder / script.name).write_text(script.read_text())
+
+    def write(self, text: str) -> str:
+        (self._folder / "own.py").write_text(text)
+        return "own.py"
+
+    def run(
+        self,
+        path: str,
+        *args: str,
+        blocks: int = 4,
+        env: dict[str, str] | None = None,
+        samples: int = 0,
+        trajectory: int = 0,
+        **changes: Any,
+    ) -> TrialReport:
+        """A trial of the script; keyword arguments are knobs that act from outside."""
+        request = trial(
+            self._folder,
+            "",
+            world_size=RANKS,
+            knobs=knobs(**changes),
+            script=Script(path, args, changes=tuple(changes), samples=samples),
+            blocks=BlockPlan(0.05, 2, max_blocks=blocks),
+            trajectory=trajectory,
+            env={"TOLD": str(self._told), **(env or {})},
+        )
+        return self._slot.run(request, lambda _: False)
+
+    def told(self) -> list[dict[str, Any]]:
+        """By the ranks of telling.py."""
+        paths = [Path(f"{self._told}-{rank}") for rank in range(RANKS)]
+        return [json.loads(path.read_text()) for path in paths]
+
+
+@pytest.fixture
+def bench(slot: Slot, tmp_path: Path) -> Bench:
+    return Bench(slot, tmp_path)
+
+
+def assert_well(report: TrialReport, blocks: int = 4) -> None:
+    assert report.outcome is None, f"{report.cause}\n{report.log_tail}"
+    assert len(report.blocks) == blocks
+
+
+def test_samples_and_steps_are_seen(bench: Bench) -> None:
+    report = bench.run("plain_ddp.py", "--batch-size", "16", "--accumulate", "2", samples=32)
+    assert_well(report)
+    assert [block.samples for block in report.blocks] == [64 * b.steps for b in report.blocks]
+    assert all(0 < block.loss < 2 and block.seconds > 0 for block in report.blocks)
+    assert "exposed_seconds" in report.blocks[-1].observed
+
+
+def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
+    strange = ["--x=a b", "new\nline", "$(touch x)", "--", "\udce9\udcff", "'", '"']
+    assert_well(bench.run("telling.py", *strange, env={"EXTRA": "more"}))
+    for rank, told in enumerate(bench.told()):
+        assert told["argv"] == strange
+        assert told["environment"] == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+        }
+        assert told["cwd"] == told["path"] == str(tmp_path)
+        assert told["main"] == "telling.py"
+        assert told["extra"] == "more"
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_is_changed_that_is_not_to_be(bench: Bench) -> None:
+    assert_well(bench.run("telling.py"))
+    told = bench.told()[0]
+    assert (told["bucket"], told["view"], told["workers"]) == (25 * 2**20, False, 0)
+    assert (told["fused"], told["dtype"], told["benchmark"]) == (None, "None", False)
+
+
+def test_knobs_act_from_outside(bench: Bench) -> None:
+    report = bench.run(
+        "telling.py",
+        bucket_cap_mb=5,
+        gradient_as_bucket_view=True,
+        loader_workers=1,
+        optimizer_kernels="fused",
+        precision="bf16",
+        cudnn_benchmark=True,
+        activation_checkpointing=1,
+        gradient_compression="fp16",
+    )
+    assert_well(report)
+    for told in bench.told():
+        assert (told["bucket"], told["view"], told["workers"]) == (5 * 2**20, True, 1)
+        assert (told["fused"], told["dtype"], told["benchmark"]) == (True, "torch.bfloat16", True)
+
+
+def test_a_knob_without_anything_to_act_on_is_no_measurement(bench: Bench) -> None:
+    report = bench.run("telling.py", "--bare", bucket_cap_mb=5, optimizer_kernels="foreach")
+    assert report.outcome == Outcome.ERROR
+    assert "bucket_cap_mb: has found nothing to act on" in report.cause
+    assert not report.blocks
+
+
+def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Bench) -> None:
+    report = bench.run("telling.py", "--batch", "8", samples=16)
+    assert report.outcome == Outcome.ERROR
+    assert "8 a step, are not the 16 that the configuration says" in report.cause
+
+
+def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
+    report = bench.run("telling.py", env={"STEPS": "5"}, blocks=1000)
+    assert report.outcome == Outcome.ERROR
+    assert "the script ended after 4 measured optimizer steps" in report.cause
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("import sys\nsys.exit(3)", "the script ended with exit status 3"),
+        ("raise ValueError('planted')", "ValueError: planted"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+    ],
+)
+def test_a_script_that_fails_is_told(bench: Bench, text: str, cause: str) -> None:
+    report = bench.run(bench.write(text))
+    assert report.outcome == Outcome.ERROR
+    assert cause in report.cause
+
+
+def test_a_trial_does_not_see_what_an_earlier_one_has_left(bench: Bench) -> None:
+    """Ranks meet at a store of their own, trial after trial."""
+    for _ in range(3):
+        assert_well(bench.run("telling.py", blocks=2), blocks=2)
+
+
+def test_what_a_script_computes_is_compared(bench: Bench) -> None:
+    plain, again, narrow = (
+        bench.run("telling.py", trajectory=4, **changes)
+        for changes in ({}, {}, {"precision": "bf16"})
+    )
+    losses = [[block.loss for block in run.blocks] for run in (plain, again, narrow)]
+    assert len(losses[0]) == 4
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2] == pytest.approx(losses[0], rel=0.05)
+    assert plain.blocks[0].observed["gradient_norm"] > 0
+    assert plain.blocks[-1].observed["replica_spread"] < 1e-6
+
+
+def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path) -> None:
+    script = {
+        "target": "telling.py",
+        "is_module": False,
+        "flags": {"micro_batch": "--batch", "accumulation_steps": "$EXTRA"},
+        "turned": {"micro_batch": 8, "accumulation_steps": 2},
+        "changes": ["bucket_cap_mb", "optimizer_kernels", "precision"],
+        "digest": None,
+    }
+    chosen = knobs(bucket_cap_mb=5, optimizer_kernels="fused", precision="bf16")
+    best = {"format": 1, "knobs": chosen, "world_size": 2, "throughput": {}, "speedup": None}
+    content = {**best, "provenance": {}, "unusual": [], "script": script}
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(content))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*(sys.executable, "-P", "-m", "autotune", "run", "best.yaml", "--")]
+        + [*torchrun, "--standalone", "telling.py", "--batch", "4", "--bare "],
+        cwd=tmp_path,
+        env={**os.environ, "TOLD": str(tmp_path / "told"), "STEPS": "4"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for told in bench.told():
+        assert told["argv"] == ["--batch", "8", "--bare "]
+        assert (told["bucket"], told["fused"], told["dtype"]) == (5 * 2**20, True, "torch.bfloat16")
+        assert told["extra"] == "2"
+
+
+def test_every_knob_that_acts_from_outside_is_one() -> None:
+    assert THROUGH.keys() <= CATALOGUE.keys()

@@ -1,0 +1,192 @@
+"""Scripts in study.yaml, their arguments, and the user's own job: what needs no rank."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.errors import BadInput, SpecError
+from autotune.export.best import BestConfig
+from autotune.export.job import tuned
+from autotune.spec import arguments, load
+from autotune.trial.inject.job import Order, runs
+from autotune.trial.inject.sight import size
+from search_spaces import defaults
+from tests.steering import write_study
+
+SCRIPT = {
+    "script": "train.py",
+    "args": ["--batch-size", "16", "--bf16"],
+    "flags": {"micro_batch": "--batch-size"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "flag", "value", "expected"),
+    [
+        (["--n", "1"], "--n", 2, ["--n", "2"]),
+        (["--n=1", "x"], "--n", 2, ["--n=2", "x"]),
+        (["--n", "1", "--n", "3"], "--n", 2, ["--n", "2", "--n", "2"]),
+        (["x"], "--n", 2, ["x", "--n", "2"]),
+        (["--nn", "1"], "--n", 2, ["--nn", "1", "--n", "2"]),
+        (["data.n=1", "m.n=1"], "data.n=", 2, ["data.n=2", "m.n=1"]),
+        ([], "data.n=", 2, ["data.n=2"]),
+        (["--on", "x"], "--on", False, ["x"]),
+        (["x"], "--on", True, ["x", "--on"]),
+        (["--on"], "--on", True, ["--on"]),
+        (["x", "$(touch y)", "a\nb"], "$N", 2, ["x", "$(touch y)", "a\nb"]),
+    ],
+)
+def test_arguments_are_changed_where_they_are(
+    given: list[str], flag: str, value: object, expected: list[str]
+) -> None:
+    assert list(arguments.changed(given, {"k": flag}, {"k": value})) == expected
+
+
+def test_variables_are_no_arguments() -> None:
+    assert arguments.variables({"a": "$A_B", "b": "--b"}, {"a": True, "b": 1}) == {"A_B": "true"}
+
+
+@pytest.mark.parametrize(
+    ("given", "flag", "value"),
+    [
+        (["--n", "1"], "--n", "1"),
+        (["--n=1", "--n", "2"], "--n", "1"),
+        (["n=3"], "n=", "3"),
+        (["x"], "--n", None),
+        (["--n"], "--n", None),
+    ],
+)
+def test_arguments_are_read(given: list[str], flag: str, value: str | None) -> None:
+    assert arguments.given(given, flag) == value
+
+
+def study(folder: Path, workload: dict[str, Any], **changes: Any) -> Path:
+    fields: dict[str, Any] = {
+        "search_space": {"micro_batch": [8, 16], "bucket_cap_mb": [5, 25]},
+        "baseline": {},
+        "objective": {"global_batch": "free"},
+    }
+    return write_study(folder, workload=workload, **{**fields, **changes})
+
+
+def test_the_baseline_is_what_the_arguments_say(tmp_path: Path) -> None:
+    spec = load(study(tmp_path, SCRIPT))
+    assert spec.workload.is_script
+    assert spec.full_baseline() == {**defaults(), "micro_batch": 16}
+
+
+@pytest.mark.parametrize(
+    ("workload", "changes", "told"),
+    [
+        ({}, {}, "workload.name: is missing; give one of name, script, module"),
+        ({"script": "a.py", "module": "b"}, {}, "workload.module: does not go with script"),
+        ({"script": "a.py", "args": {"x": 1}}, {}, "workload.args: must be a list"),
+        (
+            {"name": "gpt", "flags": {"micro_batch": "--b"}},
+            {},
+            "workload.flags: is for scripts only",
+        ),
+        ({**SCRIPT, "flags": {"micro": "--b"}}, {}, "no such knob; did you mean 'micro_batch'"),
+        ({**SCRIPT, "flags": {"micro_batch": "b; rm"}}, {}, "must be --flag, key= or $VARIABLE"),
+        ({**SCRIPT, "flags": {}}, {}, "search_space.micro_batch: cannot be changed from outside"),
+        ({**SCRIPT, "args": []}, {}, "workload.args do not say what --batch-size is today"),
+        (SCRIPT, {"baseline": {"micro_batch": 8}}, "is 8, but workload.args say 16"),
+        (SCRIPT, {"search_space": {"precision": ["fp32", "fp16"]}}, "cannot be fp16 from outside"),
+        (
+            SCRIPT,
+            {"search_space": {"precision": ["fp32", "bf16"]}, "baseline": {"precision": "bf16"}},
+            "cannot be changed from outside a script that has bf16 by itself",
+        ),
+        (
+            SCRIPT,
+            {"objective": {"global_batch": "keep"}},
+            "objective.global_batch: stays only if the script accumulates more",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, workload: dict[str, Any], changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        load(study(tmp_path, workload, **changes))
+    assert told in str(refused.value)
+    assert "study.yaml:" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["python", "train.py", "-m", "x"], ("train.py", False)),
+        (["python", "-u", "-X", "dev", "src/train.py"], ("train.py", False)),
+        (["python", "-um"], None),
+        (["python", "-m", "pkg.train", "--x"], ("pkg.train", True)),
+        (["python", "-W", "ignore", "-m", "pkg.train"], ("pkg.train", True)),
+        (["python", "/bin/torchrun", "train.py"], ("torchrun", False)),
+        (["python", "-c", "train.py"], None),
+        (["python"], None),
+    ],
+)
+def test_what_a_command_runs(command: list[str], expected: tuple[str, bool] | None) -> None:
+    assert runs(command) == expected
+
+
+def best(**script: Any) -> BestConfig:
+    told = {
+        "target": "src/train.py",
+        "is_module": False,
+        "flags": {"micro_batch": "--b", "accumulation_steps": "$STEPS"},
+        "turned": {"micro_batch": 32, "accumulation_steps": 2},
+        "changes": ["bucket_cap_mb"],
+        "digest": None,
+    }
+    found = {**defaults(), "bucket_cap_mb": 5}
+    return BestConfig(found, 2, {}, script={**told, **script} if script is not None else None)
+
+
+def test_the_users_own_command_is_what_was_tuned() -> None:
+    command = ["torchrun", "--nproc-per-node", "2", "src/train.py", "--b", "8", "--b=9"]
+    job = tuned(best(), command, {"PYTHONPATH": "/mine"})
+    assert job.command == (
+        "torchrun",
+        "--nproc-per-node",
+        "2",
+        "src/train.py",
+        "--b",
+        "32",
+        "--b=32",
+    )
+    assert job.environment["STEPS"] == "2"
+    assert job.environment["PYTHONPATH"].endswith(os.pathsep + "/mine")
+    order = Order.from_text(job.environment["AUTOTUNE_RUN"])
+    assert (order.target, order.is_module, order.changes) == ("train.py", False, ("bucket_cap_mb",))
+    assert order.knobs["bucket_cap_mb"] == 5
+
+
+def test_another_command_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"the command does not run train\.py"):
+        tuned(best(), ["torchrun", "other.py"], {})
+
+
+def test_a_changed_script_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    job = tuned(best(digest="0" * 64), ["python", str(tmp_path / "train.py")], {})
+    assert job.differences == (f"{tmp_path}/train.py has changed since it was tuned",)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.zeros(4, 3), (4, 0)),
+        (torch.zeros(4, 3, dtype=torch.long), (4, 12)),
+        ([torch.zeros(5, 2), torch.zeros(5)], (5, 0)),
+        ({"input_ids": torch.ones(2, 8, dtype=torch.long), "mask": torch.ones(2, 8)}, (2, 16)),
+        (("text", {"x": (torch.zeros(3),)}), (3, 0)),
+        (["a", "b"], (2, 0)),
+        (torch.tensor(1.0), (1, 0)),
+    ],
+)
+def test_samples_of_a_batch(batch: Any, expected: tuple[int, int]) -> None:
+    assert size(batch) == expected

@@ -156,7 +156,7 @@ def watch(study: StudyArgument, storage: StorageOption = None) -> None:
     repository = _open(url, existing=True)
     study_now = repository.studies.named(name)
     ended = _interruptible(repository, name, lambda: follow(repository, study_now))
-    print(conclusion(ended, _export_path(ended)))
+    print(conclusion(repository, ended, _export_path(ended)))
     raise typer.Exit(exit_code(ended))
 
 
@@ -475,7 +475,7 @@ def _attend(
     # What a script reads is the JSON alone; people still see the rest.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         ended = _interruptible(repository, name, lambda: follow(repository, study, keep_alive))
-        print(conclusion(ended, _export_path(ended)))
+        print(conclusion(repository, ended, _export_path(ended)))
     if as_json:
         print(json.dumps(status_of(repository, name), indent=2))
     raise typer.Exit(exit_code(ended))

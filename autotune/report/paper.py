@@ -53,7 +53,8 @@ def _standing(study: StoredStudy, verdict: Verdict) -> Iterator[str]:
 
 def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
     """What each knob of the winner brings."""
-    gains = contributions(attempts, verdict.knobs or {}, spec.full_baseline())
+    today = spec.full_baseline()
+    gains = contributions(attempts, verdict.knobs, today) if verdict.knobs else []
     if not gains:
         yield from _why_no_attribution(spec, attempts, verdict)
         return

@@ -55,9 +55,10 @@ class Space:
             values = {**others, MICRO_BATCH: sorted(self.splits.steps)}
         self._values = {name: self._usable(name, given) for name, given in values.items()}
         for name, value in self._constants().items():
-            self.left_out.append(
-                f"other values of {name} than {written(value)}: none runs with the rest"
-            )
+            other = next(given for given in self._values[name] if given != value)
+            reason = self.problems({name: other})
+            why = reason[0] if reason else "none runs with the rest"
+            self.left_out.append(f"other values of {name} than {written(value)}: {why}")
             self._values[name] = [value]
 
     def _constants(self) -> dict[str, KnobValue]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
+from autotune.report.in_hand import in_hand
 from autotune.report.progress import ProgressLines
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
@@ -137,17 +138,21 @@ def detached(repository: Repository, name: str) -> str:
     return f"\nDetached; {name} {how}. autotune watch {name}, autotune stop {name}"
 
 
-def conclusion(study: StoredStudy, exported: Path) -> str:
-    """What is printed when a study has ended."""
+def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> str:
+    """What is printed when a study has ended, or is stopped: also what it has in hand."""
     if study.state == StudyState.DONE and study.verdict:
         verdict = Verdict.from_dict(study.verdict)
         text = f"\n{verdict.sentence}"
         if verdict.trial is not None and writing.is_of(exported, study.name):
             text += f"\n{exported}: load it with autotune.load()."
         return text
+    text = f"\nFailed: {study.error}"
     if study.state == StudyState.STOPPED:
-        return f"\nStopped. `autotune resume {study.name}` goes on where it stood."
-    return f"\nFailed: {study.error}"
+        text = f"\nStopped. `autotune resume {study.name}` goes on where it stood."
+    answer = in_hand(repository, study)
+    if answer.trial is not None:
+        text += f"\n{answer.sentence}\n`autotune export {study.name}` writes that."
+    return text
 
 
 def exit_code(study: StoredStudy) -> int:

@@ -43,7 +43,8 @@ def test_what_can_only_have_one_value_beside_the_others_is_no_parameter():
     space = Space(values, {**defaults(), "accumulation_steps": 2}, CPU)
     assert set(space.distributions()) == {"micro_batch"}
     assert space.complete({"micro_batch": 1})["static_graph"] is False
-    assert "other values of static_graph than false: none runs with the rest" in space.left_out
+    told = "other values of static_graph than false: static_graph=true does not go with"
+    assert any(reason.startswith(told) for reason in space.left_out)
     free = Space({**values, "accumulation_steps": [1, 2]}, defaults(), CPU)
     assert set(free.distributions()) == {"micro_batch", "accumulation_steps", "static_graph"}
 

@@ -65,7 +65,7 @@ def autotune(
     *arguments: str,
     cwd: Path,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run the real command, as a user would."""
@@ -165,7 +165,7 @@ class StudyFolder(Records):
     # Commands
 
     def run(
-        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder to its end."""
         return autotune(*arguments, cwd=self.folder, env=env, timeout=timeout)
@@ -219,7 +219,7 @@ class StudyFolder(Records):
 
         return wait_for(held, "a living daemon holds the lease")
 
-    def wait_state(self, *states: str, timeout: float = 90) -> None:
+    def wait_state(self, *states: str, timeout: float = 300) -> None:
         """The study is in one of these states."""
 
         def reached() -> bool:
@@ -242,7 +242,7 @@ class StudyFolder(Records):
 
         return wait_for(running, f"an attempt runs after {after} recorded ones")
 
-    def wait_nothing_runs(self, timeout: float = 60) -> None:
+    def wait_nothing_runs(self, timeout: float = 180) -> None:
         """No process of this folder is left."""
         give_up = time.monotonic() + timeout
         while left := processes_in(self.folder):
@@ -283,7 +283,7 @@ class Command:
             )
         self.pid = self._process.pid
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 300) -> int:
         """Its exit status, negative for a signal."""
         return self._process.wait(timeout)
 

@@ -9,7 +9,7 @@ _POLL_SECONDS = 0.05
 Found = TypeVar("Found")
 
 
-def wait_for(condition: Callable[[], Found], what: str, timeout: float = 60.0) -> Found:
+def wait_for(condition: Callable[[], Found], what: str, timeout: float = 180.0) -> Found:
     """What the condition returns once that is true.
 
     Raises:

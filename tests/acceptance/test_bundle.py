@@ -102,7 +102,7 @@ def test_the_quickstart_runs_from_the_bundle_alone(
 
 
 @pytest.mark.index
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_check_for_devices_refuses_where_there_is_none(bundle: Path, machine: Path) -> None:
     if any(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("there is a device")

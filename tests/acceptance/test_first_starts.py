@@ -206,7 +206,7 @@ def test_a_first_start_that_is_killed_before_any_write_is_made_good(tmp_path: Pa
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=170,
+        timeout=400,
         check=True,
     )
     outcome = json.loads(found.stdout)

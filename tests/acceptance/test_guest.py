@@ -50,7 +50,7 @@ def test_a_study_in_a_folder_with_packages_named_like_ours(
 ) -> None:
     host.write(workload="host:build", launcher=launcher, budget={"trials": 2})
     environment = {"PYTHONPATH": str(host.folder)}
-    found = host.run("start", "study.yaml", env=environment, timeout=150)
+    found = host.run("start", "study.yaml", env=environment, timeout=400)
     assert found.returncode == 0, found.stdout + found.stderr
     host.assert_complete(trials=2)
     assert {a.result.state for a in host.recorded()} <= {"COMPLETE", "PRUNED"}
@@ -68,7 +68,7 @@ def test_the_installed_command_finds_its_own_packages_too(host: StudyFolder) -> 
         env={"PYTHONPATH": str(host.folder), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=400,
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr

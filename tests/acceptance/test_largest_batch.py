@@ -31,7 +31,7 @@ def asking_for_max(tiny: StudyFolder, fits: int, **changes: object) -> None:
 def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> None:
     with study_folder(tmp_path) as tiny:
         asking_for_max(tiny, fits=40)
-        found = tiny.run("start", "study.yaml", "--foreground", timeout=150)
+        found = tiny.run("start", "study.yaml", "--foreground", timeout=400)
         assert found.returncode == 0, found.stdout + found.stderr
         assert "micro_batch: 40 fits, 44 does not (OOM); max is taken to be 32." in found.stdout
         probes = tiny.attempts(Purpose.FIT)
@@ -42,7 +42,7 @@ def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> Non
         assert {t.params["micro_batch"] for t in tiny.trials()} == {8, 32}
 
         asking_for_max(tiny, fits=40, budget={"trials": 4})
-        again = tiny.run("start", "study.yaml", "--foreground", timeout=150)
+        again = tiny.run("start", "study.yaml", "--foreground", timeout=400)
         assert again.returncode == 0, again.stdout + again.stderr
         assert tiny.attempts(Purpose.FIT) == probes
         assert again.stdout.count("max is taken") == 1
@@ -68,7 +68,7 @@ def test_where_there_is_no_largest_the_study_says_why(
 ) -> None:
     with study_folder(tmp_path) as tiny:
         asking_for_max(tiny, fits=fits, **changes)
-        found = tiny.run("start", "study.yaml", "--foreground", timeout=100)
+        found = tiny.run("start", "study.yaml", "--foreground", timeout=400)
         assert found.returncode != 0
         assert complaint in found.stdout + found.stderr
         assert fits == 0 or not tiny.attempts(Purpose.FIT)

@@ -18,7 +18,7 @@ def test_ddp_and_one_process_compete_over_the_same_samples(tmp_path: Path) -> No
             budget={"trials": 4},
             measurement=quick_measurement(rounds=3, attribution=0),
         )
-        found = tiny.run("start", "study.yaml", "--foreground", timeout=120)
+        found = tiny.run("start", "study.yaml", "--foreground", timeout=400)
         assert found.returncode == 0, found.stdout + found.stderr
         searched = tiny.attempts(Purpose.SEARCH)
         assert {a.knobs["parallelism"] for a in searched} == {"ddp", "data_parallel"}

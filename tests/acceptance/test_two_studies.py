@@ -10,7 +10,7 @@ import pytest
 from tests.steering import Command, StudyFolder, quick_measurement, study_folder
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 ENDLESS = {"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 200))}
 

@@ -230,7 +230,7 @@ def test_hsdp_shards_within_a_node_and_replicates_over_nodes(tmp_path: Path) -> 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )
     line = f"held {TOTAL // 2} mesh (2, 2) ('replicate', 'shard')"

@@ -19,7 +19,7 @@ from launchers import Launcher, Resources
 from tests.steering import TINY_WORKLOAD
 from tests.trials import trial
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 SLOW = """
 import json, os, time

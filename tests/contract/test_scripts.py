@@ -196,10 +196,10 @@ def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path)
     best = {"format": 1, "knobs": chosen, "world_size": 2, "throughput": {}, "speedup": None}
     content = {**best, "provenance": {}, "unusual": [], "script": script}
     (tmp_path / "best.yaml").write_text(yaml.safe_dump(content))
+    ours = [sys.executable, "-P", "-m", "autotune", "run", "best.yaml", "--"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*(sys.executable, "-P", "-m", "autotune", "run", "best.yaml", "--")]
-        + [*torchrun, "--standalone", "telling.py", "--batch", "4", "--bare "],
+        [*ours, *torchrun, "--standalone", "telling.py", "--batch", "4", "--bare "],
         cwd=tmp_path,
         env={**os.environ, "TOLD": str(tmp_path / "told"), "STEPS": "4"},
         capture_output=True,

@@ -11,10 +11,10 @@ from tests.fault_table import Tally
 from tests.steering import StudyFolder
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.fault(1)]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(1)]
 
 ONE_RANK = {"workers": 1}
-TO_START = 60
+TO_START = 120
 """Seconds that a process may take until it works, on a machine with others beside it."""
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.database.opening import in_private_mounts, needs_mounts
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.fault(12), pytest.mark.slow, needs_mounts]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(12), pytest.mark.slow, needs_mounts]
 
 SCRIPT = """
 import subprocess, sys

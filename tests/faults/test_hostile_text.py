@@ -7,7 +7,7 @@ import pytest
 
 from tests.steering import StudyFolder, study_folder
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.fault(19)]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(19)]
 
 ECHO = """
 import json

@@ -10,7 +10,7 @@ import pytest
 from tests.fault_table import Tally
 from tests.unit.test_best_yaml import content
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.fault(22)]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(22)]
 
 ROOT = Path(__file__).parents[2]
 EXPORTER = """

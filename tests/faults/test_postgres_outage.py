@@ -13,7 +13,7 @@ from sqlalchemy import inspect, text
 from tests.steering import Command, StudyFolder, processes_in, study_folder
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 SECRET = "hunter2secret"
 PASSWORD = f"p@ss/w:rd %{SECRET}'\""

@@ -20,7 +20,7 @@ from tests.steering import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 TRIALS = 8
 ALL_TRIALS = {"trials": TRIALS, "least_gain": 0}
@@ -45,7 +45,7 @@ def kill_at_random(tiny: StudyFolder, tally: Tally, seed: int, kills: int) -> No
         submit(study.repository, load(study.folder / "study.yaml"), study.folder)
         while tally.tried < kills and kill_once(study, moments):
             tally.tried += 1
-        found = study.run("start", "study.yaml", "--foreground", timeout=170)
+        found = study.run("start", "study.yaml", "--foreground", timeout=400)
         assert found.returncode == 0, found.stdout + found.stderr
         lost, duplicated = study.losses(TRIALS)
         tally.lost += lost

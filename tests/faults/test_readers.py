@@ -15,7 +15,7 @@ from tests.contract.storage.making import block
 from tests.fault_table import Tally
 from tests.steering import write_study
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.fault(10)]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(10)]
 
 ROOT = Path(__file__).parents[2]
 READERS = 32

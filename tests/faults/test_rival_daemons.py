@@ -11,7 +11,7 @@ from autotune.service.daemon import LEASE_SECONDS
 from tests.steering import StudyFolder
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
 SLOW = {"name": "tiny:build", "args": {"sleep": 0.03}}

@@ -11,7 +11,7 @@ from autotune.analysis.verdict import Verdict
 from tests.control.test_in_hand import assert_agrees
 from tests.steering import StudyFolder, quick_measurement
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 SPACE = {"micro_batch": [1, 2, 4, 8], "log_interval": [1, 10]}
 

@@ -11,7 +11,7 @@ from search_spaces import CATALOGUE
 from storage import StoredAttempt
 from tests.steering import StudyFolder, quick_measurement, study_folder
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 MEMORY = {"workers": 2, "memory_per_worker": "1GiB"}
 UNSPEAKABLE = """
@@ -33,7 +33,7 @@ def build(text, **arguments):
 def run(tiny: StudyFolder, arguments: dict[str, Any], **changes: Any) -> CompletedProcess[str]:
     """A study over the tiny workload with this trouble, to its end; it ends without a traceback."""
     tiny.write(workload={"name": "tiny:build", "args": arguments}, **changes)
-    found = tiny.run("start", "study.yaml", "--foreground", timeout=170)
+    found = tiny.run("start", "study.yaml", "--foreground", timeout=400)
     assert "Traceback" not in found.stdout + found.stderr
     return found
 
@@ -140,7 +140,7 @@ def assert_error_is_recorded(tiny: StudyFolder, text: str) -> None:
         budget={"trials": 2},
     )
     found = tiny.spawn("start", "study.yaml", "--foreground")
-    tiny.wait_state("DONE", "FAILED", timeout=120)
+    tiny.wait_state("DONE", "FAILED", timeout=400)
     assert found.wait() == 0, found.output()
     tiny.assert_complete(trials=2)
     assert [a.result.state for a in tiny.attempts("search")] == ["COMPLETE", "ERROR"]
@@ -199,7 +199,7 @@ def test_a_finalist_that_fails_in_its_second_round_is_dropped(
             measurement=quick_measurement(rounds=3),
         )
         found = tiny.spawn("start", "study.yaml", "--foreground", "--json")
-        tiny.wait_state("DONE", "FAILED", timeout=120)
+        tiny.wait_state("DONE", "FAILED", timeout=400)
         assert found.wait() == 0, found.output()
         tiny.assert_complete(trials=2)
         verdict = tiny.study().verdict

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -56,7 +57,7 @@ def tell(model, loader, optimizer):
         "fused": optimizer.param_groups[0]["fused"],
         "dtype": str(Block.dtype),
         "benchmark": torch.backends.cudnn.benchmark,
-        "cwd": os.getcwd(),
+        "cwd": str(Path.cwd()),
         "path": sys.path[0],
         "main": sys.modules["__main__"].__file__,
         "environment": {

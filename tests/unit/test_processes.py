@@ -64,7 +64,7 @@ def play(scene: str, **environment: str) -> dict:
         [sys.executable, "-P", "-c", CAST + textwrap.dedent(scene)],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=180,
         check=False,
         env={**os.environ, **environment},
     )

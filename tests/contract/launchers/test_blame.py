@@ -11,7 +11,7 @@ import pytest
 from autotune.trial.protocol import Outcome
 from tests.contract.launchers.sites import HASTY, Site, sites
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 @contextlib.contextmanager

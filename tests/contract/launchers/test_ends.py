@@ -12,7 +12,7 @@ from tests.contract.launchers.sites import Site, WatchedLink, go_on, sites
 from tests.trials import ENDLESS
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 @sites("local", "ray", "cluster")

@@ -17,7 +17,7 @@ SHORT = BlockPlan(seconds=0.001, min_steps=1, max_blocks=2)
 
 
 @pytest.mark.fault(15)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("at_once", "trials"), [(3, 12), pytest.param(8, 504, marks=pytest.mark.slow)]
 )

@@ -10,7 +10,7 @@ from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, Outcome
 from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, fork_server, sites
 from tests.trials import ENDLESS, knobs
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 GIB = 2**30

@@ -9,7 +9,7 @@ from autotune.trial.protocol import BlockPlan, Outcome
 from tests.contract.launchers.sites import HASTY, Site, end_at, sites
 from tests.trials import ENDLESS
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 @sites("local", "ray")

@@ -16,7 +16,7 @@ from tests.steering import TINY_WORKLOAD
 from tests.trials import knobs
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 @sites("local", "ray", "pair", "cluster")
@@ -156,7 +156,7 @@ def test_a_hundred_trials_clash_and_leak_nothing(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @sites("local")
 def test_hundreds_of_failures_leak_nothing(site: Site) -> None:
     site.run(args={"trouble": "raise"})

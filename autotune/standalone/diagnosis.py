@@ -53,6 +53,11 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
     Raises:
         BadInput: the baseline cannot run here, with the reason.
     """
+    if spec.workload.is_script:
+        raise BadInput(
+            "scripts cannot be profiled yet; `autotune doctor` says which knobs act on one, and "
+            "`autotune start` measures them"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with launcher_of(spec, folder) as launcher:
         return _looked_at(Probe(Plan(spec, launcher), folder, workdir))

@@ -16,6 +16,8 @@ from autotune.runs.plan import Plan, few_steps, launcher_of
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
 from launchers import Launcher, Resources, open_launcher
+from search_spaces import KnobValue
+from search_spaces.knob import written
 from storage import Database
 
 _PACKAGES = ("torch", "optuna", "sqlalchemy")
@@ -119,7 +121,10 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
                 trained = functools.partial(_baseline, probe)
-                yield _tried("baseline", trained)
+                baseline = _tried("baseline", trained)
+                yield baseline
+                if spec.workload.is_script and baseline.level == "ok":
+                    yield from _knobs(probe)
     except DevicesTaken as error:
         yield Check(f"{kind} launcher", "warn", str(error))
     except AutotuneError as error:
@@ -143,6 +148,29 @@ def _baseline(probe: Probe) -> str:
         raise AutotuneError(problem)
     size = f"{result.peak_bytes / 2**20:,.0f} MiB"
     return f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
+
+
+def _knobs(probe: Probe) -> Iterator[Check]:
+    """Whether each knob of the search takes effect in the script, by one value of each."""
+    baseline = probe.plan.baseline
+    for name, values in probe.plan.spec.values().items():
+        other = next((value for value in values if value != baseline[name]), None)
+        if other is not None:
+            yield _tried(f"knob {name}", functools.partial(_takes, probe, name, other))
+
+
+def _takes(probe: Probe, name: str, value: KnobValue) -> str:
+    """Run the script for a few steps with one knob at another value.
+
+    Raises:
+        AutotuneError: it does not take effect, or fails.
+    """
+    knobs = {**probe.plan.baseline, name: value}
+    result = probe.run(f"doctor-{name}", knobs, FitRun(), few_steps)
+    if why_not(result):
+        raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
+    flag = probe.plan.spec.workload.flags.get(name)
+    return f"{written(value)} takes effect, {f'by {flag}' if flag else 'from outside'}"
 
 
 def _tried(name: str, action: Callable[[], str]) -> Check:

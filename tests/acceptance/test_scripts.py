@@ -1,0 +1,86 @@
+"""Studies over training scripts, as a user would give them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from storage import Purpose
+from tests.steering import StudyFolder, quick_measurement
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+OURS = {
+    "script": "plain_ddp.py",
+    "args": ["--batch-size", "4", "--epochs", "100000"],
+    "flags": {"micro_batch": "--batch-size", "accumulation_steps": "--accumulate"},
+}
+
+
+def write(tiny: StudyFolder, workload: dict, **changes: object) -> None:
+    for script in SCRIPTS.glob("*.py"):
+        (tiny.folder / script.name).write_text(script.read_text())
+    tiny.write(workload=workload, **changes)
+
+
+def test_doctor_says_knob_by_knob_what_takes_effect(tiny: StudyFolder) -> None:
+    """telling.py takes no --accumulate: it would be measured as what it is not."""
+    script = {
+        "script": "telling.py",
+        "args": ["--batch", "4"],
+        "flags": {"micro_batch": "--batch", "accumulation_steps": "--accumulate"},
+    }
+    space = {
+        "micro_batch": [4, 8],
+        "accumulation_steps": [1, 2],
+        "bucket_cap_mb": [5, 25],
+        "gradient_compression": ["none", "fp16"],
+    }
+    write(
+        tiny,
+        script,
+        search_space=space,
+        baseline={"accumulation_steps": 1},
+        objective={"global_batch": "free"},
+        env={"TOLD": str(tiny.folder / "told")},
+    )
+    told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
+    assert "ok    knob micro_batch: 8 takes effect, by --batch" in told
+    assert "ok    knob bucket_cap_mb: 5 takes effect, from outside" in told
+    assert "ok    knob gradient_compression: fp16 takes effect, from outside" in told
+    assert "fail  knob accumulation_steps: 2: " in told
+    assert "4 a step, are not the 8 that the configuration says" in told
+
+
+def test_a_script_is_not_diagnosed_by_mistake(tiny: StudyFolder) -> None:
+    write(tiny, OURS, search_space={"micro_batch": [4, 8]}, baseline={"accumulation_steps": 1})
+    told = tiny.ask("diagnose", "study.yaml")
+    assert told.returncode == 2
+    assert "scripts cannot be profiled yet" in told.stderr
+
+
+@pytest.mark.slow
+def test_a_script_is_tuned_and_left_as_it_is(tiny: StudyFolder) -> None:
+    space = {"micro_batch": [4, 64], "precision": ["fp32", "bf16"]}
+    before = (SCRIPTS / "plain_ddp.py").read_text()
+    write(
+        tiny,
+        OURS,
+        search_space=space,
+        baseline={"accumulation_steps": 1},
+        objective={"global_batch": "free"},
+        budget={"trials": 4, "least_gain": 0},
+        measurement=quick_measurement(longest=1.0, rounds=4),
+    )
+    found = tiny.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=4)
+    rates = {a.knobs["micro_batch"]: a.result.throughput for a in tiny.attempts(Purpose.SEARCH)}
+    assert rates[64] > 2 * rates[4], "sixteen times the samples for little more time"
+    best = yaml.safe_load((tiny.folder / "best.yaml").read_text())
+    assert best["script"]["target"] == "plain_ddp.py"
+    assert best["knobs"]["micro_batch"] == best["script"]["turned"].get("micro_batch", 4)
+    again = tiny.run("report", tiny.name, "--recompute", "--json")
+    assert json.loads(again.stdout)["trial"] == tiny.study().verdict["trial"]
+    assert (tiny.folder / "plain_ddp.py").read_text() == before
+    assert not (tiny.folder / "model.pt").exists(), "it was ended before it would have saved"

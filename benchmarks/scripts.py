@@ -1,0 +1,184 @@
+"""What it costs to look at a training script that nobody has changed.
+
+    python benchmarks/scripts.py [--json]
+
+Per step: a bare training loop in this process, with and without our hooks in blocks in turn, and the
+same between equals (A/A). Per trial: the script as a trial, less its timed steps, and in turn with that
+one epoch of it under torchrun.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import optimizer
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+import launchers
+from autotune.measurement.estimate import paired_ratio
+from autotune.trial.inject.sight import Sight
+from autotune.trial.protocol import BlockPlan, Script, TrialRequest
+from launchers import Resources
+from search_spaces import defaults
+
+SCRIPT = Path(__file__).parent.parent / "tests" / "scripts" / "plain_ddp.py"
+BLOCK_STEPS = 50
+PAIRS = 60
+TRIALS = 7
+STEPS_OF_A_TRIAL = 40
+
+
+def bare_loop() -> Iterator[None]:
+    """A training that takes a step whenever it is asked for the next; a millisecond or two each."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(4096, 256), torch.randint(0, 10, (4096,)))
+    loader = DataLoader(data, batch_size=32, shuffle=True)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
+    model.append(nn.Linear(512, 10))
+    adam = torch.optim.AdamW(model.parameters())
+    while True:
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x), y)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            yield
+
+
+class Hooks:
+    """Ours, which can be taken away and put back."""
+
+    def __init__(self) -> None:
+        before = self._state()
+        Sight().watch(went_on=lambda: None, before=lambda: None, after=lambda: None)
+        self._states = {False: before, True: self._state()}
+
+    def _state(self) -> tuple[Any, ...]:
+        hooks = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+        fetch = dataloader._BaseDataLoaderIter.__next__
+        return (fetch, torch.Tensor.backward, *(dict(found) for found in hooks))
+
+    def set(self, on: bool) -> None:
+        fetch, backward, pre, post = self._states[on]
+        dataloader._BaseDataLoaderIter.__next__ = fetch
+        torch.Tensor.backward = backward
+        for found, wanted in (
+            (optimizer._global_optimizer_pre_hooks, pre),
+            (optimizer._global_optimizer_post_hooks, post),
+        ):
+            found.clear()
+            found.update(wanted)
+
+
+def per_step() -> dict[str, Any]:
+    """Seconds of a step with our hooks over those without, and between equals."""
+    torch.set_num_threads(1)
+    training, hooks, order = bare_loop(), Hooks(), random.Random(0)
+    for _ in itertools.islice(training, 10 * BLOCK_STEPS):
+        pass
+
+    def block(on: bool) -> float:
+        hooks.set(on)
+        started = time.perf_counter()
+        for _ in itertools.islice(training, BLOCK_STEPS):
+            pass
+        return (time.perf_counter() - started) / BLOCK_STEPS
+
+    def compared(first: bool, second: bool) -> dict[str, float]:
+        pairs = []
+        for _ in range(PAIRS):
+            swapped = order.random() < 0.5
+            one, other = (block(second), block(first)) if swapped else (block(first), block(second))
+            pairs.append((other, one) if swapped else (one, other))
+        found = paired_ratio([a for a, _ in pairs], [b for _, b in pairs])
+        return {"value": found.value - 1, "low": found.low - 1, "high": found.high - 1}
+
+    return {
+        "step_seconds": block(False),
+        "pairs": PAIRS,
+        "hooks": compared(True, False),
+        "between_equals": compared(False, False),
+    }
+
+
+def per_trial() -> dict[str, Any]:
+    """Wall seconds beside the training, as a trial and under torchrun."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / SCRIPT.name
+        copy.write_text(SCRIPT.read_text())
+        with launchers.open_launcher("local", Resources(2, 0, 1, 1), folder, None) as launcher:
+            ours = lambda number: trial(launcher.slots[0], folder, number)  # noqa: E731
+            found = [(ours(n), torchrun(folder)) for n in range(TRIALS + 1)][1:]
+    mine, theirs = ([pair[side] for pair in found] for side in (0, 1))
+    ratio = paired_ratio(theirs, mine)
+    return {
+        "trials": TRIALS,
+        "trial_seconds": sorted(mine)[len(mine) // 2],
+        "torchrun_seconds": sorted(theirs)[len(theirs) // 2],
+        "torchrun_over_trial": vars(ratio),
+    }
+
+
+def trial(slot: Any, folder: str, number: int) -> float:
+    request = TrialRequest(
+        trial=f"trial-{number}",
+        factory="",
+        args={},
+        knobs=defaults(),
+        world_size=2,
+        seed=0,
+        device="cpu",
+        blocks=BlockPlan(0.0, STEPS_OF_A_TRIAL // 2, max_blocks=2),
+        workdir=folder,
+        log_dir=f"{folder}/logs-{number}",
+        script=Script(SCRIPT.name, ("--epochs", "100000")),
+    )
+    report = slot.run(request, lambda _: False)
+    assert report.outcome is None, report.cause + report.log_tail
+    return float(report.wall_seconds - sum(block.seconds for block in report.blocks))
+
+
+def torchrun(folder: str) -> float:
+    """One epoch and no more: less training than the trial has."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    started = time.perf_counter()
+    subprocess.run(
+        [*command, "2", SCRIPT.name, "--epochs", "1"], cwd=folder, check=True, capture_output=True
+    )
+    return time.perf_counter() - started
+
+
+def shown(found: dict[str, Any]) -> Iterator[str]:
+    step, launch = found["per_step"], found["per_trial"]
+    for name in ("hooks", "between_equals"):
+        one = step[name]
+        yield f"{name}: {one['value']:+.2%} per step ({one['low']:+.2%} to {one['high']:+.2%})"
+    yield (
+        f"a trial costs {launch['trial_seconds']:.2f} s beside its steps, torchrun "
+        f"{launch['torchrun_seconds']:.2f} s: {launch['torchrun_over_trial']['value']:.1f}x"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    parts: dict[str, Callable[[], Any]] = {"per_trial": per_trial, "per_step": per_step}
+    found = {name: part() for name, part in parts.items()}
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(shown(found)))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -51,6 +51,7 @@ class Bench:
         env: dict[str, str] | None = None,
         samples: int = 0,
         trajectory: int = 0,
+        is_module: bool = False,
         **changes: Any,
     ) -> TrialReport:
         """A trial of the script; keyword arguments are knobs that act from outside."""
@@ -59,7 +60,8 @@ class Bench:
             "",
             world_size=RANKS,
             knobs=knobs(**changes),
-            script=Script(path, args, changes=tuple(changes), samples=samples),
+            import_paths=(),
+            script=Script(path, args, is_module, changes=tuple(changes), samples=samples),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             trajectory=trajectory,
             env={"TOLD": str(self._told), **(env or {})},
@@ -104,6 +106,12 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
         assert told["main"] == "telling.py"
         assert told["extra"] == "more"
     assert not (tmp_path / "x").exists()
+
+
+def test_a_module_is_found_from_the_working_directory_on(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "training.py").write_text((tmp_path / "plain_ddp.py").read_text())
+    assert_well(bench.run("package.training", is_module=True))
 
 
 def test_nothing_is_changed_that_is_not_to_be(bench: Bench) -> None:
@@ -154,6 +162,7 @@ def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
     ("text", "cause"),
     [
         ("import sys\nsys.exit(3)", "the script ended with exit status 3"),
+        ("import sys\nsys.exit('no data')", "the script ended (no data) after 0"),
         ("raise ValueError('planted')", "ValueError: planted"),
         ("import no_such_library", "No module named 'no_such_library'"),
     ],

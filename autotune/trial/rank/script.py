@@ -201,11 +201,15 @@ def _run(script: Script) -> str:
     multiprocessing.set_start_method("fork", force=True)
     try:
         if script.is_module:
+            # `python -m` looks in the working directory first.
+            sys.path[0:0] = [str(Path.cwd())]
             runpy.run_module(script.path, run_name="__main__", alter_sys=True)
         else:
             sys.path[0:0] = [str(Path(script.path).resolve().parent)]
             runpy.run_path(script.path, run_name="__main__")
     except SystemExit as left:
-        if left.code not in (None, 0):
+        if isinstance(left.code, str):
+            return f"({left.code}) "
+        if left.code:
             return f"with exit status {left.code} "
     return ""

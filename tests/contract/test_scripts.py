@@ -92,6 +92,33 @@ def test_samples_and_steps_are_seen(bench: Bench) -> None:
     assert "exposed_seconds" in report.blocks[-1].observed
 
 
+_EVALUATES = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+training = DataLoader(TensorDataset(torch.randn(64, 8)), 4)
+evaluation = DataLoader(TensorDataset(torch.randn(64, 8)), 4, num_workers=1, persistent_workers=True)
+while True:
+    for number, (x,) in enumerate(training):
+        model(x).square().mean().backward()
+        optimizer.step()
+        if number % 8 == 7:
+            for (y,) in evaluation:
+                with torch.no_grad():
+                    model.module(y)
+"""
+
+
+def test_what_a_script_evaluates_is_not_counted(bench: Bench) -> None:
+    """Though gradients are off only inside the loop, when its batch is there already."""
+    report = bench.run(bench.write(_EVALUATES), samples=4, blocks=5)
+    assert_well(report, blocks=5)
+    assert all(block.samples == 4 * RANKS * block.steps for block in report.blocks)
+    assert sum(block.steps for block in report.blocks) > 8
+
+
 def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
     strange = ["--x=a b", "new\nline", "$(touch x)", "--", "\udce9\udcff", "'", '"']
     assert_well(bench.run("telling.py", *strange, env={"EXTRA": "more"}))

@@ -36,6 +36,8 @@ SCRIPT = {
         (["--on", "x"], "--on", False, ["x"]),
         (["x"], "--on", True, ["x", "--on"]),
         (["--on"], "--on", True, ["--on"]),
+        (["--on=true"], "--on", False, ["--on=false"]),
+        (["--on", "False", "x"], "--on", True, ["--on", "true", "x"]),
         (["x", "$(touch y)", "a\nb"], "$N", 2, ["x", "$(touch y)", "a\nb"]),
     ],
 )
@@ -53,7 +55,8 @@ def test_variables_are_no_arguments() -> None:
     ("given", "flag", "value"),
     [
         (["--n", "1"], "--n", "1"),
-        (["--n=1", "--n", "2"], "--n", "1"),
+        (["--n=1", "--n", "2"], "--n", "2"),
+        (["--n", "2", "--n=1"], "--n", "1"),
         (["n=3"], "n=", "3"),
         (["x"], "--n", None),
         (["--n"], "--n", None),

@@ -73,6 +73,8 @@ class Script:
     samples: int = 0
     """Per rank and optimizer step, where the configuration says how many there must be; 0: it does
     not."""
+    draws_none: bool = False
+    """Whether the user has said so: `samples` are those of a step for which no DataLoader was seen."""
 
 
 @dataclass(frozen=True)

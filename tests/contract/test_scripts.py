@@ -52,6 +52,7 @@ class Bench:
         samples: int = 0,
         trajectory: int = 0,
         is_module: bool = False,
+        draws_none: bool = False,
         **changes: Any,
     ) -> TrialReport:
         """A trial of the script; keyword arguments are knobs that act from outside."""
@@ -61,7 +62,7 @@ class Bench:
             world_size=RANKS,
             knobs=knobs(**changes),
             import_paths=(),
-            script=Script(path, args, is_module, changes=tuple(changes), samples=samples),
+            script=Script(path, args, is_module, tuple(changes), samples, draws_none),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             trajectory=trajectory,
             env={"TOLD": str(self._told), **(env or {})},
@@ -177,6 +178,28 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     report = bench.run("telling.py", "--batch", "8", samples=16)
     assert report.outcome == Outcome.ERROR
     assert "8 a step, are not the 16 that the configuration says" in report.cause
+
+
+_OWN_BATCHES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_samples_that_nobody_sees_are_the_users_to_say(bench: Bench) -> None:
+    """An argument that never reaches the training would be taken for sixteen times its speed."""
+    script = bench.write(_OWN_BATCHES)
+    report = bench.run(script, samples=64)
+    assert report.outcome == Outcome.ERROR
+    assert "no sample was seen" in report.cause
+    said = bench.run(script, samples=4, draws_none=True)
+    assert_well(said)
+    assert all(block.samples == 4 * RANKS * block.steps for block in said.blocks)
 
 
 def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:

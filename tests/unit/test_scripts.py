@@ -82,6 +82,24 @@ def test_the_baseline_is_what_the_arguments_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--pin", "--lr", "1"], True),
+        (["--lr", "1", "--pin"], True),
+        (["--pin", "[x"], True),
+        (["--pin", "False"], False),
+        (["--lr", "1"], False),
+    ],
+)
+def test_what_follows_a_switch_is_no_value_of_it(
+    tmp_path: Path, given: list[str], expected: bool
+) -> None:
+    workload = {"script": "train.py", "args": given, "flags": {"pin_memory": "--pin"}}
+    spec = load(study(tmp_path, workload, search_space={"pin_memory": [False, True]}))
+    assert spec.full_baseline()["pin_memory"] is expected
+
+
+@pytest.mark.parametrize(
     ("workload", "changes", "told"),
     [
         ({}, {}, "workload.name: is missing; give one of name, script, module"),

@@ -180,6 +180,12 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     assert "8 a step, are not the 16 that the configuration says" in report.cause
 
 
+def test_a_loader_can_lose_the_workers_that_it_has_arguments_for(bench: Bench) -> None:
+    text = _EVALUATES.replace("num_workers=1,", "num_workers=1, timeout=9, prefetch_factor=3,")
+    context = text.replace("timeout=9", "timeout=9, multiprocessing_context='fork'")
+    assert_well(bench.run(bench.write(context), loader_workers=0))
+
+
 _OWN_BATCHES = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

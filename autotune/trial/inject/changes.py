@@ -4,6 +4,7 @@ The functions of `effects` do the work, as they do for the built-in loop. A knob
 in the script to act on is named by `idle`: a run must not be taken for what it was not.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -130,6 +131,9 @@ class Changes:
         if not workers:
             arguments.pop("prefetch_factor", None)
             arguments.pop("persistent_workers", None)
+            # Refused without workers, too; the script may give them for those that it has today.
+            arguments.pop("multiprocessing_context", None)
+            arguments.pop("timeout", None)
         build(*bound.args, **bound.kwargs)
         self._met |= names & {*_LOADER}
 
@@ -162,6 +166,7 @@ def _autocast(knobs: Knobs, model: nn.Module) -> None:
         return
     forward = model.forward
 
+    @functools.wraps(forward)  # scripts look at the names of its arguments
     def run(*args: Any, **kwargs: Any) -> Any:
         device = next(model.parameters()).device
         with precision.autocast(knobs, device):

@@ -188,6 +188,7 @@ class Plan:
                 changes=recipe.changes,
                 samples=counted if known else 0,
                 draws_none=workload.samples is not None,
+                kept=tuple(sorted({*self.spec.values()} - {*workload.flags, *recipe.changes})),
             ),
         )
 

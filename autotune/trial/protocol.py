@@ -75,6 +75,8 @@ class Script:
     not."""
     draws_none: bool = False
     """Whether the user has said so: `samples` are those of a step for which no DataLoader was seen."""
+    kept: tuple[str, ...] = ()
+    """Names of knobs of the search that the script must have as the configuration does, by itself."""
 
 
 @dataclass(frozen=True)

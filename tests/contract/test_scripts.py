@@ -51,8 +51,7 @@ class Bench:
         env: dict[str, str] | None = None,
         samples: int = 0,
         trajectory: int = 0,
-        is_module: bool = False,
-        draws_none: bool = False,
+        told: dict[str, Any] | None = None,
         **changes: Any,
     ) -> TrialReport:
         """A trial of the script; keyword arguments are knobs that act from outside."""
@@ -62,7 +61,7 @@ class Bench:
             world_size=RANKS,
             knobs=knobs(**changes),
             import_paths=(),
-            script=Script(path, args, is_module, tuple(changes), samples, draws_none),
+            script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             trajectory=trajectory,
             env={"TOLD": str(self._told), **(env or {})},
@@ -139,7 +138,7 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
 def test_a_module_is_found_from_the_working_directory_on(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "training.py").write_text((tmp_path / "plain_ddp.py").read_text())
-    assert_well(bench.run("package.training", is_module=True))
+    assert_well(bench.run("package.training", told={"is_module": True}))
 
 
 def test_nothing_is_changed_that_is_not_to_be(bench: Bench) -> None:
@@ -180,6 +179,19 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     assert "8 a step, are not the 16 that the configuration says" in report.cause
 
 
+def test_a_baseline_that_the_script_does_not_have_is_no_measurement(bench: Bench) -> None:
+    text = _EVALUATES.replace("Linear(8, 2))", "Linear(8, 2), bucket_cap_mb=100)")
+    told = {"kept": ("bucket_cap_mb", "static_graph", "broadcast_buffers")}
+    report = bench.run(bench.write(text), told=told)
+    assert report.outcome == Outcome.ERROR
+    assert "bucket_cap_mb 100: is what the script has by itself" in report.cause
+    assert_well(bench.run(bench.write(_EVALUATES), told=told))
+    assert_well(bench.run(bench.write(text), bucket_cap_mb=5, told=told))
+    own = bench.write(_EVALUATES.replace("Linear(8, 2))", "Linear(8, 2), broadcast_buffers=False)"))
+    assert "broadcast_buffers False" in bench.run(own, told=told).cause
+    assert_well(bench.run(own, broadcast_buffers=True))
+
+
 def test_a_loader_can_lose_the_workers_that_it_has_arguments_for(bench: Bench) -> None:
     text = _EVALUATES.replace("num_workers=1,", "num_workers=1, timeout=9, prefetch_factor=3,")
     context = text.replace("timeout=9", "timeout=9, multiprocessing_context='fork'")
@@ -203,7 +215,7 @@ def test_samples_that_nobody_sees_are_the_users_to_say(bench: Bench) -> None:
     report = bench.run(script, samples=64)
     assert report.outcome == Outcome.ERROR
     assert "no sample was seen" in report.cause
-    said = bench.run(script, samples=4, draws_none=True)
+    said = bench.run(script, samples=4, told={"draws_none": True})
     assert_well(said)
     assert all(block.samples == 4 * RANKS * block.steps for block in said.blocks)
 

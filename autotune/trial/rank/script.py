@@ -106,7 +106,7 @@ class ScriptRun:
         self._leave = leave
         self._sight = Sight()
         self._norms = _LeaderNorms(self._sight)
-        self._changes = Changes(request.knobs, script.changes)
+        self._changes = Changes(request.knobs, script.changes, script.kept)
         self._training: ScriptTraining | None = None
         self._steps: Iterator[None] = iter(())
         self._steps_seen = 0
@@ -151,6 +151,12 @@ class ScriptRun:
         if idle := self._changes.idle():
             self._leave(
                 Outcome.ERROR, f"{', '.join(idle)}: has found nothing to act on in the script"
+            )
+        if contrary := self._changes.contrary:
+            self._leave(
+                Outcome.ERROR,
+                f"{', '.join(contrary)}: is what the script has by itself, and not what the "
+                "configuration says; say so under `baseline`",
             )
         if not self._sight.samples:
             self._leave(

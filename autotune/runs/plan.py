@@ -171,8 +171,12 @@ class Plan:
         or acts from outside. The baseline is the script as it is."""
         workload = self.spec.workload
         recipe = scripts.recipe(workload, self.baseline, asked.knobs)
-        counted = asked.knobs["micro_batch"] * asked.knobs["accumulation_steps"]
+        counted = _samples_of_step(asked.knobs)
         known = "micro_batch" in {*workload.flags, *self.spec.baseline}
+        if workload.samples:
+            # They are the baseline's: a larger micro-batch has more.
+            counted = round(workload.samples * counted / _samples_of_step(self.baseline))
+            known = True
         return dataclasses.replace(
             asked,
             import_paths=(),
@@ -182,7 +186,9 @@ class Plan:
                 args=arguments.changed(workload.arguments, recipe.flags, recipe.turned),
                 is_module=recipe.is_module,
                 changes=recipe.changes,
-                samples=workload.samples or (counted if known else 0),
+                samples=counted if known else 0,
+                draws_none=workload.samples is not None,
+                kept=tuple(sorted({*self.spec.values()} - {*workload.flags, *recipe.changes})),
             ),
         )
 
@@ -231,6 +237,11 @@ class Plan:
             sigma_run=sigma_run,
             long_step=self._blocks().longest / self.spec.measurement.min_steps,
         )
+
+
+def _samples_of_step(knobs: Mapping[str, Any]) -> int:
+    """Of one rank."""
+    return int(knobs["micro_batch"] * knobs["accumulation_steps"])
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:

@@ -1,6 +1,5 @@
 """A configuration as arguments of the user's script: what the script turns by itself."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ def changed(
             continue
         if flag.endswith(ASSIGNMENT):
             _assign(found, flag, _text(value))
-        elif isinstance(value, bool):
+        elif isinstance(value, bool) and not _is_valued(found, flag):
             _switch(found, flag, on=value)
         else:
             _set(found, flag, _text(value))
@@ -51,9 +50,13 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
     if flag.endswith(ASSIGNMENT):
         values = [one.removeprefix(flag) for one in arguments if one.startswith(flag)]
         return values[-1] if values else None
-    values = [after for one, after in itertools.pairwise(arguments) if one == flag]
-    joined = [one.removeprefix(f"{flag}=") for one in arguments if one.startswith(f"{flag}=")]
-    return (values + joined)[-1] if values or joined else None
+    values = []
+    for place, one in enumerate(arguments):
+        if one == flag and place + 1 < len(arguments):
+            values.append(arguments[place + 1])
+        elif one.startswith(f"{flag}="):
+            values.append(one.removeprefix(f"{flag}="))
+    return values[-1] if values else None
 
 
 def _assign(found: list[str], flag: str, value: str) -> None:
@@ -76,6 +79,11 @@ def _set(found: list[str], flag: str, value: str) -> None:
         found[place] = f"{flag}={value}"
     if not places and not joined:
         found += [flag, value]
+
+
+def _is_valued(found: Sequence[str], flag: str) -> bool:
+    """Whether a flag of yes or no is no switch: `--flag=true`, `--flag True`."""
+    return (given(found, flag) or "").lower() in ("true", "false")
 
 
 def _switch(found: list[str], flag: str, *, on: bool) -> None:

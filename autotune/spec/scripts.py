@@ -158,9 +158,19 @@ def of_arguments(workload: Workload) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, flag in workload.flags.items():
         text = arguments.given(workload.arguments, flag)
-        if name in CATALOGUE and text is not None:
-            value = yaml.safe_load(text) if text else text
+        if name not in CATALOGUE:
+            continue
+        value = _value(text)
+        if text is not None:
             told[name] = text if CATALOGUE[name].domain.problem(value) else value
-        elif name in CATALOGUE and CATALOGUE[name].default in (False, True):
+        # What follows a switch is an argument of its own.
+        if isinstance(CATALOGUE[name].default, bool) and not isinstance(value, bool):
             told[name] = flag in workload.arguments
     return {n: v for n, v in told.items() if not CATALOGUE[n].domain.problem(v)}
+
+
+def _value(text: str | None) -> Any:
+    try:
+        return yaml.safe_load(text) if text else text
+    except yaml.YAMLError:
+        return text

@@ -169,8 +169,14 @@ def _takes(probe: Probe, name: str, value: KnobValue) -> str:
     result = probe.run(f"doctor-{name}", knobs, FitRun(), few_steps)
     if why_not(result):
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
-    flag = probe.plan.spec.workload.flags.get(name)
-    return f"{written(value)} takes effect, {f'by {flag}' if flag else 'from outside'}"
+    workload = probe.plan.spec.workload
+    flag = workload.flags.get(name)
+    if flag is None:
+        return f"{written(value)} takes effect, from outside"
+    # Samples tell of these two; nothing tells whether a script heeds any other argument.
+    if name in ("micro_batch", "accumulation_steps") and not workload.samples:
+        return f"{written(value)} takes effect, by {flag}"
+    return f"{written(value)} runs, by {flag}; whether the script heeds it is not seen"
 
 
 def _tried(name: str, action: Callable[[], str]) -> Check:

@@ -73,6 +73,10 @@ class Script:
     samples: int = 0
     """Per rank and optimizer step, where the configuration says how many there must be; 0: it does
     not."""
+    draws_none: bool = False
+    """Whether the user has said so: `samples` are those of a step for which no DataLoader was seen."""
+    kept: tuple[str, ...] = ()
+    """Names of knobs of the search that the script must have as the configuration does, by itself."""
 
 
 @dataclass(frozen=True)

@@ -28,24 +28,30 @@ def test_doctor_says_knob_by_knob_what_takes_effect(tiny: StudyFolder) -> None:
     script = {
         "script": "telling.py",
         "args": ["--batch", "4"],
-        "flags": {"micro_batch": "--batch", "accumulation_steps": "--accumulate"},
+        "flags": {
+            "micro_batch": "--batch",
+            "accumulation_steps": "--accumulate",
+            "loader_workers": "--workers",
+        },
     }
     space = {
         "micro_batch": [4, 8],
         "accumulation_steps": [1, 2],
         "bucket_cap_mb": [5, 25],
+        "loader_workers": [0, 1],
         "gradient_compression": ["none", "fp16"],
     }
     write(
         tiny,
         script,
         search_space=space,
-        baseline={"accumulation_steps": 1},
+        baseline={"accumulation_steps": 1, "loader_workers": 0},
         objective={"global_batch": "free"},
         env={"TOLD": str(tiny.folder / "told")},
     )
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
     assert "ok    knob micro_batch: 8 takes effect, by --batch" in told
+    assert "knob loader_workers: 1 runs, by --workers; whether the script heeds it is not" in told
     assert "ok    knob bucket_cap_mb: 5 takes effect, from outside" in told
     assert "ok    knob gradient_compression: fp16 takes effect, from outside" in told
     assert "fail  knob accumulation_steps: 2: " in told

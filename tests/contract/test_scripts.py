@@ -51,6 +51,7 @@ class Bench:
         env: dict[str, str] | None = None,
         samples: int = 0,
         trajectory: int = 0,
+        told: dict[str, Any] | None = None,
         **changes: Any,
     ) -> TrialReport:
         """A trial of the script; keyword arguments are knobs that act from outside."""
@@ -59,7 +60,8 @@ class Bench:
             "",
             world_size=RANKS,
             knobs=knobs(**changes),
-            script=Script(path, args, changes=tuple(changes), samples=samples),
+            import_paths=(),
+            script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             trajectory=trajectory,
             env={"TOLD": str(self._told), **(env or {})},
@@ -90,6 +92,33 @@ def test_samples_and_steps_are_seen(bench: Bench) -> None:
     assert "exposed_seconds" in report.blocks[-1].observed
 
 
+_EVALUATES = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+training = DataLoader(TensorDataset(torch.randn(64, 8)), 4)
+evaluation = DataLoader(TensorDataset(torch.randn(64, 8)), 4, num_workers=1, persistent_workers=True)
+while True:
+    for number, (x,) in enumerate(training):
+        model(x).square().mean().backward()
+        optimizer.step()
+        if number % 8 == 7:
+            for (y,) in evaluation:
+                with torch.no_grad():
+                    model.module(y)
+"""
+
+
+def test_what_a_script_evaluates_is_not_counted(bench: Bench) -> None:
+    """Though gradients are off only inside the loop, when its batch is there already."""
+    report = bench.run(bench.write(_EVALUATES), samples=4, blocks=5)
+    assert_well(report, blocks=5)
+    assert all(block.samples == 4 * RANKS * block.steps for block in report.blocks)
+    assert sum(block.steps for block in report.blocks) > 8
+
+
 def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
     strange = ["--x=a b", "new\nline", "$(touch x)", "--", "\udce9\udcff", "'", '"']
     assert_well(bench.run("telling.py", *strange, env={"EXTRA": "more"}))
@@ -104,6 +133,12 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
         assert told["main"] == "telling.py"
         assert told["extra"] == "more"
     assert not (tmp_path / "x").exists()
+
+
+def test_a_module_is_found_from_the_working_directory_on(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "training.py").write_text((tmp_path / "plain_ddp.py").read_text())
+    assert_well(bench.run("package.training", told={"is_module": True}))
 
 
 def test_nothing_is_changed_that_is_not_to_be(bench: Bench) -> None:
@@ -144,6 +179,47 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     assert "8 a step, are not the 16 that the configuration says" in report.cause
 
 
+def test_a_baseline_that_the_script_does_not_have_is_no_measurement(bench: Bench) -> None:
+    text = _EVALUATES.replace("Linear(8, 2))", "Linear(8, 2), bucket_cap_mb=100)")
+    told = {"kept": ("bucket_cap_mb", "static_graph", "broadcast_buffers")}
+    report = bench.run(bench.write(text), told=told)
+    assert report.outcome == Outcome.ERROR
+    assert "bucket_cap_mb 100: is what the script has by itself" in report.cause
+    assert_well(bench.run(bench.write(_EVALUATES), told=told))
+    assert_well(bench.run(bench.write(text), bucket_cap_mb=5, told=told))
+    own = bench.write(_EVALUATES.replace("Linear(8, 2))", "Linear(8, 2), broadcast_buffers=False)"))
+    assert "broadcast_buffers False" in bench.run(own, told=told).cause
+    assert_well(bench.run(own, broadcast_buffers=True))
+
+
+def test_a_loader_can_lose_the_workers_that_it_has_arguments_for(bench: Bench) -> None:
+    text = _EVALUATES.replace("num_workers=1,", "num_workers=1, timeout=9, prefetch_factor=3,")
+    context = text.replace("timeout=9", "timeout=9, multiprocessing_context='fork'")
+    assert_well(bench.run(bench.write(context), loader_workers=0))
+
+
+_OWN_BATCHES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_samples_that_nobody_sees_are_the_users_to_say(bench: Bench) -> None:
+    """An argument that never reaches the training would be taken for sixteen times its speed."""
+    script = bench.write(_OWN_BATCHES)
+    report = bench.run(script, samples=64)
+    assert report.outcome == Outcome.ERROR
+    assert "no sample was seen" in report.cause
+    said = bench.run(script, samples=4, told={"draws_none": True})
+    assert_well(said)
+    assert all(block.samples == 4 * RANKS * block.steps for block in said.blocks)
+
+
 def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
     report = bench.run("telling.py", env={"STEPS": "5"}, blocks=1000)
     assert report.outcome == Outcome.ERROR
@@ -154,6 +230,7 @@ def test_a_script_that_ends_too_soon_says_so(bench: Bench) -> None:
     ("text", "cause"),
     [
         ("import sys\nsys.exit(3)", "the script ended with exit status 3"),
+        ("import sys\nsys.exit('no data')", "the script ended (no data) after 0"),
         ("raise ValueError('planted')", "ValueError: planted"),
         ("import no_such_library", "No module named 'no_such_library'"),
     ],

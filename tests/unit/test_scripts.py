@@ -36,6 +36,8 @@ SCRIPT = {
         (["--on", "x"], "--on", False, ["x"]),
         (["x"], "--on", True, ["x", "--on"]),
         (["--on"], "--on", True, ["--on"]),
+        (["--on=true"], "--on", False, ["--on=false"]),
+        (["--on", "False", "x"], "--on", True, ["--on", "true", "x"]),
         (["x", "$(touch y)", "a\nb"], "$N", 2, ["x", "$(touch y)", "a\nb"]),
     ],
 )
@@ -53,7 +55,8 @@ def test_variables_are_no_arguments() -> None:
     ("given", "flag", "value"),
     [
         (["--n", "1"], "--n", "1"),
-        (["--n=1", "--n", "2"], "--n", "1"),
+        (["--n=1", "--n", "2"], "--n", "2"),
+        (["--n", "2", "--n=1"], "--n", "1"),
         (["n=3"], "n=", "3"),
         (["x"], "--n", None),
         (["--n"], "--n", None),
@@ -76,6 +79,24 @@ def test_the_baseline_is_what_the_arguments_say(tmp_path: Path) -> None:
     spec = load(study(tmp_path, SCRIPT))
     assert spec.workload.is_script
     assert spec.full_baseline() == {**defaults(), "micro_batch": 16}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--pin", "--lr", "1"], True),
+        (["--lr", "1", "--pin"], True),
+        (["--pin", "[x"], True),
+        (["--pin", "False"], False),
+        (["--lr", "1"], False),
+    ],
+)
+def test_what_follows_a_switch_is_no_value_of_it(
+    tmp_path: Path, given: list[str], expected: bool
+) -> None:
+    workload = {"script": "train.py", "args": given, "flags": {"pin_memory": "--pin"}}
+    spec = load(study(tmp_path, workload, search_space={"pin_memory": [False, True]}))
+    assert spec.full_baseline()["pin_memory"] is expected
 
 
 @pytest.mark.parametrize(

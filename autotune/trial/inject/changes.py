@@ -4,8 +4,9 @@ The functions of `effects` do the work, as they do for the built-in loop. A knob
 in the script to act on is named by `idle`: a run must not be taken for what it was not.
 """
 
+import functools
 import inspect
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ _DDP = (
 )
 _LOADER = ("loader_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 _COMPRESSION = ("gradient_compression", "powersgd_rank")
+_OF_TORCH = {"bucket_cap_mb": 25, "broadcast_buffers": True}
+"""What DistributedDataParallel takes where it is given none; no to all else."""
 _MIB = 1 << 20
 
 
@@ -33,24 +36,31 @@ class Changes:
     """Some knobs of a configuration, at work in a script.
 
     Call `begin` before the script runs. What the script builds from then on has them.
+
+    Attributes:
+        contrary: what the script has by itself, `knob value`, where it should be as the knobs say.
     """
 
-    def __init__(self, knobs: Knobs, names: tuple[str, ...]) -> None:
+    def __init__(self, knobs: Knobs, names: tuple[str, ...], kept: tuple[str, ...] = ()) -> None:
         """Prepare.
 
         Args:
             knobs: a value for every knob.
             names: of those that are to act; all others are as the script has them.
+            kept: of those others, which have to be as the knobs say.
         """
         self._knobs = knobs
         self._names = frozenset(names)
+        self._kept = frozenset(kept)
+        self.contrary: list[str] = []
         self._met: set[str] = set()
         self._optimizers: set[int] = set()
 
     def begin(self) -> None:
         """Change what the script will use."""
         self._begin_process()
-        if self._names & {*_DDP, *_COMPRESSION, *_MODEL, "first_bucket_mb"}:
+        built = {*_DDP, *_COMPRESSION, *_MODEL, "first_bucket_mb"}
+        if self._names & built or self._kept & {*_DDP}:
             _wrap(DistributedDataParallel, self._build_ddp)
         if self._names & {*_LOADER}:
             _wrap(DataLoader, self._build_loader)
@@ -97,11 +107,13 @@ class Changes:
 
     def _build_ddp(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
+        self._compare(arguments)
         self._change_model(arguments["module"])
         wanted = parallel.ddp_arguments(knobs)
         for name in names & {*_DDP}:
             argument = parallel.BUFFERS if name == "broadcast_buffers" else name
             arguments.pop(argument, None)
+            arguments.pop(name, None)
             if name == "broadcast_buffers":
                 arguments[argument] = knobs[name]
             elif name in wanted:
@@ -112,6 +124,15 @@ class Changes:
         if names & {*_COMPRESSION}:
             compress_gradients(knobs, arguments["self"])
         self._met |= names & {*_DDP, *_COMPRESSION, "first_bucket_mb"}
+
+    def _compare(self, arguments: Mapping[str, Any]) -> None:
+        for name in sorted(self._kept & {*_DDP} - self._names):
+            given = arguments.get(name)
+            if name == "broadcast_buffers":
+                given = arguments.get(parallel.BUFFERS, given)
+            own = _OF_TORCH.get(name, False) if given is None else given
+            if own != self._knobs[name]:
+                self.contrary.append(f"{name} {own}")
 
     def _change_model(self, model: nn.Module) -> None:
         for name in self._names & {*_MODEL}:
@@ -130,6 +151,9 @@ class Changes:
         if not workers:
             arguments.pop("prefetch_factor", None)
             arguments.pop("persistent_workers", None)
+            # Refused without workers, too; the script may give them for those that it has today.
+            arguments.pop("multiprocessing_context", None)
+            arguments.pop("timeout", None)
         build(*bound.args, **bound.kwargs)
         self._met |= names & {*_LOADER}
 
@@ -162,6 +186,7 @@ def _autocast(knobs: Knobs, model: nn.Module) -> None:
         return
     forward = model.forward
 
+    @functools.wraps(forward)  # scripts look at the names of its arguments
     def run(*args: Any, **kwargs: Any) -> Any:
         device = next(model.parameters()).device
         with precision.autocast(knobs, device):

@@ -6,7 +6,9 @@ pass begins.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -19,12 +21,27 @@ from torch.optim.optimizer import (
 from torch.utils.data import dataloader
 
 
+@dataclass
+class _Yielded:
+    """By an iterator of a loader since it began.
+
+    Attributes:
+        backward_passes: that there were before.
+        samples: with gradients on.
+        tokens: of them.
+    """
+
+    backward_passes: int
+    samples: int = 0
+    tokens: int = 0
+
+
 class Sight:
     """What was seen so far.
 
     Attributes:
         samples: that loaders have yielded while gradients were on: what a script evaluates does not
-            count.
+            count, nor what a loader has yielded from beginning to end without a backward pass.
         tokens: of them, where a sample is a row of whole numbers.
         saw_loader: whether any did.
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
@@ -41,6 +58,8 @@ class Sight:
         self.loss: torch.Tensor | None = None
         self.model: nn.Module | None = None
         self.leader: Optimizer | None = None
+        self._backward_passes = 0
+        self._yielded: WeakKeyDictionary[Any, _Yielded] = WeakKeyDictionary()
 
     def watch(
         self, *, went_on: Callable[[], None], before: Callable[[], None], after: Callable[[], None]
@@ -75,22 +94,37 @@ class Sight:
 
         def watched(loader: Any) -> Any:
             asked = time.perf_counter()
-            batch = fetch(loader)
+            try:
+                batch = fetch(loader)
+            except StopIteration:
+                self._exhausted(loader)
+                raise
             if torch.is_grad_enabled():
                 self.wait_seconds += time.perf_counter() - asked
                 self.saw_loader = True
                 rows, tokens = size(batch)
                 self.samples += rows
                 self.tokens += tokens
+                seen = self._yielded.setdefault(loader, _Yielded(self._backward_passes))
+                seen.samples += rows
+                seen.tokens += tokens
             went_on()
             return batch
 
         iterator.__next__ = watched  # type: ignore[method-assign, assignment]
 
+    def _exhausted(self, loader: Any) -> None:
+        # Many turn gradients off inside the loop that evaluates, so that its batches come with them on.
+        seen = self._yielded.pop(loader, None)
+        if seen and seen.backward_passes == self._backward_passes:
+            self.samples -= seen.samples
+            self.tokens -= seen.tokens
+
     def _watch_backward(self, went_on: Callable[[], None]) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
 
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            self._backward_passes += 1
             if loss.numel() == 1:
                 self.loss = loss.detach()
             backward(loss, *args, **kwargs)

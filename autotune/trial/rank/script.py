@@ -106,7 +106,7 @@ class ScriptRun:
         self._leave = leave
         self._sight = Sight()
         self._norms = _LeaderNorms(self._sight)
-        self._changes = Changes(request.knobs, script.changes)
+        self._changes = Changes(request.knobs, script.changes, script.kept)
         self._training: ScriptTraining | None = None
         self._steps: Iterator[None] = iter(())
         self._steps_seen = 0
@@ -152,6 +152,12 @@ class ScriptRun:
             self._leave(
                 Outcome.ERROR, f"{', '.join(idle)}: has found nothing to act on in the script"
             )
+        if contrary := self._changes.contrary:
+            self._leave(
+                Outcome.ERROR,
+                f"{', '.join(contrary)}: is what the script has by itself, and not what the "
+                "configuration says; say so under `baseline`",
+            )
         if not self._sight.samples:
             self._leave(
                 Outcome.ERROR,
@@ -177,7 +183,8 @@ class ScriptRun:
         if not wanted:
             return
         if not self._sight.saw_loader:
-            self._sight.samples = wanted * steps
+            # Nobody sees whether the arguments reach the training: the user must say it.
+            self._sight.samples = wanted * steps if self._script.draws_none else 0
             return
         seen = self._sight.samples
         if abs(seen - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
@@ -201,11 +208,15 @@ def _run(script: Script) -> str:
     multiprocessing.set_start_method("fork", force=True)
     try:
         if script.is_module:
+            # `python -m` looks in the working directory first.
+            sys.path[0:0] = [str(Path.cwd())]
             runpy.run_module(script.path, run_name="__main__", alter_sys=True)
         else:
             sys.path[0:0] = [str(Path(script.path).resolve().parent)]
             runpy.run_path(script.path, run_name="__main__")
     except SystemExit as left:
-        if left.code not in (None, 0):
+        if isinstance(left.code, str):
+            return f"({left.code}) "
+        if left.code:
             return f"with exit status {left.code} "
     return ""

@@ -130,6 +130,8 @@ def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
         return "is missing"
     if path == ("search_space",):
         return _no_space(given)
+    if path == ("workload", "args"):
+        return f"must be a mapping (of a script: a list of its arguments), got {in_yaml(given)}"
     if path[0] in ("search_space", "baseline") and len(path) > 1:
         return _of_knob(str(path[1]), given)
     if path == ("resources", "workers"):

@@ -25,7 +25,7 @@ class Workload(Protocol):
     @property
     def module(self) -> str | None: ...
     @property
-    def args(self) -> dict[str, Any] | list[str]: ...
+    def args(self) -> dict[str, Any] | list[Any]: ...
     @property
     def flags(self) -> dict[str, str]: ...
     @property
@@ -47,6 +47,11 @@ def of_workload(workload: Workload) -> mistakes.Problems:
     if isinstance(workload.args, dict) and workload.args:
         text = "must be a list, an argument of the script each, as they are today"
         problems["workload", "args"] = text
+    for place, argument in enumerate(workload.args if isinstance(workload.args, list) else []):
+        if not isinstance(argument, str):
+            shown = mistakes.in_yaml(argument)
+            text = f"must be a text as the script is given it, got {shown}; put it in quotes"
+            problems["workload", "args", place] = text
     for knob, flag in workload.flags.items():
         if problem := mistakes.unknown_knob(knob) or _of_flag(flag):
             problems["workload", "flags", knob] = problem

@@ -56,7 +56,7 @@ class WorkloadSpec(_Section):
     module: str | None = Field(
         default=None, min_length=1, description="The same for a module, as in `python -m`."
     )
-    args: dict[str, Any] | list[str] = Field(
+    args: dict[str, Any] | list[Any] = Field(
         default_factory=dict,
         description="Keyword arguments of the factory; of a script the list of its arguments, as they "
         "are today.",

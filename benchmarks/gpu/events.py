@@ -10,7 +10,7 @@ import torch
 import autotune
 from autotune.trial import workload as workloads
 from autotune.trial.observers.timing import BlockClock
-from autotune.trial.rank import loop
+from autotune.trial.rank import training
 
 
 class HostEvent:
@@ -44,7 +44,7 @@ def build(*, factory: str, args: dict[str, Any], out: str) -> autotune.Workload:
                 )
             return seconds
 
-    loop.BlockClock = TwoClocks  # type: ignore[misc]
+    training.BlockClock = TwoClocks  # type: ignore[misc]
     return workloads.build(factory, args)
 
 

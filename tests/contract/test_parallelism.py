@@ -58,7 +58,7 @@ def seen(slot: Slot, folder: Path, ranks: int = 2, **knobs: Any) -> list[dict[st
 
 def ran(slot: Slot, asked: TrialRequest) -> TimedRun:
     """A trial on the slot, complete."""
-    judge = TimedRun(Limits(warmup=0.1, longest=0.2, precision=0.5))
+    judge = TimedRun(Limits(warmup=0.1, longest=5.0, precision=0.5))
     result = judge.result(slot.run(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     return judge

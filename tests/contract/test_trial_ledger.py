@@ -129,7 +129,7 @@ class TestAsking:
         assert trial.state is TrialState.WAITING
         assert trial.user_attrs == {"suggested_by": "baseline"}
 
-    @pytest.mark.parametrize("state", ["COMPLETE", "PRUNED", "OOM", "ERROR"])
+    @pytest.mark.parametrize("state", ["COMPLETE", "PRUNED", "OOM"])
     def test_the_baseline_is_not_enqueued_again_once_it_has_run(
         self, ledger: TrialLedger, open_ledger: Open, state: str
     ) -> None:
@@ -140,6 +140,16 @@ class TestAsking:
         ledger.tell(0, AttemptResult(state, throughput=throughput), "note")
         open_ledger().enqueue(BASELINE, "baseline")
         assert len(ledger.trials()) == 1
+
+    def test_a_baseline_that_failed_may_be_tried_again(
+        self, ledger: TrialLedger, open_ledger: Open
+    ) -> None:
+        ledger.enqueue(BASELINE, "baseline")
+        ledger.ask(KNOBS)
+        ledger.tell(0, AttemptResult("ERROR"), "note")
+        for _ in range(2):
+            open_ledger().enqueue(BASELINE, "baseline")
+        assert [trial.state for trial in ledger.trials()] == [TrialState.FAIL, TrialState.WAITING]
 
     def test_a_baseline_of_no_knobs_is_enqueued_once(
         self, ledger: TrialLedger, open_ledger: Open

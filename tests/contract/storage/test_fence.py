@@ -46,6 +46,7 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     ),
     "studies.stop": lambda r, lease, study, attempt: r.studies.stop(lease, study),
     "messages.say": lambda r, lease, study, attempt: r.messages.say(lease, study, "late"),
+    "messages.doing": lambda r, lease, study, attempt: r.messages.doing(lease, study, "late"),
     "environments.record": lambda r, lease, study, attempt: r.environments.record(lease, {"a": 1}),
     "noise.record": lambda r, lease, study, attempt: r.noise.record(
         lease,

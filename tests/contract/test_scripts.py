@@ -192,6 +192,42 @@ def test_a_baseline_that_the_script_does_not_have_is_no_measurement(bench: Bench
     assert_well(bench.run(own, broadcast_buffers=True))
 
 
+_OWN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+while True:
+    for x in DataLoader(torch.ones(64, 8), batch_size=4, num_workers=1, multiprocessing_context="fork"):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().mean() * 0 + 3
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "own"),
+    [("loader_workers", 0, "loader_workers 1"), ("precision", "fp32", "precision bf16")],
+)
+def test_what_else_the_script_has_by_itself_is_compared(
+    bench: Bench, knob: str, value: Any, own: str
+) -> None:
+    report = bench.run(bench.write(_OWN), told={"kept": (knob,)})
+    assert report.outcome == Outcome.ERROR
+    assert f"{own}: is what the script has by itself" in report.cause
+
+
+def test_the_loss_is_told_without_its_scale(bench: Bench) -> None:
+    report = bench.run(bench.write(_OWN), told={"kept": ("bucket_cap_mb",)})
+    assert_well(report)
+    assert [block.loss for block in report.blocks] == [3.0] * 4
+
+
 def test_a_loader_can_lose_the_workers_that_it_has_arguments_for(bench: Bench) -> None:
     text = _EVALUATES.replace("num_workers=1,", "num_workers=1, timeout=9, prefetch_factor=3,")
     context = text.replace("timeout=9", "timeout=9, multiprocessing_context='fork'")

@@ -20,6 +20,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
+_FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
 
 @dataclass
 class _Yielded:
@@ -47,6 +49,8 @@ class Sight:
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
         loss: the last one that a backward pass began with, on its device; None before there is one.
         model: the last model in DistributedDataParallel; None where there is none.
+        own: knob -> the value that the script has by itself, of those that show: the workers of the
+            loader that yielded last, the format of autocast around the model.
         leader: the optimizer that stepped first; its steps are those of the training.
     """
 
@@ -58,6 +62,8 @@ class Sight:
         self.loss: torch.Tensor | None = None
         self.model: nn.Module | None = None
         self.leader: Optimizer | None = None
+        self.own: dict[str, Any] = {}
+        self._unscaled: torch.Tensor | None = None
         self._backward_passes = 0
         self._yielded: WeakKeyDictionary[Any, _Yielded] = WeakKeyDictionary()
 
@@ -73,6 +79,7 @@ class Sight:
         """
         self._watch_loaders(went_on)
         self._watch_backward(went_on)
+        self._watch_scalers()
         self._watch_models()
 
         def before_step(optimizer: Optimizer, *_: Any) -> None:
@@ -102,6 +109,7 @@ class Sight:
             if torch.is_grad_enabled():
                 self.wait_seconds += time.perf_counter() - asked
                 self.saw_loader = True
+                self.own["loader_workers"] = loader._num_workers
                 rows, tokens = size(batch)
                 self.samples += rows
                 self.tokens += tokens
@@ -126,11 +134,23 @@ class Sight:
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self._backward_passes += 1
             if loss.numel() == 1:
-                self.loss = loss.detach()
+                self.loss = loss.detach() if self._unscaled is None else self._unscaled
+                self._unscaled = None
             backward(loss, *args, **kwargs)
             went_on()
 
         torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+
+    def _watch_scalers(self) -> None:
+        """fp16: the backward pass begins with the loss times a scale that changes."""
+        scale = torch.amp.GradScaler.scale
+
+        def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                self._unscaled = outputs.detach()
+            return scale(scaler, outputs)
+
+        torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
 
     def _watch_models(self) -> None:
         build = DistributedDataParallel.__init__
@@ -138,8 +158,16 @@ class Sight:
         def watched(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
             build(wrapper, *args, **kwargs)
             self.model = wrapper
+            wrapper.register_forward_pre_hook(self._look_at_format)
 
         DistributedDataParallel.__init__ = watched  # type: ignore[method-assign, assignment]
+
+    def _look_at_format(self, wrapper: nn.Module, _: Any) -> None:
+        if "precision" not in self.own:
+            device = next(wrapper.parameters()).device.type
+            on = torch.is_autocast_enabled(device)
+            told = torch.get_autocast_dtype(device) if on else torch.float32
+            self.own["precision"] = _FORMATS.get(told, str(told))
 
 
 def size(batch: Any) -> tuple[int, int]:

@@ -146,13 +146,24 @@ class ScriptRun:
         if next(self._steps, _END) is _END:
             self._leave(None, "finished")
 
+    def _contrary(self) -> Iterator[str]:
+        """What the training has by itself, where the configuration says something else of what it is."""
+        for name, own in sorted(self._sight.own.items()):
+            wanted = self._request.knobs[name]
+            alike = own == wanted or (own, wanted) == (
+                "fp32",
+                "tf32",
+            )  # which autocast does not tell
+            if name in self._script.kept and not alike:
+                yield f"{name} {own}"
+
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
         if idle := self._changes.idle():
             self._leave(
                 Outcome.ERROR, f"{', '.join(idle)}: has found nothing to act on in the script"
             )
-        if contrary := self._changes.contrary:
+        if contrary := [*self._changes.contrary, *self._contrary()]:
             self._leave(
                 Outcome.ERROR,
                 f"{', '.join(contrary)}: is what the script has by itself, and not what the "

@@ -165,7 +165,8 @@ def test_hundreds_of_failures_leak_nothing(site: Site) -> None:
     troubles = itertools.islice(itertools.cycle(["raise", "abort", "exit", "grandchild"]), 300)
     for trouble in troubles:
         assert site.run(args={"trouble": trouble}).lost_agent is False
-    assert (agent.num_fds(), fork_server(agent).num_fds()) == before
+    after = agent.num_fds(), fork_server(agent).num_fds()
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
 def test_one_rank_alone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from autotune.trial.protocol import (
 )
 from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
 from search_spaces import Facts, infeasible
+from search_spaces.constraints import global_batch
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
@@ -171,11 +172,11 @@ class Plan:
         or acts from outside. The baseline is the script as it is."""
         workload = self.spec.workload
         recipe = scripts.recipe(workload, self.baseline, asked.knobs)
-        counted = _samples_of_step(asked.knobs)
+        counted = global_batch(asked.knobs, 1)
         known = "micro_batch" in {*workload.flags, *self.spec.baseline}
         if workload.samples:
             # They are the baseline's: a larger micro-batch has more.
-            counted = round(workload.samples * counted / _samples_of_step(self.baseline))
+            counted = round(workload.samples * counted / global_batch(self.baseline, 1))
             known = True
         return dataclasses.replace(
             asked,
@@ -237,11 +238,6 @@ class Plan:
             sigma_run=sigma_run,
             long_step=self._blocks().longest / self.spec.measurement.min_steps,
         )
-
-
-def _samples_of_step(knobs: Mapping[str, Any]) -> int:
-    """Of one rank."""
-    return int(knobs["micro_batch"] * knobs["accumulation_steps"])
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from search_spaces.knob import written
+
 ENVIRONMENT = "$"
 ASSIGNMENT = "="
 
@@ -27,11 +29,11 @@ def changed(
         if flag.startswith(ENVIRONMENT):
             continue
         if flag.endswith(ASSIGNMENT):
-            _assign(found, flag, _text(value))
+            _assign(found, flag, written(value))
         elif isinstance(value, bool) and not _is_valued(found, flag):
             _switch(found, flag, on=value)
         else:
-            _set(found, flag, _text(value))
+            _set(found, flag, written(value))
     return tuple(found)
 
 
@@ -39,7 +41,7 @@ def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, s
     """The variables of the environment through which the script takes these knobs."""
     named = {name: flags[name] for name in knobs if name in flags}
     return {
-        flag.removeprefix(ENVIRONMENT): _text(knobs[name])
+        flag.removeprefix(ENVIRONMENT): written(knobs[name])
         for name, flag in named.items()
         if flag.startswith(ENVIRONMENT)
     }
@@ -91,7 +93,3 @@ def _switch(found: list[str], flag: str, *, on: bool) -> None:
         found[:] = [given for given in found if given != flag]
     elif on and flag not in found:
         found.append(flag)
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

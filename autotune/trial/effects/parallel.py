@@ -33,9 +33,7 @@ def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
         return model
     if knobs["parallelism"] in SHARDING:
         return _sharded(knobs, model, device)
-    # Read by DDP when it is built, and only where the bucket size is its own.
-    first_bucket = int(knobs["first_bucket_mb"] * _MIB)
-    dist._DEFAULT_FIRST_BUCKET_BYTES = first_bucket  # type: ignore[attr-defined]
+    first_bucket(knobs)
     wrapper = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -43,6 +41,12 @@ def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     )
     compress_gradients(knobs, wrapper)
     return wrapper
+
+
+def first_bucket(knobs: Knobs) -> None:
+    """first_bucket_mb: read by DDP when it is built, and only where the bucket size is its own."""
+    size = int(knobs["first_bucket_mb"] * _MIB)
+    dist._DEFAULT_FIRST_BUCKET_BYTES = size  # type: ignore[attr-defined]
 
 
 def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -29,7 +28,6 @@ _LOADER = ("loader_workers", "pin_memory", "prefetch_factor", "persistent_worker
 _COMPRESSION = ("gradient_compression", "powersgd_rank")
 _OF_TORCH = {"bucket_cap_mb": 25, "broadcast_buffers": True}
 """What DistributedDataParallel takes where it is given none; no to all else."""
-_MIB = 1 << 20
 
 
 class Changes:
@@ -119,7 +117,7 @@ class Changes:
             elif name in wanted:
                 arguments[argument] = wanted[name]
         if "first_bucket_mb" in names:
-            dist._DEFAULT_FIRST_BUCKET_BYTES = int(knobs["first_bucket_mb"] * _MIB)  # type: ignore[attr-defined]
+            parallel.first_bucket(knobs)
         build(*bound.args, **bound.kwargs)
         if names & {*_COMPRESSION}:
             compress_gradients(knobs, arguments["self"])

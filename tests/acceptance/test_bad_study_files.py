@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autotune import spec
 from autotune.errors import SpecError
@@ -20,7 +21,7 @@ from tests.steering import ask, autotune
 FOLDER = Path(__file__).parent.parent / "bad_studies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
-MOST_SECONDS = 2.0
+LITTLE_SECONDS = 1.0
 MOST_BYTES = 200 * 2**20
 LONGEST_MESSAGE = 500
 
@@ -208,8 +209,6 @@ def _check(path: Path, mistakes: list[Mistake]) -> Outcome:
     before = _reset_peak_memory()
     error, seconds = _timed_load(path)
     growth = _peak_memory() - before
-    if seconds > MOST_SECONDS:  # other programs slow this one down too: what can it do at best?
-        seconds = min(seconds, *(_timed_load(path)[1] for _ in range(2)))
     return Outcome(str(path), mistakes, error, seconds, growth)
 
 
@@ -258,9 +257,18 @@ def test_every_message_is_one_readable_line(outcome):
         assert not _INTERNALS.search(problem), problem[:300]
 
 
+def _seconds_of_plain_yaml() -> float:
+    """What PyYAML alone takes at this moment for an ordinary file of the largest size."""
+    text = "".join(f"field_{index}: value\n" for index in range(document.MAX_BYTES // 20))
+    started = time.process_time()
+    yaml.compose(text)
+    return time.process_time() - started
+
+
 @pytest.mark.fault(18)
 def test_checking_takes_little_time_and_memory(outcome):
-    assert outcome.seconds <= MOST_SECONDS
+    if outcome.seconds > LITTLE_SECONDS:
+        assert outcome.seconds <= 2 * _seconds_of_plain_yaml()
     assert outcome.peak_growth <= MOST_BYTES
 
 

@@ -74,7 +74,10 @@ class Confirmation:
                     self.dropped[trial] = number
 
     def decided(self) -> bool:
-        """Whether another round would change nothing that matters, or is not allowed."""
+        """Whether another round would change nothing that matters, or is not allowed.
+
+        That the leader is faster is not enough: by how much has to be known as well.
+        """
         if not self.members() or len(self.rounds) >= self._most_rounds:
             return True
         if len(self.rounds) < FEWEST_ROUNDS:
@@ -117,7 +120,10 @@ class Confirmation:
     def _beats_baseline(self, trial: int, baseline: int) -> bool:
         if baseline in self.dropped:
             return True  # it failed when it was run again
-        return trial != baseline and clearly_faster(self.ratio(trial, baseline))
+        if trial == baseline:
+            return False
+        ratio = self.ratio(trial, baseline)
+        return ratio.low > 1 and (len(self.rounds) >= FEWEST_ROUNDS or not ratio.vague)
 
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.

@@ -191,16 +191,33 @@ def conclude(
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.ratio(chosen, baseline)
     today = confirmation.candidates[baseline].knobs
-    price = Price.of(effort, speedup.value, world_size)
+    sure = speedup.low if speedup.vague else speedup.value
+    price = Price.of(effort, sure, world_size)
     sentence = (
-        f"{speedup.value:.2f}x your configuration (95 % interval {speedup.low:.2f} to "
-        f"{speedup.high:.2f}): {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
+        f"{_gain(speedup)}: {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"measured again {len(confirmation.rounds)} times in turn with yours."
         + at_both(confirmation, chosen, baseline, world_size)
         + consequences(chosen, knobs, today, checks)
         + (price.sentence if price else "")
     )
+    if speedup.vague:
+        common["missing_seconds"] = effort.missing
+        sentence += f" {_would_narrow(effort, len(confirmation.rounds))}"
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, price=price, **common)
+
+
+def _gain(speedup: Ratio) -> str:
+    """A figure whose interval is wider than itself is none, but its lower end holds."""
+    interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
+    if speedup.vague:
+        return f"At least {speedup.low:.2f}x your configuration ({interval})"
+    return f"{speedup.value:.2f}x your configuration ({interval})"
+
+
+def _would_narrow(effort: Effort, rounds: int) -> str:
+    return (
+        f"By how much it is faster, about {effort.missing:.0f} s more would tell ({more_time(rounds)})."
+    )
 
 
 def consequences(

@@ -111,6 +111,20 @@ def test_an_interval_that_is_wider_than_its_figure_asks_for_time_instead(rates):
     assert f"{ratio.high:.2f}" not in found.sentence
 
 
+def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known():
+    """Faster in each of six rounds, by 2 to 44 %: rounds may go on, but if they end, it has won."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 7)
+    for gain in (1.02, 1.44, 1.38, 1.05, 1.3, 1.12):
+        confirmation.close_round({0: 100.0, 1: 100.0 * gain})
+    assert not confirmation.decided()
+    effort = Effort(spent=100.0, missing=75.0)
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    assert (found.kind, found.trial, found.missing_seconds) == ("better", 1, 75.0)
+    assert found.sentence.startswith(f"At least {found.speedup.low:.2f}x your configuration")
+    assert "By how much it is faster, about 75 s more would tell" in found.sentence
+
+
 def test_what_a_study_cost_and_when_it_has_paid():
     """A step of half a second took a whole one before; half an hour on two ranks."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]

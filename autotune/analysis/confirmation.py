@@ -153,6 +153,7 @@ def replay(
     most_rounds: int,
     barred: Collection[int] = (),
     unaffordable: Collection[int] = (),
+    same_batch: bool = True,
 ) -> Confirmation | None:
     """The confirmation as the records show it, less a round that is not complete.
 
@@ -163,17 +164,18 @@ def replay(
 
     Args:
         attempts: of a study whose search has ended.
-        finalists: the most candidates besides the baseline and, where all of these have other global
-            batches, the fastest that has the baseline's.
+        finalists: the most candidates besides the baseline and the one of `same_batch`.
         most_rounds: see measurement.rounds.
         barred: trials that are no candidates either.
         unaffordable: trials for whose check there is no time; who has begun goes on.
+        same_batch: where all finalists have other global batches, the fastest that has the baseline's
+            takes part as well.
 
     Returns:
         None if no trial of the search is complete.
     """
     first = first_round(attempts)
-    affordable = _Affordable(finalists, unaffordable, first)
+    affordable = _Affordable(finalists, unaffordable, same_batch, first)
     candidates, baseline_trial = _candidates(attempts, barred, affordable)
     if not candidates:
         return None
@@ -198,17 +200,24 @@ class _Affordable(NamedTuple):
     Attributes:
         finalists: at most.
         unaffordable: trials.
+        same_batch: one more may, if need be, for the sake of the baseline's global batch.
         first: number of the first round.
     """
 
     finalists: int
     unaffordable: Collection[int]
+    same_batch: bool
     first: int
 
 
 def ranked(attempts: Attempts) -> list[StoredAttempt]:
     """Complete trials of the search that the numerics gate has not refused, the fastest first."""
     return _fastest_first(_not_refused(attempts, attempts.searched().complete()))
+
+
+def shown(attempts: Attempts) -> list[StoredAttempt]:
+    """The same and those that were stopped early, as far as they were timed."""
+    return _fastest_first(_not_refused(attempts, attempts.searched().measured()))
 
 
 def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
@@ -221,14 +230,14 @@ def _fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
     return sorted(several, key=lambda a: -(a.result.throughput or 0.0))
 
 
-def _of_same_batch(
-    today: StoredAttempt, measured: Sequence[StoredAttempt], members: Sequence[StoredAttempt]
+def of_same_batch(
+    today: StoredAttempt | None, measured: Iterable[StoredAttempt], members: Sequence[StoredAttempt]
 ) -> list[StoredAttempt]:
-    """The fastest with the baseline's global batch, where finalists have others only: nobody should have
+    """The first of those measured, the fastest, with the baseline's global batch, where finalists have others only: nobody should have
     to search twice to learn what is gained without another learning rate. It may have been stopped
     early, as others were faster."""
-    own = global_batch(today.knobs, 1)
-    if any(global_batch(a.knobs, 1) == own for a in members):
+    own = global_batch(today.knobs, 1) if today else None
+    if today is None or any(global_batch(a.knobs, 1) == own for a in members):
         return []
     return [a for a in measured if global_batch(a.knobs, 1) == own][:1]
 
@@ -239,8 +248,7 @@ def _candidates(
     today = attempts.baseline()
     complete = [a for a in ranked(attempts) if a.trial not in barred]
     today = today if today in complete else None
-    shown = _fastest_first(_not_refused(attempts, attempts.searched().measured()))
-    measured = [a for a in shown if a is not today and a.trial not in barred]
+    measured = [a for a in shown(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
     if any(run.round > affordable.first for run in rounds):
         took_part = {run.trial for run in rounds.in_round(affordable.first)}
@@ -248,7 +256,8 @@ def _candidates(
     else:
         may = [a for a in measured if a.trial not in affordable.unaffordable]
         others = [a for a in may if a in complete][: affordable.finalists]
-        others += _of_same_batch(today, may, others) if today else []
+        if affordable.same_batch:
+            others += of_same_batch(today, may, others)
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]
     return candidates, today.trial if today else None

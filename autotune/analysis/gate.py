@@ -86,7 +86,9 @@ def missing_runs(
         safe = reference_knobs(checked, baseline)
         if reference is None and safe not in missing:
             missing.append(safe)
-        if not attempts.of(Purpose.NUMERICS).recorded().with_knobs(checked):
+        own = {searched.trial for searched in attempts.searched().with_knobs(knobs)}
+        done = attempts.of(Purpose.NUMERICS).recorded().with_knobs(checked)
+        if not any(check.trial in own for check in done):
             missing.append(checked)
     return missing
 

@@ -18,6 +18,8 @@ from search_spaces import CATALOGUE
 from storage import Attempts, AttemptState, Purpose
 
 _NO_EFFORT = Effort()
+_WORTH_A_FIGURE = 1.01
+"""Below this "at least so many times as fast" says nothing."""
 
 
 class Kind(StrEnum):
@@ -209,15 +211,15 @@ def conclude(
 def _gain(speedup: Ratio) -> str:
     """A figure whose interval is wider than itself is none, but its lower end holds."""
     interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
+    if speedup.vague and speedup.low < _WORTH_A_FIGURE:
+        return f"Faster than your configuration, but nobody knows by how much ({interval})"
     if speedup.vague:
         return f"At least {speedup.low:.2f}x your configuration ({interval})"
     return f"{speedup.value:.2f}x your configuration ({interval})"
 
 
 def _would_narrow(effort: Effort, rounds: int) -> str:
-    return (
-        f"By how much it is faster, about {effort.missing:.0f} s more would tell ({more_time(rounds)})."
-    )
+    return f"By how much it is faster, about {effort.missing:.0f} s more would tell ({more_time(rounds)})."
 
 
 def consequences(

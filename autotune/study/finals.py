@@ -63,6 +63,7 @@ class Finals:
             if wanted.refuses_unchecked
             else (),
             unaffordable=course.unaffordable,
+            same_batch=course.same_batch,
         )
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
@@ -98,13 +99,15 @@ class Finals:
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
-        """Whether a round may go on; whether to begin one, and with the first one two more."""
+        """Whether a round may go on; whether to begin one, and with it all that prove something."""
         costs, knobs = self._job.costs(), {t: c.knobs for t, c in confirmation.candidates.items()}
         needed = self._schedule.round(costs, [knobs[trial] for trial in missing])
         if len(missing) < len(confirmation.members()):
             return self._schedule.may_end(needed)
-        several = 1 if confirmation.rounds else FEWEST_ROUNDS
-        return self._schedule.left >= several * needed
+        to_prove = FEWEST_ROUNDS - len(confirmation.rounds)
+        if to_prove > 0:
+            return self._schedule.may_end(to_prove * needed)
+        return self._schedule.left >= needed
 
     def _look_closer(self, confirmation: Confirmation) -> None:
         if not confirmation.rounds:

@@ -5,12 +5,12 @@ closer look what is left after them. Where there is no time to prove anything, t
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, ranked
+from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, ranked, shown
 from autotune.analysis.costs import Costs
 from autotune.study.bench import Allowance, Job
 from storage import Attempts, StoredAttempt
@@ -178,10 +178,13 @@ class Course:
     Attributes:
         finalists: how many, besides the baseline.
         unaffordable: trials that would have to be checked, and for that there is no time.
+        same_batch: there is time for one more, where all finalists have other global batches than the
+            baseline.
     """
 
     finalists: int
     unaffordable: tuple[int, ...] = ()
+    same_batch: bool = True
 
     @classmethod
     def of(cls, job: Job, schedule: Schedule) -> "Course":
@@ -192,13 +195,25 @@ class Course:
             return cls(wanted)
         attempts, costs = job.attempts(), job.costs()
         rivals = schedule.rivals(attempts)
-        for trials in (rivals, schedule.checked(rivals, attempts)):
-            for count in range(min(wanted, len(trials)), 0, -1):
-                finalists = [trial.knobs for trial in trials[:count]]
-                rounds = schedule.rounds if count > 1 else FEWEST_ROUNDS
-                if schedule.finals(attempts, costs, finalists, rounds) <= schedule.left:
-                    return cls(count, _others(rivals, trials))
-        return cls(1, _others(rivals, schedule.checked(rivals, attempts)))
+        timed = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
+        for those in (timed, schedule.checked(timed, attempts)):
+            trials = [trial for trial in rivals if trial in those]
+            for count, own_batch in _sizes(min(wanted, len(trials))):
+                members = trials[:count]
+                if own_batch:
+                    members += of_same_batch(attempts.baseline(), those, members)
+                rounds = schedule.rounds if len(members) > 1 else FEWEST_ROUNDS
+                finalists = [trial.knobs for trial in members]
+                if schedule.may_end(schedule.finals(attempts, costs, finalists, rounds)):
+                    return cls(count, _others(timed, those), own_batch)
+        return cls(1, _others(timed, schedule.checked(timed, attempts)), same_batch=False)
+
+
+def _sizes(most: int) -> Iterator[tuple[int, bool]]:
+    """How many finalists, and whether one more for the sake of the baseline's batch; larger ones first."""
+    for count in range(most, 0, -1):
+        yield count, True
+        yield count, False
 
 
 def _others(all_: Iterable[StoredAttempt], those: Iterable[StoredAttempt]) -> tuple[int, ...]:

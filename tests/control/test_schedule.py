@@ -51,8 +51,40 @@ def test_the_wall_time_is_kept_and_the_end_is_a_verdict(played: Replayed, step, 
         assert verdict["missing_seconds"] > 0
     else:
         assert verdict["kind"] == "better"
-        assert verdict["speedup"]["low"] > 1.1
+        assert verdict["speedup"]["low"] > 1
+        assert verdict["knobs"]["micro_batch"] > 8 or verdict["knobs"]["log_interval"] > 1
     played.assert_complete()
+
+
+@pytest.mark.parametrize(("budget", "seed"), [(300, 6), (300, 7), (200, 2), (200, 12)])
+def test_the_search_leaves_time_for_rounds(played: Replayed, budget, seed) -> None:
+    """Where a finalist more, for the sake of the global batch, or a check that took a second longer than
+    planned had left none."""
+    gain = 0.95 if budget == 300 else 1.4
+
+    def rate(knobs):
+        each = 0.7 / 4 * (1.1 if knobs["micro_batch"] == 1 else 1.0)
+        return (gain if knobs["precision"] == "bf16" else 1.0) / each
+
+    every = where(running_at(rate), _all, startup=2.0)
+    played.on(noisy(every, run=0.08, block=0.05), seed=seed)
+    space = {
+        "micro_batch": [1, 2, 4, 8],
+        "precision": ["fp32", "bf16"],
+        "gradient_as_bucket_view": [False, True],
+    }
+    today = {"micro_batch": 2, "accumulation_steps": 1}
+    measurement = {"rounds": 7, "finalists": 3}
+    verdict = run(
+        played,
+        f"{budget}s",
+        search_space=space,
+        baseline=today,
+        seed=seed,
+        measurement=measurement,
+    )
+    assert played.seconds <= 1.1 * budget
+    assert verdict["rounds"] >= 3, verdict["sentence"]
 
 
 def test_a_check_that_takes_too_long_leaves_its_finalist_out(played: Replayed) -> None:

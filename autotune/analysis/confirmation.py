@@ -233,9 +233,9 @@ def _fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
 def of_same_batch(
     today: StoredAttempt | None, measured: Iterable[StoredAttempt], members: Sequence[StoredAttempt]
 ) -> list[StoredAttempt]:
-    """The first of those measured, the fastest, with the baseline's global batch, where finalists have others only: nobody should have
-    to search twice to learn what is gained without another learning rate. It may have been stopped
-    early, as others were faster."""
+    """The first of those measured, the fastest, with the baseline's global batch, where finalists have
+    others only: nobody should have to search twice to learn what is gained without another learning
+    rate. It may have been stopped early, as others were faster."""
     own = global_batch(today.knobs, 1) if today else None
     if today is None or any(global_batch(a.knobs, 1) == own for a in members):
         return []

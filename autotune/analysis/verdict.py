@@ -219,7 +219,8 @@ def _gain(speedup: Ratio) -> str:
 
 
 def _would_narrow(effort: Effort, rounds: int) -> str:
-    return f"By how much it is faster, about {effort.missing:.0f} s more would tell ({more_time(rounds)})."
+    how = more_time(rounds)
+    return f"By how much it is faster, about {effort.missing:.0f} s more would tell ({how})."
 
 
 def consequences(

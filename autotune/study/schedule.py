@@ -210,7 +210,7 @@ class Course:
 
 
 def _sizes(most: int) -> Iterator[tuple[int, bool]]:
-    """How many finalists, and whether one more for the sake of the baseline's batch; larger ones first."""
+    """How many finalists, and whether one more for the batch's sake; the most first."""
     for count in range(most, 0, -1):
         yield count, True
         yield count, False

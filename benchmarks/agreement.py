@@ -23,7 +23,7 @@ from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train.py"
-SIZE = {"layers": 2, "d_model": 128, "heads": 4, "length": 64}
+SIZE = {"layers": 2, "d_model": 256, "heads": 4, "length": 64}
 SECONDS = 6.0
 
 

@@ -6,7 +6,7 @@ from autotune.analysis.findings import findings
 from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
 from autotune.study.bench import BASELINE, Allowance, Bench, Job
-from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered
+from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered, said
 from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
 
@@ -64,7 +64,7 @@ class Opening:
 
     def _remembered(self) -> Suggestion | None:
         launcher = self._plan.launcher
-        workload = self._plan.spec.workload.model_dump(mode="json")
+        workload = said(self._plan.spec.workload.model_dump(mode="json"))
         place = Place(workload, launcher.workers, devices(launcher.slots[0].environment))
         earlier = self._job.repository.recommendations.of_others(self._job.study.id)
         return remembered(self._space, self._plan.baseline, earlier, place)

@@ -31,7 +31,7 @@ class Place:
     """What makes one study's winner worth a try in another."""
 
     workload: dict[str, Any]
-    """Name and arguments."""
+    """What the study says of it."""
     world_size: int
     devices: tuple[str, ...]
     """Names of the CUDA devices; the model of the processor where there are none."""
@@ -40,9 +40,13 @@ class Place:
     def of(cls, recommended: Recommended) -> "Place":
         """Where that was recommended."""
         environment = recommended.body["provenance"]["environment"]
-        named = recommended.spec["workload"]
-        workload = {"name": named["name"], "args": named.get("args", {})}
+        workload = said(recommended.spec["workload"])
         return cls(workload, recommended.body["world_size"], devices(environment))
+
+
+def said(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a study's workload that say something: an earlier version knew fewer."""
+    return {name: value for name, value in workload.items() if value}
 
 
 def devices(environment: Mapping[str, Any]) -> tuple[str, ...]:

@@ -346,3 +346,11 @@ def test_ranks_look_for_the_workload_beside_the_study_file_too(
     submit(played.repository, load(moved), tmp_path)
     played.serve()
     assert asked == {(str(tmp_path), str(beside))}
+
+
+def test_what_won_is_tried_first_in_the_next_study(played: Replayed) -> None:
+    won = played.on(PLAIN).run(budget={"trials": 6})["knobs"]
+    again = Replayed(played.folder, played.repository.database, "again")
+    again.on(PLAIN).run(budget={"trials": 2})
+    assert again.attempts("search")[1].knobs == won
+    assert f"study {played.name} recommended it" in again.said()

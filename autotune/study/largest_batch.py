@@ -13,13 +13,15 @@ from autotune.runs.judging import FitRun
 from autotune.search.splits import divisors
 from autotune.spec import StudySpec
 from autotune.spec.mistakes import LARGEST
-from autotune.study.bench import BASELINE, Bench, Job
+from autotune.study.bench import BASELINE, Allowance, Bench, Job
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.knob import Range
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _BUDGET_SHARE = 0.25
 """Of wall time or device hours that may be spent on it."""
+_LEAST_SHARE = 0.1
+"""Of the wall time, for a run."""
 _HEADROOM = 0.9
 """Share of the largest micro-batch that is taken: training has peaks that a few steps do not show."""
 _GRANULE = 8
@@ -115,7 +117,10 @@ class LargestBatch:
         attempts = known = self._job.attempts()
         with Bench(self._job, self._check) as bench:
             while (size := self._next(attempts)) is not None:
-                bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=FitRun())
+                allowed = self._allowed(attempts)
+                bench.run(
+                    BASELINE, self._knobs(size), Purpose.FIT, judge=FitRun(), allowed=allowed
+                )
                 attempts = self._job.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
@@ -140,8 +145,7 @@ class LargestBatch:
         bracket = _bracket(runs)
         # What is searched does not change any more, whatever the budget becomes.
         searching = len(attempts) > len(attempts.of(Purpose.FIT, Purpose.PROFILE))
-        growing = bracket.fits and bracket.fails is None
-        if searching or (growing and self._spent_enough(runs)):
+        if searching or (bracket.fits and self._spent_enough(runs)):
             return None
         if runs and not bracket.fits:
             last = runs[-1]
@@ -154,6 +158,15 @@ class LargestBatch:
         domain = CATALOGUE["micro_batch"].domain
         assert isinstance(domain, Range)
         return bracket.next(self._first, self._share or int(domain.high))
+
+    def _allowed(self, attempts: Attempts) -> Allowance | None:
+        """The time of the next run; None: no limit."""
+        wall_time = self._job.plan.spec.budget.wall_time
+        if wall_time is None:
+            return None
+        spent = sum(run.result.wall_seconds for run in _runs(attempts))
+        left = max(_LEAST_SHARE * wall_time, _BUDGET_SHARE * wall_time - spent)
+        return Allowance(left, left)
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Whether as much of a budget is gone as may be, before anything is searched."""

@@ -191,3 +191,21 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
 
 def _all(_: Launch) -> bool:
     return True
+
+
+def test_looking_for_the_largest_micro_batch_keeps_the_wall_time_too(played: Replayed) -> None:
+    """A sample takes a second and a half: a run of the sixteenth doubling would take days."""
+    played.on(where(running_at(lambda _: 0.7), _all, startup=2.0))
+    memory = {"memory_per_worker": "4GiB", "workers": 2}
+    space = {"micro_batch": ["max"], "bucket_cap_mb": [5, 25]}
+    run(
+        played,
+        "120s",
+        search_space=space,
+        baseline={"micro_batch": 1},
+        resources=memory,
+    )
+    fits = played.attempts("fit")
+    assert fits
+    assert sum(a.result.wall_seconds for a in fits) <= 0.4 * 120
+    assert played.seconds <= 1.1 * 120

@@ -72,22 +72,47 @@ def _version(
         raise typer.Exit
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def init(
-    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("study.yaml"),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STUDY.yaml] [-- COMMAND]",
+            help="File to write (study.yaml), and your own launch command.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a commented study.yaml to start from, and an example of a workload of your own."""
-    from autotune.standalone.starter import write_study, write_workload
+    """Write a commented study.yaml to start from: of your launch command after `--`, which is run for a
+    few steps and looked at; else an example, and one of a workload of your own."""
+    from autotune.standalone.starter import write_of_command, write_study, write_workload
 
+    path, command = _path_and_command(words or [])
+    if command:
+        print(f"{path} written: {write_of_command(path, command)}")
+        print(f"next: autotune doctor {path}, or at once: autotune start {path}")
+        return
     write_study(path)
     print(f"{path} written; edit it, then: autotune start {path}")
     if workload := write_workload(path.parent):
         print(f"{workload} written: put your own model there; `workload: {workload.stem}:build`")
 
 
-@app.command()
+def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
+    """A study file comes first, if it is there; whatever follows is a command."""
+    if words and Path(words[0]).suffix in (".yaml", ".yml"):
+        return Path(words[0]), words[1:]
+    return Path("study.yaml"), words
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
 def start(
-    study: Annotated[Path, typer.Argument(help="The study.yaml.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[STUDY.yaml] [-- COMMAND]",
+            help="The study.yaml; with your own launch command it is written first.",
+        ),
+    ],
     storage: StorageOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
     foreground: Annotated[
@@ -99,6 +124,11 @@ def start(
     from autotune.spec import load
     from autotune.spec.document import read
 
+    study, command = _path_and_command(words)
+    if command:
+        from autotune.standalone.starter import write_of_command
+
+        print(f"{study} written: {write_of_command(study, command)}", flush=True)
     spec = load(study)
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
     from autotune.service.submission import submit

@@ -12,7 +12,7 @@ from autotune.spec import arguments, mistakes
 from search_spaces import CATALOGUE
 from search_spaces.scripts import refusal
 
-_FLAG = re.compile(r"-{1,2}[^\s=]+|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+_FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Workload(Protocol):
@@ -71,7 +71,7 @@ def _of_factory(workload: Workload) -> mistakes.Problems:
 def _of_flag(flag: str) -> str | None:
     if _FLAG.fullmatch(flag):
         return None
-    return f"must be --flag, key= or $VARIABLE, got {mistakes.in_yaml(flag)}"
+    return f"must be --flag, --flag=, key= or $VARIABLE, got {mistakes.in_yaml(flag)}"
 
 
 def of_knobs(

@@ -1,5 +1,7 @@
 """The files that `autotune init` writes: a study with comments, and a workload of one's own."""
 
+import os
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +21,29 @@ def write_study(path: Path) -> None:
     """
     if not _written(path, _study()):
         raise BadInput(f"{path} exists already; it is left as it was")
+
+
+def write_of_command(path: Path, command: Sequence[str]) -> str:
+    """Look at what a launch command trains, and write a study of it; says what was seen.
+
+    Raises:
+        BadInput: the file exists or cannot be written, or the command cannot be looked at.
+        LauncherError: there is no place to run it.
+    """
+    from autotune.spec import load
+    from autotune.standalone import scripted
+    from autotune.standalone.command import taken_apart
+    from autotune.standalone.survey import survey
+
+    if path.exists():
+        raise BadInput(f"{path} exists already; it is left as it was: autotune start {path}")
+    launched = taken_apart(command)
+    found = survey(launched, path.parent.resolve())
+    text = scripted.study(command, launched, found, len(os.sched_getaffinity(0)))
+    if not _written(path, text):
+        raise BadInput(f"{path} exists already; it is left as it was")
+    load(path)
+    return scripted.told(found)
 
 
 def write_workload(folder: Path) -> Path | None:

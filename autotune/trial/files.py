@@ -25,6 +25,10 @@ class TrialFiles:
         """The profiler's trace of a rank, which Perfetto opens."""
         return self.folder / f"trace-{rank}.json.gz"
 
+    def survey(self, rank: int) -> Path:
+        """What a rank has seen of a script, for whoever writes a study of it."""
+        return self.folder / f"survey-{rank}.json"
+
     def traces(self) -> list[Path]:
         """Of all ranks, as far as this machine has them."""
         return sorted(self.folder.glob("trace-*.json.gz"))

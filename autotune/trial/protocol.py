@@ -77,6 +77,8 @@ class Script:
     """Whether the user has said so: `samples` are those of a step for which no DataLoader was seen."""
     kept: tuple[str, ...] = ()
     """Names of knobs of the search that the script must have as the configuration does, by itself."""
+    survey: int = 0
+    """Optimizer steps after which what was seen of it is written down; 0: it is timed."""
 
 
 @dataclass(frozen=True)

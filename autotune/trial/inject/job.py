@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = "AUTOTUNE_RUN"
 """Of the environment: an Order as JSON."""
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Options of python whose value is an argument of its own."""
 
 
@@ -70,7 +70,7 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
         if argument == "-m":
             module = next(rest, None)
             return (module, True) if module else None
-        if argument in _WITH_VALUE:
+        if argument in OPTIONS_WITH_VALUE:
             next(rest, None)
         elif not argument.startswith("-"):
             return Path(argument).name, False

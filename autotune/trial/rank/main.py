@@ -33,7 +33,7 @@ from autotune.trial.protocol import (
     RankEnd,
     TrialRequest,
 )
-from autotune.trial.rank import meeting, profiling, script
+from autotune.trial.rank import meeting, profiling, script, surveying
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
@@ -120,6 +120,9 @@ def _run_script(
     store = PrefixStore(request.trial, _store(request, placement))
     os.environ.update(meeting.torchrun(placement, context, store))
     assert request.script is not None
+    if request.script.survey:
+        files = TrialFiles(Path(request.log_dir))
+        surveying.survey(request.script, context.rank, files, progressed, leave)
     script.ScriptRun(
         request,
         request.script,

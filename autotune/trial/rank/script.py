@@ -117,7 +117,7 @@ class ScriptRun:
         self._sight.watch(
             went_on=self._progressed, before=self._before_step, after=self._after_step
         )
-        ended = _run(self._script)
+        ended = execute(self._script)
         taken = self._training.steps_done if self._training else 0
         self._leave(
             Outcome.ERROR,
@@ -212,7 +212,7 @@ _TOLERANCE = 0.1
 """Of samples per step, in the long run."""
 
 
-def _run(script: Script) -> str:
+def execute(script: Script) -> str:
     """Run it as python does, to its end; how it ended, in words that a sentence takes."""
     sys.argv = [script.path, *script.args]
     # As in a process that python has started: this one has taken over that of its fork server.

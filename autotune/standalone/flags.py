@@ -1,0 +1,99 @@
+"""Which of a script's own options turn a knob: by their names, then by what they do. Pure."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.trial.surveyed import Option, Surveyed
+
+_MOST_TRIED = 3
+_ELSEWHERE = {"eval", "evaluation", "val", "valid", "validation", "test", "generation"}
+"""Words of options that are about something besides training."""
+_GLOBAL = {"global", "total"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Another value of an option, and how the script must answer if it turns the knob."""
+
+    option: Option
+    value: int
+
+
+def candidates(seen: Surveyed) -> dict[str, tuple[Trial, ...]]:
+    """Knob -> options that may turn it, the most probable first, each with a value to try."""
+    own = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
+    found = {}
+    for knob, today in own.items():
+        if today:
+            fitting = sorted(_fitting(knob, seen.options), key=lambda o: _doubt(o, today))
+            tried = tuple(
+                Trial(option, _another(knob, today)) for option in fitting if not option.switch
+            )
+            found[knob] = tried[:_MOST_TRIED]
+    return {knob: several for knob, several in found.items() if several}
+
+
+def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+    """Whether the script did with that value what the knob is."""
+    seen = after.micro_batch if knob == "micro_batch" else after.accumulation_steps
+    other = (before.accumulation_steps, after.accumulation_steps)
+    if knob == "accumulation_steps":
+        other = (before.micro_batch, after.micro_batch)
+    return seen == trial.value and other[0] == other[1]
+
+
+def scaled(knob: str, trial: Trial, after: Surveyed, workers: int) -> bool:
+    """Whether the option counts for all ranks together what the knob counts for one."""
+    seen = after.micro_batch if knob == "micro_batch" else after.accumulation_steps
+    return workers > 1 and seen * workers == trial.value
+
+
+def _fitting(knob: str, options: Sequence[Option]) -> Iterator[Option]:
+    fits = _KNOBS[knob]
+    for option in options:
+        words = set(_words(option.name)) | set(_words(option.flag))
+        if fits(words) and not words & _ELSEWHERE and _whole(option.value):
+            yield option
+
+
+def _is_micro_batch(words: set[str]) -> bool:
+    sized = bool(words & {"size", "per", "micro", "local"}) or words <= {"batch", "train", "b"}
+    return bool(words & {"bs", "mbs", "batchsize"}) or ("batch" in words and sized)
+
+
+def _is_accumulation(words: set[str]) -> bool:
+    if any(word.startswith("accum") for word in words):
+        return True
+    return bool(words & {"gas"})
+
+
+_KNOBS: Mapping[str, Callable[[set[str]], bool]] = {
+    "micro_batch": _is_micro_batch,
+    "accumulation_steps": _is_accumulation,
+}
+
+
+def _doubt(option: Option, today: int) -> tuple[bool, bool, bool, int]:
+    """The less of it, the sooner an option is tried."""
+    words = set(_words(option.name))
+    named = not words & {"micro", "per", "train", "local"}
+    return str(option.value) != str(today), bool(words & _GLOBAL), named, len(option.name)
+
+
+def _another(knob: str, today: int) -> int:
+    """That surely fits in memory."""
+    if knob == "micro_batch":
+        return today // 2 if today > 1 else 2
+    return 2 * today
+
+
+def _whole(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
+
+
+def _words(name: str) -> list[str]:
+    split = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
+    return [word for word in re.split(r"[^a-z0-9]+", split.lower()) if word]

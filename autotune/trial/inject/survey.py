@@ -1,0 +1,168 @@
+"""A look at a training script that nobody has changed: what it is made of, what it does today."""
+
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from autotune.trial.inject.options import Options
+from autotune.trial.inject.sight import Sight, size
+from autotune.trial.surveyed import Surveyed
+
+_MIB = 2**20
+_NO_BACKWARD = -1
+_MOST_FILES = 20
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass
+class _Passes:
+    """Forward passes of one module, with gradients on.
+
+    Attributes:
+        parameters: numbers to train in it.
+        since_step: passes since the last optimizer step.
+        of_steps: passes between steps.
+        rows: of the inputs of each pass.
+    """
+
+    module: nn.Module
+    parameters: int
+    since_step: int = 0
+    of_steps: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+class Survey:
+    """Changes nothing. Costs time, so nothing is timed meanwhile."""
+
+    def __init__(self) -> None:
+        self._sight = Sight()
+        self._options = Options()
+        self._steps = 0
+        self._within = False
+        self._passes: dict[int, _Passes] = {}
+        self._scaled = False
+        self._written: dict[str, None] = {}
+
+    def watch(self, went_on: Callable[[], None], taken: Callable[[int], None]) -> None:
+        """Look from now on.
+
+        Args:
+            went_on: called whenever the script shows that it is alive.
+            taken: called after each optimizer step, with how many there were.
+        """
+        self._options.watch()
+        self._watch_passes()
+        self._watch_scalers()
+        sys.addaudithook(self._audit)
+
+        def after() -> None:
+            self._steps += 1
+            for passes in self._passes.values():
+                passes.of_steps.append(passes.since_step)
+                passes.since_step = 0
+            taken(self._steps)
+
+        self._sight.watch(went_on=went_on, before=lambda: None, after=after)
+
+    def surveyed(self, ended: str = "") -> Surveyed:
+        """What was seen; to be called where the script is under way, as its variables are looked at."""
+        leader, model = self._sight.leader, self._sight.model
+        ddp = model if isinstance(model, DistributedDataParallel) else None
+        trained = self._trained()
+        passes = [count for count in trained.of_steps if count] if trained else []
+        rows = [count for count in trained.rows if count] if trained else []
+        return Surveyed(
+            steps=self._steps,
+            micro_batch=statistics.mode(rows) if rows else 0,
+            accumulation_steps=statistics.mode(passes) if passes else 1,
+            loader=self._sight.saw_loader,
+            ddp=ddp is not None,
+            sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
+            scaled=self._scaled,
+            optimizer=type(leader).__name__ if leader else "",
+            convolutions=trained is not None
+            and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
+            own={**self._sight.own, **(_of_ddp(ddp) if ddp is not None else {})},
+            options=self._options.found(),
+            written=tuple(self._written),
+            ended=ended,
+        )
+
+    def _watch_passes(self) -> None:
+        """Forward passes of what is trained, each by its outermost module. Not those that backward
+        passes repeat, which recompute activations."""
+        call = nn.Module.__call__
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._within or not torch.is_grad_enabled():
+                return call(module, *args, **kwargs)
+            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+                self._passed(module, [*args, kwargs])
+            self._within = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._within = False
+
+        nn.Module.__call__ = watched  # type: ignore[method-assign]
+
+    def _passed(self, module: nn.Module, inputs: list[Any]) -> None:
+        if id(module) not in self._passes:
+            several = [p.numel() for p in module.parameters() if p.requires_grad]
+            self._passes[id(module)] = _Passes(module, sum(several))
+        own = self._passes[id(module)]
+        own.since_step += 1
+        rows, _ = size(inputs)
+        own.rows.append(rows)
+
+    def _trained(self) -> "_Passes | None":
+        """Of the largest model; a loss has no parameters, and counts for nothing."""
+        largest = max(self._passes.values(), key=lambda passes: passes.parameters, default=None)
+        return largest if largest and largest.parameters else None
+
+    def _watch_scalers(self) -> None:
+        scale = torch.amp.GradScaler.scale
+
+        def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            self._scaled = self._scaled or scaler.is_enabled()
+            return scale(scaler, outputs)
+
+        torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or len(self._written) >= _MOST_FILES:
+            return
+        path, _, flags = arguments
+        if isinstance(path, str | bytes) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            name = os.fsdecode(path)
+            if not name.startswith(("/dev/", "/proc/", "/tmp/", "/sys/")):
+                self._written[str(Path(name))] = None
+
+
+def _of_ddp(wrapper: DistributedDataParallel) -> dict[str, Any]:
+    """The knobs that its arguments are."""
+    return {
+        "bucket_cap_mb": round(wrapper.bucket_bytes_cap / _MIB),
+        "gradient_as_bucket_view": wrapper.gradient_as_bucket_view,
+        "find_unused_parameters": wrapper.find_unused_parameters,
+        "static_graph": wrapper.static_graph,
+        "broadcast_buffers": wrapper.broadcast_buffers,
+    }
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "placements")

@@ -1,0 +1,34 @@
+"""A training script under survey, as one rank runs it: left after a few steps."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from autotune.trial.files import TrialFiles
+from autotune.trial.inject.survey import Survey
+from autotune.trial.protocol import Outcome, Script
+from autotune.trial.rank.script import Leave, execute
+
+
+def survey(
+    script: Script, rank: int, files: TrialFiles, progressed: Callable[[], None], leave: Leave
+) -> NoReturn:
+    """Run the script for as many optimizer steps as the survey takes, write down what was seen.
+
+    A script that ends before is seen as far as it went.
+    """
+    seen = Survey()
+
+    def done(ended: str = "") -> NoReturn:
+        try:
+            files.survey(rank).write_text(seen.surveyed(ended).to_text())
+        except Exception as error:
+            leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
+        leave(None, "finished")
+
+    def taken(steps: int) -> None:
+        if steps >= script.survey:
+            done()
+
+    seen.watch(progressed, taken)
+    ended = execute(script)
+    done(f"the script ended {ended}".rstrip())

@@ -28,7 +28,8 @@ def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 def counted(number: int, noun: str) -> str:
     """'1 trial', '3 trials'."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 
 def duration(seconds: float) -> str:

@@ -81,6 +81,8 @@ def _of_python(words: Sequence[str]) -> Launched:
             return Launched(module, True, tuple(rest))
         if word in OPTIONS_WITH_VALUE and rest:
             rest.pop(0)
+        elif word == "-c":
+            break
         elif not word.startswith("-"):
             return Launched(word, False, tuple(rest))
     raise BadInput("the command gives python no script to run")

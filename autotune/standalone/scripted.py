@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.analysis.wording import counted
 from autotune.standalone.command import Launched
 from autotune.standalone.survey import Findings
 from search_spaces import CATALOGUE
@@ -48,12 +49,14 @@ def told(found: Findings) -> str:
     seen = found.seen
     wrapped = "DistributedDataParallel" if seen.ddp else "no DistributedDataParallel"
     wrapped = "sharded parameters (FSDP2)" if seen.sharded else wrapped
-    workers = seen.own.get("loader_workers", 0)
-    loader = f"a DataLoader with {workers} workers" if seen.loader else "no DataLoader"
+    workers = counted(seen.own.get("loader_workers", 0), "worker")
+    loader = f"a DataLoader with {workers}" if seen.loader else "no DataLoader"
     number = str(seen.own.get("precision", "number format unknown"))
     return (
-        f"{seen.micro_batch} samples a pass, {seen.accumulation_steps} pass(es) per optimizer step, "
-        f"{found.workers} rank(s) on {found.device}; {wrapped}, {loader}, {seen.optimizer}, {number}"
+        f"{counted(seen.micro_batch, 'sample')} a micro-batch, "
+        f"{counted(seen.accumulation_steps, 'micro-batch')} an optimizer step, "
+        f"{counted(found.workers, 'rank')} on {found.device}; {wrapped}, {loader}, {seen.optimizer}, "
+        f"{number}"
     )
 
 

@@ -150,12 +150,10 @@ def _turned(look: _Look, seen: Surveyed, workers: int) -> tuple[dict[str, str], 
 
 
 def _why_not(knob: str, trial: flags.Trial, after: Surveyed, workers: int) -> Iterator[str]:
-    if not trial.option.sure:
-        return  # it was a guess
     flag = trial.option.flag
     if flags.scaled(knob, trial, after, workers):
         yield f"{flag} counts for all {workers} ranks together; {knob} counts for one"
-    else:
+    elif trial.option.sure:  # else it was a guess
         yield (
             f"{flag} is not {knob}: with {trial.value} there were {after.micro_batch} samples a pass, "
             f"{after.accumulation_steps} passes a step"

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-_FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Sight:
             device = next(wrapper.parameters()).device.type
             on = torch.is_autocast_enabled(device)
             told = torch.get_autocast_dtype(device) if on else torch.float32
-            self.own["precision"] = _FORMATS.get(told, str(told))
+            self.own["precision"] = FORMATS.get(told, str(told))
 
 
 def size(batch: Any) -> tuple[int, int]:

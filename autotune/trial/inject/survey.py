@@ -1,5 +1,6 @@
 """A look at a training script that nobody has changed: what it is made of, what it does today."""
 
+import itertools
 import os
 import statistics
 import sys
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autotune.trial.inject.options import Options
-from autotune.trial.inject.sight import Sight, size
+from autotune.trial.inject.sight import FORMATS, Sight, size
 from autotune.trial.surveyed import Surveyed
 
 _MIB = 2**20
@@ -49,7 +50,9 @@ class Survey:
         self._options = Options()
         self._steps = 0
         self._within = False
+        self._format = ""
         self._passes: dict[int, _Passes] = {}
+        self._drawn: list[int] = []
         self._scaled = False
         self._written: dict[str, None] = {}
 
@@ -67,6 +70,7 @@ class Survey:
 
         def after() -> None:
             self._steps += 1
+            self._drawn.append(self._sight.samples)
             for passes in self._passes.values():
                 passes.of_steps.append(passes.since_step)
                 passes.since_step = 0
@@ -79,12 +83,12 @@ class Survey:
         leader, model = self._sight.leader, self._sight.model
         ddp = model if isinstance(model, DistributedDataParallel) else None
         trained = self._trained()
-        passes = [count for count in trained.of_steps if count] if trained else []
         rows = [count for count in trained.rows if count] if trained else []
+        micro_batch = statistics.mode(rows) if rows else 0
         return Surveyed(
             steps=self._steps,
-            micro_batch=statistics.mode(rows) if rows else 0,
-            accumulation_steps=statistics.mode(passes) if passes else 1,
+            micro_batch=micro_batch,
+            accumulation_steps=self._accumulation(trained, micro_batch),
             loader=self._sight.saw_loader,
             ddp=ddp is not None,
             sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
@@ -92,11 +96,25 @@ class Survey:
             optimizer=type(leader).__name__ if leader else "",
             convolutions=trained is not None
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
-            own={**self._sight.own, **(_of_ddp(ddp) if ddp is not None else {})},
+            own={
+                **({"precision": self._format} if self._format else {}),
+                **self._sight.own,
+                **(_of_ddp(ddp) if ddp is not None else {}),
+                **(_of_optimizer(leader) if leader is not None else {}),
+            },
             options=self._options.found(),
             written=tuple(self._written),
             ended=ended,
         )
+
+    def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
+        """Micro-batches per step: by what loaders yield, as a model may see a batch several times; else
+        by the passes."""
+        drawn = [after - before for before, after in itertools.pairwise(self._drawn)]
+        if micro_batch and any(drawn):
+            return max(1, round(statistics.median(drawn) / micro_batch))
+        passes = [count for count in trained.of_steps if count] if trained else []
+        return statistics.mode(passes) if passes else 1
 
     def _watch_passes(self) -> None:
         """Forward passes of what is trained, each by its outermost module. Not those that backward
@@ -122,6 +140,11 @@ class Survey:
             self._passes[id(module)] = _Passes(module, sum(several))
         own = self._passes[id(module)]
         own.since_step += 1
+        if own.parameters and not self._format:
+            device = next(module.parameters()).device.type
+            on = torch.is_autocast_enabled(device)
+            told = torch.get_autocast_dtype(device) if on else torch.float32
+            self._format = FORMATS.get(told, str(told))
         rows, _ = size(inputs)
         own.rows.append(rows)
 
@@ -158,6 +181,12 @@ def _of_ddp(wrapper: DistributedDataParallel) -> dict[str, Any]:
         "static_graph": wrapper.static_graph,
         "broadcast_buffers": wrapper.broadcast_buffers,
     }
+
+
+def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    group = optimizer.param_groups[0]
+    chosen = [name for name in ("fused", "foreach") if group.get(name)]
+    return {"optimizer_kernels": chosen[0] if chosen else "default"}
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

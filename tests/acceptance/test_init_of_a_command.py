@@ -1,0 +1,98 @@
+"""`autotune init -- COMMAND` over scripts as different as people write them: what it finds is so, and
+the study that it writes runs."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.spec import load
+from tests.steering import StudyFolder, quick_measurement, study_folder
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[StudyFolder]:
+    with study_folder(tmp_path) as found:
+        shutil.copytree(SCRIPTS / "varied", found.folder, dirs_exist_ok=True)
+        shutil.copy(SCRIPTS / "plain_ddp.py", found.folder)
+        (found.folder / "study.yaml").unlink(missing_ok=True)
+        yield found
+
+
+def written(folder: StudyFolder, command: str, name: str = "study.yaml") -> dict:
+    found = folder.run("init", name, "--", *command.split())
+    assert found.returncode == 0, found.stdout + found.stderr
+    load(folder.folder / name)
+    study: dict = yaml.safe_load((folder.folder / name).read_text())
+    return study
+
+
+def test_a_plain_script_and_the_study_that_comes_of_it(folder: StudyFolder) -> None:
+    command = "torchrun --nproc-per-node 2 plain_ddp.py --batch-size 8 --epochs 100000"
+    study = written(folder, command)
+    assert study["workload"]["flags"] == {
+        "micro_batch": "--batch-size",
+        "accumulation_steps": "--accumulate",
+    }
+    assert study["resources"] == {"workers": 2}
+    assert study["search_space"]["micro_batch"] == [1, 2, 4, 8]
+    assert study["search_space"]["accumulation_steps"] == [1, 2, 4, 8]
+    assert study["search_space"]["precision"] == ["fp32", "bf16"]
+    assert study["baseline"]["micro_batch"] == 8
+    again = folder.ask("init", "--", *command.split())
+    assert again.returncode == 2
+    assert "exists already; it is left as it was" in again.stderr
+
+    short = {**study, "budget": {"trials": 2}, "measurement": quick_measurement(attribution=0)}
+    (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
+    found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
+    assert "round 2, trial" in found.stdout, found.stdout + found.stderr
+
+
+def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
+    study = written(folder, "torchrun --nproc-per-node 2 settings_by_exec.py --batch_size=8")
+    assert study["workload"]["flags"] == {"micro_batch": "--batch_size="}
+    assert study["workload"]["samples"] == 8 * 4
+    assert study["baseline"]["accumulation_steps"] == 4
+    assert "loader_workers" not in study["search_space"]
+    text = (folder.folder / "study.yaml").read_text()
+    assert "--gradient_accumulation_steps= counts for all 2 ranks together" in text
+
+
+@pytest.mark.slow
+def test_click_streams_and_two_models(folder: StudyFolder) -> None:
+    study = written(folder, "python clicked.py --bs 4")
+    assert study["workload"]["flags"] == {"micro_batch": "--bs"}
+    assert (study["baseline"]["micro_batch"], study["baseline"]["accumulation_steps"]) == (4, 1)
+    assert study["search_space"].keys() == {"loader_workers", "optimizer_kernels"}
+
+
+@pytest.mark.slow
+def test_hydra(folder: StudyFolder) -> None:
+    study = written(folder, "python configured.py data.batch_size=16")
+    assert study["workload"]["flags"] == {
+        "micro_batch": "data.batch_size=",
+        "accumulation_steps": "trainer.accumulate_grad_batches=",
+    }
+    assert study["baseline"]["accumulation_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("raise SystemExit('no data here')", "no data here"),
+        ("print('nothing is trained')", "no optimizer step of torch.optim was seen"),
+        ("import no_such_module", "no_such_module"),
+    ],
+)
+def test_what_cannot_be_looked_at_says_why(folder: StudyFolder, script, told) -> None:
+    (folder.folder / "own.py").write_text(script)
+    found = folder.run("init", "--", "python", "own.py")
+    assert found.returncode == 2
+    assert told in found.stderr
+    assert "Traceback (most recent call last)" not in found.stderr.partition("error:")[0]
+    assert not (folder.folder / "study.yaml").exists()

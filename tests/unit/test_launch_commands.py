@@ -1,0 +1,53 @@
+"""A launch command taken apart by the parser of its launcher."""
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.standalone.command import Launched, taken_apart
+
+
+@pytest.mark.parametrize(
+    ("command", "launched"),
+    [
+        ("torchrun --nproc-per-node 8 train.py --lr 1", ("train.py", False, ("--lr", "1"), 8)),
+        ("torchrun --nnodes 2 --nproc_per_node=4 a/b.py", ("a/b.py", False, (), 8)),
+        ("torchrun --nnodes 1:4 --nproc-per-node 2 a.py -m", ("a.py", False, ("-m",), 8)),
+        ("torchrun --nproc-per-node gpu -m pkg.train --x", ("pkg.train", True, ("--x",), None)),
+        ("python -m torch.distributed.run --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
+        ("python3.11 -u -X dev train.py --a", ("train.py", False, ("--a",), 1)),
+        ("python -m pkg.train key=1", ("pkg.train", True, ("key=1",), 1)),
+        ("./train.py --a", ("./train.py", False, ("--a",), 1)),
+        ("uv run torchrun --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
+        ("accelerate launch --num_processes 2 a.py --b", ("a.py", False, ("--b",), 2)),
+        ("deepspeed --num_gpus 4 a.py --steps", ("a.py", False, ("--steps",), 4)),
+    ],
+)
+def test_what_a_command_launches(command, launched):
+    assert taken_apart(command.split()) == Launched(*launched)
+
+
+def test_arguments_are_kept_as_they_are():
+    odd = ["--text", "a\nb", "$(id)", "'\"", "--", "-x", ""]
+    assert taken_apart(["python", "train.py", *odd]).args == tuple(odd)
+
+
+def test_variables_that_a_command_sets_are_set():
+    found = taken_apart(["env", "A=1", "B=x=y", "python", "train.py", "C=2"])
+    assert found.env == {"A": "1", "B": "x=y"}
+    assert found.args == ("C=2",)
+    mixed = ["accelerate", "launch", "--num_processes", "1", "--mixed_precision", "bf16", "a.py"]
+    assert taken_apart(mixed).env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("make train", "no training script"),
+        ("torchrun --nproc-per-nod 2", "torchrun does not take that"),
+        ("accelerate test", "only `accelerate launch`"),
+        ("python -c pass", "no script"),
+    ],
+)
+def test_what_is_no_launch_of_a_script_is_told(command, told):
+    with pytest.raises(BadInput, match=told):
+        taken_apart(command.split())

@@ -74,5 +74,6 @@ class Surveyed:
     @classmethod
     def from_text(cls, text: str) -> "Surveyed":
         """What `to_text` wrote."""
-        found: Surveyed = decoder(cls)(json.loads(text))
+        hint: Any = cls
+        found: Surveyed = decoder(hint)(json.loads(text))
         return found

@@ -30,4 +30,4 @@ def of_script(
         "digest": None,
     }
     knobs = {**defaults(), **turned, **changes}
-    return BestConfig(knobs, 2, {}, provenance=ON_CPU, script=script)
+    return BestConfig(knobs, 2, {}, provenance=ON_GPU, script=script)

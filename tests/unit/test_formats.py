@@ -15,7 +15,7 @@ from autotune.export.best import is_best, of, read
 from autotune.export.formats import FORMATS, remarks
 from search_spaces import CATALOGUE
 from search_spaces.knob import Choice, Knob
-from tests.recommendations import ON_CPU, of_script, of_workload
+from tests.recommendations import ON_CPU, ON_GPU, of_script, of_workload
 from tests.steering import ask
 
 OF_WORKLOADS = sorted(FORMATS.keys() - {"argv"})
@@ -85,6 +85,12 @@ def test_sums_of_gradients_in_fp32_are_named_where_fsdp_would_sum_in_bf16(form: 
     assert FORMATS[form](of_workload(sharded)).unsaid["fsdp_reduce_dtype"] == "fp32"
     there = FORMATS[form](of_workload({**sharded, "fsdp_reduce_dtype": "bf16"}))
     assert "fsdp_reduce_dtype" not in there.unsaid
+
+
+def test_accelerate_launches_one_process_on_the_cpu() -> None:
+    assert FORMATS["accelerate"](of_workload({}, world_size=2)).unsaid["world_size"] == 2
+    for alone in (of_workload({}, world_size=1), of_workload({}, provenance=ON_GPU)):
+        assert "world_size" not in FORMATS["accelerate"](alone).unsaid
 
 
 def test_torchtitan_checkpoints_and_compiles_as_it_likes() -> None:

@@ -146,13 +146,15 @@ _LAUNCH: Mapping[str, Rule] = {
     "compile": compiled(_launch_compile),
     "compile_scope": lambda *_: {},
 }
-"""Its enable_cpu_affinity, which is numa_binding, `accelerate launch` takes from the command line only."""
+"""enable_cpu_affinity, which is numa_binding, `accelerate launch` takes from the command line only."""
 
 
 def accelerate(best: BestConfig) -> Said:
-    """A file for `accelerate launch --config_file`; how many machines there are is for you to add."""
+    """A file for `accelerate launch --config_file`, on one machine."""
     fields, unsaid = told(best, _LAUNCH, of_accelerate(best))
     content = nested({**_ranks(best), **fields})
+    if on_cpu(best) and best.world_size > 1:
+        unsaid = {"world_size": best.world_size, **unsaid}  # it starts one process, unless by MPI
     return Said(yaml.safe_dump(content, sort_keys=False), unsaid)
 
 

@@ -137,7 +137,14 @@ def test_torchtitan_counts_samples_over_all_ranks() -> None:
     assert "--parallelism.data_parallel_replicate_degree 8" in lines
 
 
-# argv and the like
+# env, argv
+
+
+@pytest.mark.parametrize(("nccl", "line"), [("2.21.5", "Tree"), ("2.28.9", "allreduce:tree")])
+def test_nccl_is_told_its_algorithm_as_the_version_of_the_ranks_takes_it(nccl, line) -> None:
+    of_ranks = {"environment": {"devices": ["a"], "nccl": nccl}}
+    said = FORMATS["env"](of_workload({"nccl_algo": "Tree"}, provenance=of_ranks))
+    assert said.text == f"export NCCL_ALGO={line}\n"
 
 
 def test_a_switch_that_is_to_go_cannot_be_said_in_arguments() -> None:
@@ -145,6 +152,14 @@ def test_a_switch_that_is_to_go_cannot_be_said_in_arguments() -> None:
     said = FORMATS["argv"](of_script(flags, {"pin_memory": False, "micro_batch": 4}, {}))
     assert said.text == "--bs 4\n"
     assert said.unsaid == {"pin_memory": False}
+
+
+def test_a_flag_is_no_key_of_hydras() -> None:
+    flags = {"micro_batch": "--bs=", "log_interval": "log="}
+    best = of_script(flags, {"micro_batch": 4, "log_interval": 5}, {})
+    assert FORMATS["hydra"](best).text == "log=5\n"
+    assert FORMATS["hydra"](best).unsaid == {"micro_batch": 4}
+    assert FORMATS["argv"](best).text == "--bs=4 log=5\n"
 
 
 def test_a_workload_has_no_arguments() -> None:

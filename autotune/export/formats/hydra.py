@@ -28,7 +28,8 @@ def hydra(best: BestConfig) -> Said:
 
 
 def _keys(flags: Mapping[str, str]) -> dict[str, Rule]:
-    return {name: _as_tried(flag) for name, flag in flags.items() if flag.endswith(ASSIGNMENT)}
+    keys = {name: flag for name, flag in flags.items() if flag.endswith(ASSIGNMENT)}
+    return {name: _as_tried(key) for name, key in keys.items() if not key.startswith("-")}
 
 
 def _as_tried(flag: str) -> Rule:

@@ -18,23 +18,26 @@ ACTING = (
 
 def env(best: BestConfig) -> Said:
     """`export NAME=value`, a line each. Of a script also the variables that it reads a knob from."""
-    fields, unsaid = told(best, {**_acting(), **_of_script(best)})
+    fields, unsaid = told(best, {**_acting(best), **_of_script(best)})
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in fields.items()]
     return Said("".join(lines), unsaid)
 
 
-def _acting() -> dict[str, Rule]:
-    return {name: _variables_of(name) for name in ACTING}
+def _acting(best: BestConfig) -> dict[str, Rule]:
+    # Of the ranks: where this runs there may be no NCCL.
+    told = str(best.provenance.get("environment", {}).get("nccl") or "")
+    nccl = tuple(int(part) for part in told.split(".") if part.isdigit()) or None
+    return {name: _variables_of(name, nccl) for name in ACTING}
 
 
-def _variables_of(name: str) -> Rule:
+def _variables_of(name: str, nccl: tuple[int, ...] | None) -> Rule:
     def rule(value: Any, _: Knobs) -> Fields | None:
         if name == "cpu_threads":
             return {"OMP_NUM_THREADS": str(value)} if value else None
         from autotune.trial.effects import process  # with it comes torch
 
         # None of them: a variable cannot be exported away.
-        return dict(process.environment({**defaults(), name: value})) or None
+        return dict(process.environment({**defaults(), name: value}, nccl)) or None
 
     return rule
 

@@ -18,6 +18,7 @@ from autotune import __version__
 from autotune.errors import AutotuneError, BadInput
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from autotune.export.best import BestConfig
     from autotune.service.daemon import Daemon
     from storage import Repository, StoredStudy
 
@@ -230,40 +231,97 @@ def logs(
 
 @app.command()
 def export(
-    study: StudyArgument,
+    study: Annotated[str, typer.Argument(help="Name of a study, its study.yaml, or a best.yaml.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File; else as in the study.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File; else of a study as it says; all else is printed."
+        ),
     ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="yaml, json, env, argv, hf-trainer, accelerate, lightning, deepspeed, hydra or "
+            "torchtitan.",
+        ),
+    ] = "yaml",
     trials: Annotated[
         Path | None,
         typer.Option(help="Write all attempts as CSV there instead; -: print them."),
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Write what a study recommends, or has in hand by now, as best.yaml; or all attempts as CSV."""
-    from autotune.export import offering
+    """Write what a study recommends, or has in hand by now, as best.yaml or in the terms of another
+    tool; or all attempts as CSV."""
+    from autotune.export import best, formats, offering
     from autotune.report.in_hand import in_hand
 
+    formats.known(form)
+    if trials and form != "yaml":
+        raise BadInput(f"--trials writes CSV, not {form}; leave one of the two out")
+    if study.endswith((".yaml", ".yml")) and best.is_best(study):
+        if trials:
+            raise BadInput(f"{study} holds no attempts; give the name of the study")
+        _hand_over(_read_best(Path(study)), form, output)
+        return
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     stored = repository.studies.named(name)
     if trials:
-        from autotune.report.frame import attempts_frame
-
-        frame = attempts_frame(repository, name)
-        if str(trials) == "-":
-            frame.to_csv(sys.stdout, index=False)
-            return
-        try:
-            frame.to_csv(trials, index=False)
-        except OSError as error:
-            raise BadInput(f"{trials} cannot be written: {error}") from None
-        print(trials)
+        _write_attempts(repository, name, trials)
         return
-    target, answer = output or _export_path(stored), in_hand(repository, stored)
+    answer = in_hand(repository, stored)
+    if form != "yaml":
+        _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
+        return
+    target = output or _export_path(stored)
     if offering.export(repository, stored, answer, target):
         print(answer.sentence, file=sys.stderr)
     print(target)
+
+
+def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
+    from autotune.report.frame import attempts_frame
+
+    frame = attempts_frame(repository, name)
+    if str(target) == "-":
+        frame.to_csv(sys.stdout, index=False)
+        return
+    try:
+        frame.to_csv(target, index=False)
+    except OSError as error:
+        raise BadInput(f"{target} cannot be written: {error}") from None
+    print(target)
+
+
+def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
+    """Print or write a recommendation in a format; what that cannot say goes to standard error."""
+    from autotune.export.formats import FORMATS, remarks
+    from autotune.export.writing import write_text
+
+    said = FORMATS[form](best)
+    if best.provisional:
+        print(best.provenance["verdict"], file=sys.stderr)
+    for line in remarks(form, said):
+        print(line, file=sys.stderr)
+    if target is None:
+        print(said.text, end="")
+        return
+    try:
+        write_text(target, said.text)
+    except OSError as error:
+        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
+    print(target)
+
+
+def _read_best(path: Path) -> "BestConfig":
+    from autotune.export.best import read
+
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}") from None
 
 
 @app.command("run", context_settings={"ignore_unknown_options": True})

@@ -115,6 +115,24 @@ def read(path: str | os.PathLike[str]) -> BestConfig:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: not a best.yaml: {error}") from None
+    return of(content, path)
+
+
+def is_best(path: str | os.PathLike[str]) -> bool:
+    """Whether a file wants to be a best.yaml: it says where its settings come from."""
+    try:
+        content = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        return False
+    return isinstance(content, dict) and "provenance" in content
+
+
+def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
+    """The configuration in the content of a best.yaml.
+
+    Raises:
+        ValueError: as `read` does; the message names the path.
+    """
     if not isinstance(content, dict) or not isinstance(content.get("knobs"), dict):
         raise ValueError(
             f"{path}: not a best.yaml: it has no `knobs`; `autotune export` writes one"

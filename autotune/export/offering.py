@@ -2,6 +2,7 @@
 provisional answer."""
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,47 @@ from autotune.spec import StudySpec
 from storage import Attempts, Repository, StoredStudy
 
 
+def content_of(
+    verdict: Verdict,
+    study: StoredStudy,
+    spec: StudySpec,
+    *,
+    world_size: int,
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of best.yaml for a verdict of this study that recommends something.
+
+    Args:
+        spec: of the study.
+        world_size: ranks that it was measured with.
+        environment: that it was measured in.
+    """
+    return document(
+        verdict=verdict,
+        unit=spec.objective.unit,
+        world_size=world_size,
+        study=study.name,
+        environment=environment,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        script=script_of(spec, verdict.knobs, Path(study.workdir)),
+    )
+
+
+def offered(repository: Repository, study: StoredStudy, in_hand: Verdict) -> dict[str, Any]:
+    """The content of best.yaml.
+
+    Args:
+        in_hand: what the study answers.
+
+    Raises:
+        BadInput: nothing is recommended.
+    """
+    recommended = repository.recommendations.newest_of(study.id)
+    if recommended is None:
+        return _provisional(repository, study, in_hand)
+    return of_today(recommended)
+
+
 def export(repository: Repository, study: StoredStudy, in_hand: Verdict, target: Path) -> bool:
     """Write it; returns whether it is provisional.
 
@@ -22,14 +64,15 @@ def export(repository: Repository, study: StoredStudy, in_hand: Verdict, target:
     Raises:
         BadInput: nothing is recommended, or the file cannot be written.
     """
+    content = offered(repository, study, in_hand)
+    _write(target, content)
+    if not content.get("provisional"):
+        return False
+    # The study may have come to its end meanwhile. It records what it recommends before it writes
+    # its own file, so that whichever of the two was written last, this finds the record.
     recommended = repository.recommendations.newest_of(study.id)
     if recommended is None:
-        _write(target, _provisional(repository, study, in_hand))
-        # The study may have come to its end meanwhile. It records what it recommends before it writes
-        # its own file, so that whichever of the two was written last, this finds the record.
-        recommended = repository.recommendations.newest_of(study.id)
-        if recommended is None:
-            return True
+        return True
     _write(target, of_today(recommended))
     return False
 
@@ -41,14 +84,12 @@ def _provisional(repository: Repository, study: StoredStudy, verdict: Verdict) -
     attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline())
     ran = attempts.of_trial(verdict.trial).measured().last
     assert ran is not None  # the answer rests on it
-    return document(
-        verdict=verdict,
-        unit=spec.objective.unit,
+    return content_of(
+        verdict,
+        study,
+        spec,
         world_size=repository.attempts.blocks(ran.id)[0].workers,
-        study=study.name,
         environment=repository.environments.of_attempt(ran.id) or {},
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        script=script_of(spec, verdict.knobs, Path(study.workdir)),
     )
 
 

@@ -1,6 +1,7 @@
 """Writing best.yaml: what a study recommends, with where it comes from."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from autotune.analysis.verdict import Verdict
-from autotune.export.best import FORMAT, read
+from autotune.export.best import FORMAT, BestConfig, read
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
@@ -53,6 +54,14 @@ def document(
     return of_today(content)
 
 
+def document_of(best: BestConfig) -> dict[str, Any]:
+    """The content of the file that it was read from."""
+    content = {"format": FORMAT, **dataclasses.asdict(best)}
+    if best.script is None:
+        del content["script"]
+    return of_today(content)
+
+
 def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
     """What was recommended, with what files of earlier versions did not say."""
     unusual = [
@@ -63,11 +72,20 @@ def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "unusual": unusual}
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write best.yaml: whoever reads the path sees the old file or the new one, never a part."""
-    text = "# Found by autotune. Load it with autotune.load(...).\n" + yaml.safe_dump(
+def as_text(content: Mapping[str, Any]) -> str:
+    """The file."""
+    return "# Found by autotune. Load it with autotune.load(...).\n" + yaml.safe_dump(
         dict(content), sort_keys=False, allow_unicode=True
     )
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write best.yaml: whoever reads the path sees the old file or the new one, never a part."""
+    write_text(path, as_text(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

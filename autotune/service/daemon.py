@@ -5,7 +5,6 @@ All state is in SQL, so it needs no care to die: whoever takes the lease next go
 
 import contextlib
 import dataclasses
-import datetime
 import logging
 import os
 import socket
@@ -18,8 +17,7 @@ from optuna.exceptions import StorageInternalError
 
 from autotune.analysis.verdict import Verdict
 from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
-from autotune.export import writing
-from autotune.export.job import script_of
+from autotune.export import offering, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.spec import StudySpec
@@ -297,7 +295,7 @@ class _Session:
         verdict = tuner.run()
         tuner.board.show(verdict)
         if verdict.trial is not None:
-            self._export(verdict, tuner.unit, plan.launcher)
+            self._export(verdict, plan.launcher)
         return verdict
 
     def _say_where(self, launcher: Launcher) -> None:
@@ -312,15 +310,13 @@ class _Session:
             f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher}).",
         )
 
-    def _export(self, verdict: Verdict, unit: str, launcher: Launcher) -> None:
-        content = writing.document(
-            verdict=verdict,
-            unit=unit,
+    def _export(self, verdict: Verdict, launcher: Launcher) -> None:
+        content = offering.content_of(
+            verdict,
+            self._study,
+            self._spec,
             world_size=launcher.workers,
-            study=self._study.name,
             environment=launcher.slots[0].environment,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            script=script_of(self._spec, verdict.knobs, Path(self._study.workdir)),
         )
         assert verdict.trial is not None
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)

@@ -67,12 +67,17 @@ def _thread_pools() -> set[str]:
     return {path for path in paths if _POOL.search(Path(path).name)}
 
 
-def environment(knobs: Knobs) -> dict[str, str]:
+def environment(knobs: Knobs, nccl: tuple[int, ...] | None = None) -> dict[str, str]:
     """nccl_algo, nccl_proto, nccl_channels, nccl_ctas, nccl_registration, cuda_connections,
-    expandable_segments: read by NCCL, CUDA and its allocator when they start."""
+    expandable_segments: read by NCCL, CUDA and its allocator when they start.
+
+    Args:
+        knobs: of the trial.
+        nccl: the version that reads it; None: that of this process.
+    """
     found = {}
     if knobs["nccl_algo"] != _AUTO:
-        found["NCCL_ALGO"] = _algorithm(knobs["nccl_algo"])
+        found["NCCL_ALGO"] = _algorithm(knobs["nccl_algo"], nccl or _nccl())
     if knobs["nccl_proto"] != _AUTO:
         found["NCCL_PROTO"] = str(knobs["nccl_proto"])
     if knobs["nccl_channels"]:
@@ -88,11 +93,14 @@ def environment(knobs: Knobs) -> dict[str, str]:
     return found
 
 
-def _algorithm(name: str) -> str:
+def _nccl() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version()) if torch.cuda.is_available() else (0,)
+
+
+def _algorithm(name: str, nccl: tuple[int, ...]) -> str:
     """From 2.24 on NCCL refuses a collective that the named algorithm does not know, as trees do not
     know all-gather; it takes one algorithm per collective there."""
-    version = torch.cuda.nccl.version() if torch.cuda.is_available() else (0,)
-    return f"allreduce:{name.lower()}" if tuple(version) >= _PER_COLLECTIVE else name
+    return f"allreduce:{name.lower()}" if nccl >= _PER_COLLECTIVE else name
 
 
 def allocator(knobs: Knobs) -> None:

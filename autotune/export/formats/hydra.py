@@ -1,0 +1,59 @@
+"""Overrides for Hydra, one a line."""
+
+import re
+from collections.abc import Mapping
+
+from autotune.export.best import BestConfig
+from autotune.export.formats.telling import Fields, Rule, Said, told
+from autotune.spec.arguments import ASSIGNMENT
+from search_spaces import CATALOGUE
+from search_spaces.knob import KnobValue, written
+
+NODE = "++autotune"
+"""Where a knob of a workload goes: a node of its own, in whatever configuration the job has."""
+_ALWAYS = ("micro_batch", "accumulation_steps")
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*")
+_OTHER_TYPES = ("null", "true", "false", "nan", "inf", "infinity")
+
+
+def hydra(best: BestConfig) -> Said:
+    """Of a script its own keys, as workload.flags have them (`key=`); else every knob that is not
+    PyTorch's default as a value of the node `autotune`."""
+    if best.script is not None:
+        rules = _keys(best.script["flags"])
+    else:
+        rules = {name: _under_node(name) for name in best.knobs}
+    fields, unsaid = told(best, rules)
+    return Said("".join(f"{key}={value}\n" for key, value in fields.items()), unsaid)
+
+
+def _keys(flags: Mapping[str, str]) -> dict[str, Rule]:
+    keys = {name: flag for name, flag in flags.items() if flag.endswith(ASSIGNMENT)}
+    return {name: _as_tried(key) for name, key in keys.items() if not key.startswith("-")}
+
+
+def _as_tried(flag: str) -> Rule:
+    """The words that the trials had."""
+    return lambda value, _: {flag.removesuffix(ASSIGNMENT): written(value)}
+
+
+def _under_node(name: str) -> Rule:
+    usual = name in CATALOGUE and name not in _ALWAYS
+
+    def rule(value: KnobValue, _: object) -> Fields:
+        if usual and value == CATALOGUE[name].default:
+            return {}
+        return {f"{NODE}.{name}": _quoted(value)}
+
+    return rule
+
+
+def _quoted(value: KnobValue) -> str:
+    """In Hydra's grammar, of the same type again."""
+    if not isinstance(value, str):
+        return written(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _OTHER_TYPES:
+        return value
+    # A backslash counts only before a quote.
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"

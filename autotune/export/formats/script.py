@@ -1,0 +1,35 @@
+"""The arguments of the user's own script, as the study maps knobs to them."""
+
+import shlex
+from typing import Any
+
+from autotune.errors import BadInput
+from autotune.export.best import BestConfig
+from autotune.export.formats.telling import Fields, Knobs, Rule, Said, told
+from autotune.spec import arguments
+
+
+def argv(best: BestConfig) -> Said:
+    """One line for a shell, to follow the arguments that the script has today: parsers take the last.
+
+    Raises:
+        BadInput: there is no script.
+    """
+    if best.script is None:
+        raise BadInput(
+            "argv is for studies over a script, whose workload.flags name its arguments; this one is "
+            "over a workload"
+        )
+    flags: dict[str, str] = best.script["flags"]
+    found, unsaid = told(best, {name: _argument(name, flags) for name in flags})
+    words = [word for some in found.values() for word in some]
+    return Said(f"{shlex.join(words)}\n" if words else "", unsaid)
+
+
+def _argument(name: str, flags: dict[str, str]) -> Rule:
+    def rule(value: Any, _: Knobs) -> Fields | None:
+        # None of them: a variable, or a switch that is to be taken away.
+        words = arguments.changed((), flags, {name: value})
+        return {name: words} if words else None
+
+    return rule

@@ -1,0 +1,250 @@
+"""`autotune export --format`: what a format cannot say is named, and nothing else is."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.errors import BadInput
+from autotune.export import writing
+from autotune.export.best import is_best, of, read
+from autotune.export.formats import FORMATS, remarks
+from search_spaces import CATALOGUE
+from search_spaces.knob import Choice, Knob
+from tests.recommendations import ON_CPU, ON_GPU, of_script, of_workload
+from tests.steering import ask
+
+OF_WORKLOADS = sorted(FORMATS.keys() - {"argv"})
+BATCH = {"micro_batch", "accumulation_steps"}
+
+
+def others(knob: Knob) -> list[Any]:
+    """Values of a knob that are not its default."""
+    values = knob.domain.values if isinstance(knob.domain, Choice) else (3, 7)
+    return [value for value in values if value != knob.default and not knob.domain.problem(value)]
+
+
+WITHOUT_EFFECT = {
+    ("compile_scope", "blocks"),  # nothing is compiled
+    ("parallelism", "none"),  # where there is one rank, nobody wraps its model
+}
+
+
+@pytest.mark.parametrize("form", OF_WORKLOADS)
+def test_every_value_of_every_knob_is_said_or_named_as_unsaid(form: str) -> None:
+    plain = FORMATS[form](of_workload({}))
+    for name, knob in CATALOGUE.items():
+        for value in others(knob):
+            said = FORMATS[form](of_workload({name: value}))
+            if (name, value) not in WITHOUT_EFFECT:
+                assert said.unsaid.get(name) == value or said.text != plain.text, (name, value)
+
+
+@pytest.mark.parametrize("form", OF_WORKLOADS)
+def test_what_is_compiled_at_a_time_is_said_or_named_beside_compile(form: str) -> None:
+    model = FORMATS[form](of_workload({"compile": "default"}))
+    blocks = FORMATS[form](of_workload({"compile": "default", "compile_scope": "blocks"}))
+    assert model != blocks
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS.keys() - {"yaml", "json"}))
+def test_of_a_script_all_that_differs_is_said_or_named_and_nothing_else(form: str) -> None:
+    flags = {"micro_batch": "--bs", "log_interval": "log=", "cpu_threads": "$THREADS"}
+    turned = {"micro_batch": 16, "log_interval": 5, "cpu_threads": 2}
+    same = FORMATS[form](of_script(flags, {}, {}))
+    assert not same.unsaid
+    changes = {"bucket_cap_mb": 5, "nccl_algo": "Ring", "loader_workers": 0}
+    for kind, differing in (("turned", turned), ("changes", changes)):
+        for name, value in differing.items():
+            alone = {"turned": {}, "changes": {}, kind: {name: value}}
+            said = FORMATS[form](of_script(flags, **alone))
+            assert set(said.unsaid) <= {name}
+            assert said.unsaid or said.text != same.text, name
+
+
+def test_the_batch_is_nobodys_default() -> None:
+    assert FORMATS["env"](of_workload({})).unsaid == {"micro_batch": 8, "accumulation_steps": 1}
+
+
+def test_knobs_that_are_not_of_the_catalogue_are_named() -> None:
+    assert FORMATS["hf-trainer"](of_workload({"tensor_parallel": 4})).unsaid == {
+        "tensor_parallel": 4
+    }
+
+
+# What a consumer would do by itself is another thing than what was measured
+
+
+@pytest.mark.parametrize("form", ["hf-trainer", "accelerate"])
+def test_sums_of_gradients_in_fp32_are_named_where_fsdp_would_sum_in_bf16(form: str) -> None:
+    sharded = {"parallelism": "fsdp", "precision": "bf16"}
+    assert FORMATS[form](of_workload(sharded)).unsaid["fsdp_reduce_dtype"] == "fp32"
+    there = FORMATS[form](of_workload({**sharded, "fsdp_reduce_dtype": "bf16"}))
+    assert "fsdp_reduce_dtype" not in there.unsaid
+
+
+def test_accelerate_launches_one_process_on_the_cpu() -> None:
+    assert FORMATS["accelerate"](of_workload({}, world_size=2)).unsaid["world_size"] == 2
+    for alone in (of_workload({}, world_size=1), of_workload({}, provenance=ON_GPU)):
+        assert "world_size" not in FORMATS["accelerate"](alone).unsaid
+
+
+def test_torchtitan_checkpoints_and_compiles_as_it_likes() -> None:
+    said = FORMATS["torchtitan"](of_workload({"compile": "default"}))
+    assert said.unsaid["activation_checkpointing"] == 0
+    assert said.unsaid["compile_scope"] == "model"
+
+
+# torchtitan is not installed: its names are those of its command line
+
+
+TORCHTITAN_0_3 = {
+    *("training.local_batch_size", "training.global_batch_size", "training.dtype"),
+    *("training.mixed_precision_param", "training.mixed_precision_reduce"),
+    *("parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"),
+    *("parallelism.fsdp_reshard_after_forward", "compile.enable", "compile.no_enable"),
+    *("dataloader.num_workers", "dataloader.pin_memory", "dataloader.no_pin_memory"),
+    *("dataloader.persistent_workers", "dataloader.no_persistent_workers"),
+    *("dataloader.prefetch_factor", "metrics.log_freq", "optimizer.implementation"),
+}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"parallelism": "fsdp", "compile": "default", "loader_workers": 2, "pin_memory": True},
+        {"parallelism": "fsdp_keep", "persistent_workers": True, "loader_workers": 1},
+        {"optimizer_kernels": "foreach", "precision": "pure_bf16"},
+    ],
+)
+def test_torchtitan_knows_the_names(knobs: dict[str, Any]) -> None:
+    words = shlex.split(FORMATS["torchtitan"](of_workload(knobs)).text)
+    names = {word.removeprefix("--") for word in words if word.startswith("--")}
+    assert names <= TORCHTITAN_0_3
+
+
+def test_torchtitan_counts_samples_over_all_ranks() -> None:
+    knobs = {"micro_batch": 4, "accumulation_steps": 3, "precision": "bf16"}
+    lines = FORMATS["torchtitan"](of_workload(knobs, world_size=8)).text.splitlines()
+    assert "--training.local_batch_size 4" in lines
+    assert "--training.global_batch_size 96" in lines
+    assert "--training.mixed_precision_param bfloat16" in lines
+    assert "--parallelism.data_parallel_replicate_degree 8" in lines
+
+
+# env, argv
+
+
+@pytest.mark.parametrize(("nccl", "line"), [("2.21.5", "Tree"), ("2.28.9", "allreduce:tree")])
+def test_nccl_is_told_its_algorithm_as_the_version_of_the_ranks_takes_it(nccl, line) -> None:
+    of_ranks = {"environment": {"devices": ["a"], "nccl": nccl}}
+    said = FORMATS["env"](of_workload({"nccl_algo": "Tree"}, provenance=of_ranks))
+    assert said.text == f"export NCCL_ALGO={line}\n"
+
+
+def test_a_switch_that_is_to_go_cannot_be_said_in_arguments() -> None:
+    flags = {"pin_memory": "--pin", "micro_batch": "--bs"}
+    said = FORMATS["argv"](of_script(flags, {"pin_memory": False, "micro_batch": 4}, {}))
+    assert said.text == "--bs 4\n"
+    assert said.unsaid == {"pin_memory": False}
+
+
+def test_a_flag_is_no_key_of_hydras() -> None:
+    flags = {"micro_batch": "--bs=", "log_interval": "log="}
+    best = of_script(flags, {"micro_batch": 4, "log_interval": 5}, {})
+    assert FORMATS["hydra"](best).text == "log=5\n"
+    assert FORMATS["hydra"](best).unsaid == {"micro_batch": 4}
+    assert FORMATS["argv"](best).text == "--bs=4 log=5\n"
+
+
+def test_a_workload_has_no_arguments() -> None:
+    with pytest.raises(BadInput, match=r"workload\.flags"):
+        FORMATS["argv"](of_workload({}))
+
+
+def test_yaml_and_json_are_the_whole_file(tmp_path: Path) -> None:
+    best = of_script({"micro_batch": "--bs"}, {"micro_batch": 4}, {"bucket_cap_mb": 0.5})
+    text = FORMATS["yaml"](best).text
+    assert yaml.safe_load(text) == json.loads(FORMATS["json"](best).text)
+    (tmp_path / "best.yaml").write_text(text)
+    again = read(tmp_path / "best.yaml")
+    assert again.knobs == best.knobs
+    assert again.script == best.script
+    assert of(json.loads(FORMATS["json"](best).text)) == again
+
+
+# The command
+
+
+@pytest.fixture
+def best_file(tmp_path: Path) -> Path:
+    best = of_workload({"precision": "bf16", "nccl_algo": "Ring", "static_graph": True})
+    writing.write(tmp_path / "best.yaml", writing.document_of(best))
+    return tmp_path / "best.yaml"
+
+
+def exported(best: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    given = ask("export", best.name, *arguments, cwd=best.parent)
+    assert given.returncode == code, given.stderr
+    return given
+
+
+def test_an_unknown_format_names_those_that_there_are(best_file: Path) -> None:
+    told = exported(best_file, "--format", "toml", code=2).stderr
+    assert all(name in told for name in FORMATS)
+
+
+def test_the_help_names_all_formats(tmp_path: Path) -> None:
+    told = " ".join(ask("export", "--help", cwd=tmp_path, env={"COLUMNS": "200"}).stdout.split())
+    assert all(name in told for name in FORMATS)
+
+
+def test_the_text_is_printed_and_the_rest_named_on_standard_error(best_file: Path) -> None:
+    given = exported(best_file, "--format", "accelerate")
+    assert yaml.safe_load(given.stdout)["mixed_precision"] == "bf16"
+    lines = given.stderr.splitlines()
+    assert "accelerate cannot say static_graph=true" in lines
+    assert "accelerate cannot say nccl_algo=Ring; --format env does" in lines
+
+
+def test_or_written_where_it_is_wanted(best_file: Path) -> None:
+    assert exported(best_file, "--format", "hf-trainer", "-o", "a.json").stdout == "a.json\n"
+    assert json.loads(best_file.with_name("a.json").read_text())["bf16"] is True
+    told = exported(best_file, "--format", "json", "-o", "missing/file", code=2).stderr
+    assert "missing/file cannot be written" in told
+
+
+def test_a_provisional_file_says_so(best_file: Path) -> None:
+    content = {**yaml.safe_load(best_file.read_text()), "provisional": True}
+    content["provenance"] = {**ON_CPU, "verdict": "Not confirmed yet."}
+    writing.write(best_file, content)
+    assert "Not confirmed yet." in exported(best_file, "--format", "json").stderr
+
+
+def test_attempts_are_of_studies_and_csv(best_file: Path) -> None:
+    assert "holds no attempts" in exported(best_file, "--trials", "-", code=2).stderr
+    told = exported(best_file, "--trials", "-", "--format", "json", code=2).stderr
+    assert "not json" in told
+
+
+def test_a_best_yaml_of_another_version_is_refused_as_such(best_file: Path) -> None:
+    content = {**yaml.safe_load(best_file.read_text()), "format": 99}
+    writing.write(best_file, content)
+    assert "upgrade" in exported(best_file, "--format", "json", code=2).stderr
+
+
+def test_a_study_file_is_no_best_yaml(tmp_path: Path, best_file: Path) -> None:
+    (tmp_path / "study.yaml").write_text("name: a\nworkload: gpt\nknobs: {a: {values: [1]}}\n")
+    assert not is_best(tmp_path / "study.yaml")
+    assert not is_best(tmp_path / "missing.yaml")
+    assert is_best(best_file)
+
+
+def test_env_has_its_own_remarks_only() -> None:
+    said = FORMATS["env"](of_script({}, {}, {"nccl_algo": "auto"}))
+    assert list(remarks("env", said)) == ["env cannot say nccl_algo=auto"]

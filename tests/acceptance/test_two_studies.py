@@ -62,7 +62,7 @@ def test_the_second_begins_when_the_first_has_ended(tmp_path: Path, launcher: st
         assert elapsed(second) == spent
         assert not second.recorded()
         assert first.run("stop", first.name).returncode == 0
-        assert pair.following.wait(120) == 0, pair.following.output()
+        assert pair.following.wait(600) == 0, pair.following.output()
         second.assert_complete(trials=2)
 
 
@@ -79,5 +79,5 @@ def test_one_that_waits_can_be_stopped_and_started_again(tmp_path: Path, launche
         again = second.spawn("start", "study.yaml")
         wait_for(lambda: pair.told in again.output(), "the second waits again")
         assert first.run("stop", first.name).returncode == 0
-        assert again.wait(120) == 0, again.output()
+        assert again.wait(600) == 0, again.output()
         second.assert_complete(trials=2)

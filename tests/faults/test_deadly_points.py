@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(1)]
 
 ONE_RANK = {"workers": 1}
-TO_START = 120
+TO_START = 600
 """Seconds that a process may take until it works, on a machine with others beside it."""
 
 

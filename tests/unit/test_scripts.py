@@ -111,7 +111,7 @@ def test_what_follows_a_switch_is_no_value_of_it(
             "workload.flags: is for scripts only",
         ),
         ({**SCRIPT, "flags": {"micro": "--b"}}, {}, "no such knob; did you mean 'micro_batch'"),
-        ({**SCRIPT, "flags": {"micro_batch": "b; rm"}}, {}, "must be --flag, key= or $VARIABLE"),
+        ({**SCRIPT, "flags": {"micro_batch": "b; rm"}}, {}, "must be --flag, --flag=, key= or $VARIABLE"),
         ({**SCRIPT, "flags": {}}, {}, "search_space.micro_batch: cannot be changed from outside"),
         ({**SCRIPT, "args": []}, {}, "workload.args do not say what --batch-size is today"),
         (SCRIPT, {"baseline": {"micro_batch": 8}}, "is 8, but workload.args say 16"),

@@ -118,9 +118,7 @@ class LargestBatch:
         with Bench(self._job, self._check) as bench:
             while (size := self._next(attempts)) is not None:
                 allowed = self._allowed(attempts)
-                bench.run(
-                    BASELINE, self._knobs(size), Purpose.FIT, judge=FitRun(), allowed=allowed
-                )
+                bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=FitRun(), allowed=allowed)
                 attempts = self._job.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)

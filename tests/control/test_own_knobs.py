@@ -23,7 +23,7 @@ from tests.control.replayed import Replayed
 OWN: dict[str, Any] = {
     "workload": {"script": "pretrain.py", "args": ["--tp", "2", "--recompute=none"], "samples": 8},
     "resources": {"workers": 8},
-    "search_space": {"bucket_cap_mb": [5, 25]},
+    "search_space": {},
     "baseline": {},
     "objective": {"global_batch": "keep"},
     "knobs": {
@@ -41,13 +41,19 @@ OWN: dict[str, Any] = {
 }
 
 
+FEW = {
+    **OWN,
+    "knobs": {name: knob for name, knob in OWN["knobs"].items() if name != "recompute"},
+    "constraints": [rule for rule in OWN["constraints"] if "recompute" not in rule],
+}
+
+
 def speed(knobs: Knobs) -> float:
     """Samples per second: eight-fold tensor parallelism is best, which leaves no pipeline."""
     return float(
         100 * knobs["tensor_parallel"] / (1 + 0.3 * knobs["pipeline_parallel"])
         + 20 * knobs["overlap"]
         - 10 * (knobs.get("recompute") == "full")
-        + knobs["bucket_cap_mb"] / 10
     )
 
 
@@ -75,11 +81,8 @@ def wandering(knobs: Knobs) -> Behaviour:
 def test_every_sampler_tries_what_is_allowed_and_nothing_else(
     played: Replayed, sampler: str
 ) -> None:
-    few = {name: OWN["knobs"][name] for name in ("tensor_parallel", "pipeline_parallel", "overlap")}
-    rules = [rule for rule in OWN["constraints"] if "recompute" not in rule]
-    verdict = played.on(running_at(speed), workers=8).run(
-        **{**OWN, "search_space": {}, "knobs": few, "constraints": rules, "sampler": sampler}
-    )
+    few: dict[str, Any] = FEW["knobs"]
+    verdict = played.on(running_at(speed), workers=8).run(**FEW, sampler=sampler)
     launched = [attempt.knobs for attempt in played.attempts()]
     assert all(map(allowed, launched))
     assert launched[0]["tensor_parallel"] == launched[0]["pipeline_parallel"] == 2
@@ -93,7 +96,7 @@ def test_every_sampler_tries_what_is_allowed_and_nothing_else(
 
 def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> None:
     played.on(running_at(speed), workers=8).run(
-        **OWN, sampler="grid", measurement={"attribution": 2}
+        **FEW, sampler="grid", measurement={"attribution": 2}
     )
     best = load(played.folder / "best.yaml")
     assert best["tensor_parallel"] == 8
@@ -110,12 +113,12 @@ def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> N
     frame = attempts_frame(played.repository, "played")
     assert {1, 2, 4, 8} == set(frame["tensor_parallel"])
     params = played.trials()[0].params
-    assert {"tensor_parallel", "pipeline_parallel", "recompute", "overlap"} <= params.keys()
+    assert params.keys() == {"tensor_parallel", "pipeline_parallel", "overlap"}
     assert recomputed_verdict(played.repository, "played").knobs == played.verdict["knobs"]
 
 
 def test_the_loss_of_what_may_change_it_is_checked(played: Replayed) -> None:
-    verdict = played.on(wandering({"tensor_parallel": 8}), workers=8).run(**OWN, sampler="grid")
+    verdict = played.on(wandering({"tensor_parallel": 8}), workers=8).run(**FEW, sampler="grid")
     assert "tensor_parallel=8" in verdict["sentence"].partition("refused: ")[2]
     assert verdict["knobs"]["tensor_parallel"] == 4
     assert AttemptState.REFUSED in played.states("numerics")

@@ -67,7 +67,8 @@ def today(
     told: dict[str, KnobValue] = {name: False for name, knob in knobs.items() if _is_switch(knob)}
     told |= {n: knob.default for n, knob in knobs.items() if knob.default is not None}
     told |= {name: baseline[name] for name in knobs if name in baseline}
-    return told | of_arguments(knobs, given, variables)
+    told |= of_arguments(knobs, given, variables)
+    return {name: told[name] for name in knobs if name in told}
 
 
 def of_arguments(

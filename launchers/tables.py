@@ -7,6 +7,7 @@ and the noise between runs.
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,7 +129,7 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*names, *_MEASURED])
         for row in rows:
-            values = [written(row[name]) for name in names]
+            values = [_cell(row[name]) for name in names]
             writer.writerow(
                 [*values, shown_rate(row[THROUGHPUT]), f"{row[SECONDS]:.3f}", row[STATE]]
             )
@@ -137,6 +138,24 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
 def parsed(text: str) -> Any:
     """The value that search_spaces.knob.written wrote."""
     return yaml.safe_load(text)
+
+
+def _cell(value: Any) -> str:
+    """As people write it; a text that would be read as something else, in quotes."""
+    text = written(value)
+    again = _read(text)
+    if again == value and type(again) is type(value):
+        return text
+    return (
+        str(yaml.safe_dump(value, width=math.inf, allow_unicode=True)).removesuffix("...\n").strip()
+    )
+
+
+def _read(text: str) -> Any:
+    try:
+        return parsed(text)
+    except yaml.YAMLError:
+        return None
 
 
 def shown_rate(rate: float | None) -> str:

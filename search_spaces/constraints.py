@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.catalogue import CATALOGUE, CUDA, FP8, HOPPER, NCCL, SWITCH, TF32
+from search_spaces.expressions import Expression, parse
 from search_spaces.knob import Knob, KnobValue, written
 
 _CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
@@ -235,6 +236,7 @@ class Facts:
         global_batch: samples per optimizer step that the study holds fixed; None: free.
         backend: of the collectives: 'gloo' or 'nccl'.
         nodes: that a trial spans.
+        rules: the study's own constraints, each as the user wrote it.
     """
 
     device: str
@@ -243,13 +245,14 @@ class Facts:
     global_batch: int | None = None
     backend: str = "gloo"
     nodes: int = 1
+    rules: tuple[str, ...] = ()
 
 
 def infeasible(knobs: Values, facts: Facts) -> list[str]:
     """Reasons why this configuration cannot run or may not compete; empty: it can.
 
     Args:
-        knobs: a value for every knob of the catalogue.
+        knobs: a value for every knob of the catalogue, and for those of the study's own.
         facts: about the machine and the study.
     """
     return [
@@ -257,13 +260,34 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
         *_ranks(knobs, facts),
         *conflicts(knobs, facts.device),
         *_global_batch(knobs, facts),
+        *(rule.broken(asked_of(knobs, facts.world_size)) for rule in broken(knobs, facts)),
     ]
+
+
+def broken(knobs: Values, facts: Facts) -> Iterator[Expression]:
+    """The study's own constraints that do not hold."""
+    if facts.rules:
+        values = asked_of(knobs, facts.world_size)
+        yield from (rule for rule in map(parse, facts.rules) if rule.broken(values))
+
+
+def asked_by(rule: Expression, knobs: Values) -> set[str]:
+    """The knobs that a study's own constraint is about."""
+    batch = {"micro_batch", "accumulation_steps"} if "global_batch" in rule.names else set()
+    return batch | (knobs.keys() & {*rule.names})
+
+
+def asked_of(knobs: Values, world_size: int) -> Values:
+    """All that a study's own constraints may ask for, by name."""
+    batch = global_batch(knobs, world_size)
+    return {**knobs, "world_size": world_size, "global_batch": batch}
 
 
 def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
     """Reasons that lie in one knob alone: what its value needs is not there."""
     for name, value in knobs.items():
-        for need in _demands(CATALOGUE[name], value):
+        # Nothing is known of what a study's own knobs need.
+        for need in _demands(CATALOGUE[name], value) if name in CATALOGUE else ():
             if not _available(need, facts):
                 yield f"{name}={written(value)} needs {need}; this study runs on {_place(facts)}"
                 break  # one reason is enough

@@ -1,7 +1,7 @@
 """The attempts of a study, asked in the study's own words. Pure."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from storage.records import AttemptState, Purpose, StoredAttempt
@@ -13,17 +13,27 @@ class Attempts:
     """Attempts in the order in which they were begun, with the baseline that they are compared with.
 
     Every question answers with attempts again, so that questions can be put in a row.
+
+    Attributes:
+        harmless: names of the study's own knobs that cannot change what is computed.
     """
 
-    def __init__(self, attempts: Iterable[StoredAttempt], baseline: Knobs) -> None:
+    def __init__(
+        self,
+        attempts: Iterable[StoredAttempt],
+        baseline: Knobs,
+        harmless: Collection[str] = frozenset(),
+    ) -> None:
         """Take them in.
 
         Args:
             attempts: of one study, in the order in which they were begun.
             baseline: a value for every knob.
+            harmless: names of the study's own knobs that cannot change what is computed.
         """
         self._attempts = list(attempts)
         self._baseline = baseline
+        self.harmless = harmless
 
     def __iter__(self) -> Iterator[StoredAttempt]:
         return iter(self._attempts)
@@ -105,7 +115,7 @@ class Attempts:
 
     def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":
         """All of them, changed one by one."""
-        return Attempts(map(change, self._attempts), self._baseline)
+        return Attempts(map(change, self._attempts), self._baseline, self.harmless)
 
     def _such(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
-        return Attempts(filter(wanted, self._attempts), self._baseline)
+        return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)

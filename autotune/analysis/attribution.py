@@ -2,13 +2,13 @@
 Pure functions over what is recorded."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import clashing, global_batch
+from search_spaces.constraints import Conflict, asked_by, broken, clashing, global_batch
 from storage import Attempts, Purpose
 
 Knobs = Mapping[str, Any]
@@ -37,7 +37,7 @@ class Contribution:
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """The winner, then the winner less one change each; what cannot run is left out."""
-    less = [_less(winner, baseline, name) for name in _changed(winner, baseline)]
+    less = [_less(winner, baseline, name, facts) for name in _changed(winner, baseline)]
     free = dataclasses.replace(facts, global_batch=None)
     return [dict(winner), *(knobs for knobs in less if not infeasible(knobs, free))]
 
@@ -56,32 +56,49 @@ def _split_otherwise(winner: Knobs, baseline: Knobs) -> bool:
     return same and winner["micro_batch"] != baseline["micro_batch"]
 
 
-def _less(winner: Knobs, baseline: Knobs, name: str) -> dict[str, Any]:
+def _less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict[str, Any]:
     """The winner with this knob back at the baseline, and all that do not go with that."""
     knobs = {**winner, name: baseline[name]}
     if name == "micro_batch" and _split_otherwise(winner, baseline):
         knobs["accumulation_steps"] = baseline["accumulation_steps"]
     known = set(clashing(winner))  # of another device than its own
-    while new := set(clashing(knobs)) - known:
-        pairs = {other for clash in new for other in clash.pair}
-        tied = {other for other in pairs if knobs[other] != baseline[other]}
+    while ill_matched := _ill_matched(knobs, known, facts):
+        tied = {other for other in ill_matched if knobs[other] != baseline[other]}
         if not tied:
             break  # it is the baseline that clashes, where it was never run
         knobs |= {other: baseline[other] for other in tied}
     return knobs
 
 
-def contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> list[Contribution]:
-    """The largest gain first."""
-    gains = list(_contributions(attempts, winner, baseline))
+def _ill_matched(knobs: Knobs, known: Collection[Conflict], facts: Facts | None) -> set[str]:
+    """Knobs that do not go together, or that break a constraint of the study's own."""
+    rules = broken(knobs, facts) if facts else ()
+    pairs = {name for clash in set(clashing(knobs)) - set(known) for name in clash.pair}
+    return pairs | {name for rule in rules for name in asked_by(rule, knobs)}
+
+
+def contributions(
+    attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None = None
+) -> list[Contribution]:
+    """The largest gain first.
+
+    Args:
+        attempts: of the study.
+        winner: a value for every knob.
+        baseline: likewise.
+        facts: about the machine and the study; None: it has no constraints of its own.
+    """
+    gains = list(_contributions(attempts, winner, baseline, facts))
     return sorted(gains, key=lambda contribution: -contribution.gain.value)
 
 
-def _contributions(attempts: Attempts, winner: Knobs, baseline: Knobs) -> Iterator[Contribution]:
+def _contributions(
+    attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None
+) -> Iterator[Contribution]:
     runs = attempts.of(Purpose.ATTRIBUTE).measured()
     with_all = {a.round: a.result.throughput for a in runs.with_knobs(winner)}
     for name in _changed(winner, baseline):
-        without = _less(winner, baseline, name)
+        without = _less(winner, baseline, name, facts)
         pairs = [
             (with_all[a.round], a.result.throughput)
             for a in runs.with_knobs(without)

@@ -4,7 +4,7 @@ study says so, could not be compared with it.
 Pure functions over what is recorded: what is to be run next, and what the runs have shown.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,11 +50,13 @@ class GateRecord:
         passed: trial -> how closely it follows the reference.
         refused: in the order in which they were checked.
         unchecked: trial -> why there is nothing to compare it with.
+        harmless: names of the study's own knobs that are not checked: they cannot change the loss.
     """
 
     passed: dict[int, Agreement] = field(default_factory=dict)
     refused: tuple[Refusal, ...] = ()
     unchecked: dict[int, str] = field(default_factory=dict)
+    harmless: Collection[str] = frozenset()
 
 
 def next_check(
@@ -62,7 +64,7 @@ def next_check(
 ) -> Check | None:
     """The run that is missing before these candidates may be confirmed; None if none is."""
     for candidate in candidates:
-        if not touched(candidate.knobs, baseline):
+        if not touched(candidate.knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(candidate.knobs, baseline, attempts)
         if reference is None:
@@ -80,7 +82,7 @@ def missing_runs(
     """The configurations that are to be run before these may be confirmed, references among them."""
     missing: list[dict[str, Any]] = []
     for knobs in finalists:
-        if not touched(knobs, baseline):
+        if not touched(knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(knobs, baseline, attempts)
         safe = reference_knobs(checked, baseline)
@@ -98,7 +100,7 @@ def unchecked(attempts: Attempts, baseline: Knobs) -> dict[int, str]:
     reference was run and failed."""
     found = {}
     for trial in attempts.searched().complete():
-        if not touched(trial.knobs, baseline):
+        if not touched(trial.knobs, baseline, attempts.harmless):
             continue
         reference = _checkable(trial.knobs, baseline, attempts)[1]
         if reference is not None and reference.result.state != AttemptState.COMPLETE:
@@ -133,7 +135,7 @@ def record(
     if refuse_unchecked:
         refused += _refused_unchecked(without, attempts)
         without = {}
-    return GateRecord(passed, tuple(refused), without)
+    return GateRecord(passed, tuple(refused), without, attempts.harmless)
 
 
 def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
@@ -165,15 +167,21 @@ def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agre
     return agreement(trajectory(blocks(attempt.id)), trajectory(blocks(earlier[-1].id)))
 
 
-def touched(knobs: Knobs, baseline: Knobs) -> list[str]:
-    """Knobs that may change the numbers which training computes, against baseline and defaults."""
-    return [
+def touched(knobs: Knobs, baseline: Knobs, harmless: Collection[str] = frozenset()) -> list[str]:
+    """Knobs that may change the numbers which training computes, against baseline and defaults.
+
+    Args:
+        harmless: names of the study's own knobs that cannot; any other of them may.
+    """
+    own = [name for name in baseline if name not in CATALOGUE and name not in harmless]
+    known = [
         name
         for name, knob in CATALOGUE.items()
         if knob.numerics
         and knobs[name] not in (baseline[name], knob.default)
         and (not knob.numerics_for or knobs[name] in knob.numerics_for)
     ]
+    return known + [name for name in own if knobs[name] != baseline[name]]
 
 
 def reference_knobs(checked: Knobs, baseline: Knobs) -> dict[str, Any]:

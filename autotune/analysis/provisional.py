@@ -108,7 +108,11 @@ def _by_all_runs(
     world_size: int,
 ) -> Verdict:
     seen = _ranked(attempts, checks)
-    safe = [one for one in seen if one.trial in checks.passed or not touched(one.knobs, today)]
+    safe = [
+        one
+        for one in seen
+        if one.trial in checks.passed or not touched(one.knobs, today, checks.harmless)
+    ]
     if not safe:
         return no_result(attempts, study)
     own = attempts.baseline()
@@ -215,7 +219,7 @@ def _yet_unchecked(
     first = seen[0]
     if first.rate <= chosen.rate or first.trial in checks.passed:
         return ""
-    names = ", ".join(touched(first.knobs, today))
+    names = ", ".join(touched(first.knobs, today, checks.harmless))
     return (
         f" Faster, at {first.rate / base.rate:.2f}x, but not an answer before {names} has been checked "
         f"against fp32: {difference(first.knobs, today)}."

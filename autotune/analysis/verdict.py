@@ -233,7 +233,7 @@ def consequences(
     begins with a space."""
     return (
         _schedule_changes(knobs, today)
-        + _numerics_sentence(trial, touched(knobs, today), checks)
+        + _numerics_sentence(trial, touched(knobs, today, checks.harmless), checks)
         + _refusals(checks, today)
     )
 

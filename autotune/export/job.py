@@ -109,7 +109,7 @@ def script_of(
     """
     if not spec.workload.is_script or knobs is None:
         return None
-    told = scripts.recipe(spec.workload, spec.full_baseline(), knobs)
+    told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs)
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
     return {**asdict(told), "changes": list(told.changes), "digest": digest}

@@ -81,7 +81,7 @@ def _provisional(repository: Repository, study: StoredStudy, verdict: Verdict) -
     if verdict.trial is None:
         raise BadInput(f"{study.name} recommends nothing: {verdict.sentence}")
     spec = StudySpec.model_validate(study.spec)
-    attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline())
+    attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline(), spec.harmless)
     ran = attempts.of_trial(verdict.trial).measured().last
     assert ran is not None  # the answer rests on it
     return content_of(

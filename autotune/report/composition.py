@@ -78,7 +78,7 @@ def held_back(
     if not profile or not blocks:
         return
     if study.facts is not None:
-        facts = _recorded(study.facts)
+        facts = recorded_facts(study.facts)
     else:
         environment = repository.environments.of_attempt(profile.id) or {"devices": []}
         facts = _guessed(environment, blocks[0].workers)
@@ -88,9 +88,11 @@ def held_back(
     yield from listed(known)
 
 
-def _recorded(facts: dict[str, Any]) -> Facts:
+def recorded_facts(facts: dict[str, Any]) -> Facts:
+    """What a study has stored of its machine."""
     capability = facts["capability"]
-    return Facts(**{**facts, "capability": tuple(capability) if capability else None})
+    lists = {"capability": tuple(capability) if capability else None}
+    return Facts(**{**facts, **lists, "rules": tuple(facts.get("rules", ()))})
 
 
 def _guessed(environment: dict[str, Any], workers: int) -> Facts:

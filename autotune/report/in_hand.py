@@ -14,8 +14,9 @@ def in_hand(repository: Repository, study: StoredStudy) -> Verdict:
         verdict = Verdict.from_dict(study.verdict)
         if study.state == StudyState.DONE or verdict.trial is not None:
             return verdict
-    baseline = StudySpec.model_validate(study.spec).full_baseline()
-    return supported(repository, study, Attempts(repository.attempts.of(study.id), baseline))
+    spec = StudySpec.model_validate(study.spec)
+    recorded = repository.attempts.of(study.id)
+    return supported(repository, study, Attempts(recorded, spec.full_baseline(), spec.harmless))
 
 
 def supported(repository: Repository, study: StoredStudy, attempts: Attempts) -> Verdict:

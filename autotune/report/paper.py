@@ -8,10 +8,11 @@ from autotune.analysis.batches import BatchBest, best_per_batch
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT
-from autotune.report.composition import composition_table, held_back
+from autotune.report.composition import composition_table, held_back, recorded_facts
 from autotune.report.notes import study_note
 from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
+from search_spaces import Facts
 from search_spaces.constraints import global_batch
 from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredNoise, StoredStudy, StudyState
@@ -24,13 +25,14 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
     """The verdict or the provisional answer, how its configuration ran, the noise, the best trials."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline())
+    attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline(), spec.harmless)
     parts = [[f"# {name}"], list(_standing(study, verdict)), [study_note(verdict)]]
     ran = how_it_ran(repository, attempts, verdict.trial)
     if ran:
         parts.append(["### How the recommended configuration ran", "", *_running(ran)])
     parts.append(list(held_back(repository, study, attempts, spec.full_baseline())))
-    parts.append(list(_attribution(spec, attempts, verdict)))
+    facts = recorded_facts(study.facts) if study.facts else None
+    parts.append(list(_attribution(spec, attempts, verdict, facts)))
     if study.facts:
         parts.append(list(_per_batch(spec, attempts, study.facts["world_size"])))
     rates = _confirmed(verdict)
@@ -51,10 +53,12 @@ def _standing(study: StoredStudy, verdict: Verdict) -> Iterator[str]:
         yield "The verdict is from before it went on."
 
 
-def _attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -> Iterator[str]:
+def _attribution(
+    spec: StudySpec, attempts: Attempts, verdict: Verdict, facts: Facts | None
+) -> Iterator[str]:
     """What each knob of the winner brings."""
     today = spec.full_baseline()
-    gains = contributions(attempts, verdict.knobs, today) if verdict.knobs else []
+    gains = contributions(attempts, verdict.knobs, today, facts) if verdict.knobs else []
     if not gains:
         yield from _why_no_attribution(spec, attempts, verdict)
         return

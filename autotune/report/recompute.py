@@ -58,7 +58,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))
-    return Attempts(recomputed, spec.full_baseline())
+    return Attempts(recomputed, spec.full_baseline(), spec.harmless)
 
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:

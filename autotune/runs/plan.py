@@ -88,7 +88,9 @@ class Plan:
         self.spec = spec
         self.launcher = launcher
         self.facts = dataclasses.replace(
-            facts_of(launcher), global_batch=spec.global_batch(launcher.workers)
+            facts_of(launcher),
+            global_batch=spec.global_batch(launcher.workers),
+            rules=tuple(spec.constraints),
         )
 
     @property
@@ -171,7 +173,7 @@ class Plan:
         """The same trial of a script: what differs from the baseline reaches it through its arguments,
         or acts from outside. The baseline is the script as it is."""
         workload = self.spec.workload
-        recipe = scripts.recipe(workload, self.baseline, asked.knobs)
+        recipe = scripts.recipe(workload, self.spec.flags, self.baseline, asked.knobs)
         counted = global_batch(asked.knobs, 1)
         known = "micro_batch" in {*workload.flags, *self.spec.baseline}
         if workload.samples:
@@ -189,7 +191,8 @@ class Plan:
                 changes=recipe.changes,
                 samples=counted if known else 0,
                 draws_none=workload.samples is not None,
-                kept=tuple(sorted({*self.spec.values()} - {*workload.flags, *recipe.changes})),
+                told=workload.samples is not None and not _sizes(recipe.flags),
+                kept=tuple(sorted({*self.spec.values()} - {*recipe.flags, *recipe.changes})),
             ),
         )
 
@@ -238,6 +241,11 @@ class Plan:
             sigma_run=sigma_run,
             long_step=self._blocks().longest / self.spec.measurement.min_steps,
         )
+
+
+def _sizes(flags: Mapping[str, str]) -> set[str]:
+    """Of the knobs that a script turns, those that change how many samples a step has."""
+    return {"micro_batch", "accumulation_steps"} & flags.keys()
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:

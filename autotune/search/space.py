@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
@@ -76,7 +76,7 @@ class Space:
         wanted = list(given)
         if self._baseline[name] not in wanted:
             wanted.append(self._baseline[name])
-        if CATALOGUE[name].ordered:
+        if _in_order(name, wanted):
             wanted.sort(key=float)
         usable = []
         for value in wanted:
@@ -160,6 +160,13 @@ class Space:
             params = dict(zip(names, values, strict=True))
             if not self.problems(params):
                 yield params
+
+
+def _in_order(name: str, values: Sequence[KnobValue]) -> bool:
+    """Whether neighbouring values behave alike: of a study's own knobs, numbers do."""
+    if name in CATALOGUE:
+        return CATALOGUE[name].ordered
+    return not any(isinstance(value, bool | str) for value in values)
 
 
 def key(params: Mapping[str, KnobValue]) -> Configuration:

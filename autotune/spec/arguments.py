@@ -28,12 +28,13 @@ def changed(
         flag = flags.get(name, ENVIRONMENT)
         if flag.startswith(ENVIRONMENT):
             continue
+        text = _spelt(written(value), given(found, flag))
         if flag.endswith(ASSIGNMENT):
-            _assign(found, flag, written(value))
+            _assign(found, flag, text)
         elif isinstance(value, bool) and not _is_valued(found, flag):
             _switch(found, flag, on=value)
         else:
-            _set(found, flag, written(value))
+            _set(found, flag, text)
     return tuple(found)
 
 
@@ -59,6 +60,11 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
         elif one.startswith(f"{flag}="):
             values.append(one.removeprefix(f"{flag}="))
     return values[-1] if values else None
+
+
+def _spelt(text: str, today: str | None) -> str:
+    """A value as the user spells such: to Python Fire, `False` is no and `false` a text."""
+    return text.title() if today in ("True", "False") and text in ("true", "false") else text
 
 
 def _assign(found: list[str], flag: str, value: str) -> None:

@@ -4,7 +4,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -34,16 +34,30 @@ class Inconsistent(Exception):
 # Of several fields
 
 
-def of_search_space(space: str | Mapping[str, Sequence[Any]]) -> Problems:
-    """Unknown presets and knobs, values outside a knob's domain, repeated values."""
+def of_search_space(
+    space: str | Mapping[str, Sequence[Any]],
+    own: Container[str] = (),
+    *,
+    may_be_empty: bool = False,
+) -> Problems:
+    """Unknown presets and knobs, values outside a knob's domain, repeated values.
+
+    Args:
+        own: names of the study's own knobs, whose values stand elsewhere.
+        may_be_empty: something else is searched.
+    """
     if isinstance(space, str):
         return {} if space in preset_names() else {("search_space",): _no_space(space)}
-    if not space:
+    if not space and not may_be_empty:
         return {("search_space",): "names no knob; give at least one with values to try"}
     problems: Problems = {}
     for name, values in space.items():
         path = ("search_space", name)
-        if problem := unknown_knob(name):
+        if name in own:
+            problems[path] = (
+                "is a knob of your own, whose values are those under knobs; take it out"
+            )
+        elif problem := unknown_knob(name):
             problems[path] = problem
         elif not values:
             problems[path] = "has no values; give a list with at least one"
@@ -68,10 +82,12 @@ def _of_values(name: str, values: Sequence[Any]) -> Problems:
     return problems
 
 
-def of_baseline(baseline: Mapping[str, Any]) -> Problems:
-    """Unknown knobs and values outside a knob's domain."""
+def of_baseline(baseline: Mapping[str, Any], own: Container[str] = ()) -> Problems:
+    """Unknown knobs and values outside a knob's domain; `own`: names of the study's own knobs."""
     problems: Problems = {}
     for name, value in baseline.items():
+        if name in own:
+            continue
         problem = unknown_knob(name)
         if not problem and (wrong := CATALOGUE[name].domain.problem(value)):
             problem = f"{wrong}, got {in_yaml(value)}"
@@ -132,6 +148,8 @@ def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
         return _no_space(given)
     if path == ("workload", "args"):
         return f"must be a mapping (of a script: a list of its arguments), got {in_yaml(given)}"
+    if path[0] == "knobs" and path[2:3] in (("values",), ("default",)) and kind != "list_type":
+        return f"must be a number, a text, true or false, got {in_yaml(given)}"
     if path[0] in ("search_space", "baseline") and len(path) > 1:
         return _of_knob(str(path[1]), given)
     if path == ("resources", "workers"):
@@ -179,8 +197,14 @@ def _names_a_member(part: int | str) -> bool:
 
 
 def _fields_at(path: FieldPath, model: type[BaseModel]) -> list[str]:
+    inside_mapping = False
     for part in path:
+        if inside_mapping:
+            inside_mapping = False  # the part is a name of the user's
+            continue
         annotation = model.model_fields[str(part)].annotation
+        if typing.get_origin(annotation) is dict:
+            annotation, inside_mapping = typing.get_args(annotation)[1], True
         options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
         model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
     return list(model.model_fields)

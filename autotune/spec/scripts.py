@@ -53,7 +53,7 @@ def of_workload(workload: Workload) -> mistakes.Problems:
             text = f"must be a text as the script is given it, got {shown}; put it in quotes"
             problems["workload", "args", place] = text
     for knob, flag in workload.flags.items():
-        if problem := mistakes.unknown_knob(knob) or _of_flag(flag):
+        if problem := mistakes.unknown_knob(knob) or of_flag(flag):
             problems["workload", "flags", knob] = problem
     return problems
 
@@ -68,7 +68,8 @@ def _of_factory(workload: Workload) -> mistakes.Problems:
     return problems
 
 
-def _of_flag(flag: str) -> str | None:
+def of_flag(flag: str) -> str | None:
+    """What is wrong with where a knob goes."""
     if _FLAG.fullmatch(flag):
         return None
     return f"must be --flag, --flag=, key= or $VARIABLE, got {mistakes.in_yaml(flag)}"
@@ -139,20 +140,26 @@ class Recipe:
     changes: tuple[str, ...]
 
 
-def recipe(workload: Workload, baseline: Mapping[str, Any], knobs: Mapping[str, Any]) -> Recipe:
+def recipe(
+    workload: Workload,
+    flags: Mapping[str, str],
+    baseline: Mapping[str, Any],
+    knobs: Mapping[str, Any],
+) -> Recipe:
     """How a script comes by a configuration.
 
     Args:
         workload: of a script.
+        flags: of all knobs that it turns by itself, the study's own as well.
         baseline: a value for every knob.
         knobs: likewise.
     """
     differing = {name: value for name, value in knobs.items() if value != baseline[name]}
-    turned = {name: value for name, value in differing.items() if name in workload.flags}
+    turned = {name: value for name, value in differing.items() if name in flags}
     return Recipe(
         target=workload.script or workload.module or "",
         is_module=workload.script is None,
-        flags=dict(workload.flags),
+        flags=dict(flags),
         turned=turned,
         changes=tuple(sorted(differing.keys() - turned.keys())),
     )

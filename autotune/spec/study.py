@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from autotune.errors import SpecError
-from autotune.spec import document, mistakes, scripts
+from autotune.spec import document, mistakes, own, scripts
 from autotune.spec.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
@@ -68,7 +68,8 @@ class WorkloadSpec(_Section):
     samples: int | None = Field(
         default=None,
         ge=1,
-        description="Samples per rank and optimizer step of a script that draws none from a DataLoader.",
+        description="Samples per rank and optimizer step of a script that draws none from a DataLoader, "
+        "or whose ranks share what theirs yield.",
     )
 
     @property
@@ -252,6 +253,23 @@ class MeasurementSpec(_Section):
         return self.unchecked_numerics == "refuse"
 
 
+class OwnKnobSpec(_Section):
+    """A knob of the user's own, which the script turns by itself."""
+
+    values: list[Scalar] = Field(
+        description="To try: all numbers, all texts or all booleans. Numbers are taken for a scale."
+    )
+    flag: str = Field(description="How the script takes it: `--flag`, `key=` or `$VARIABLE`.")
+    default: Scalar | None = Field(
+        default=None, description="What the script takes where its arguments do not say it."
+    )
+    numerics: bool = Field(
+        default=True,
+        description="Whether it may change what is computed, so that the loss is to be compared with "
+        "the reference before it is recommended.",
+    )
+
+
 class StudySpec(_Section):
     """A study: what to train, what may change, on what, and for how long."""
 
@@ -267,6 +285,15 @@ class StudySpec(_Section):
     baseline: dict[str, Scalar] = Field(
         default_factory=dict,
         description="Your configuration today; a knob that is not named has its default.",
+    )
+    knobs: dict[str, OwnKnobSpec] = Field(
+        default_factory=dict,
+        description="Knobs of your own, by name: arguments of a script that are in no catalogue.",
+    )
+    constraints: list[str] = Field(
+        default_factory=list,
+        description="What every configuration has to satisfy, such as `tensor_parallel * "
+        "pipeline_parallel <= world_size`: over knobs, world_size and global_batch.",
     )
     objective: ObjectiveSpec = ObjectiveSpec()
     budget: BudgetSpec = BudgetSpec()
@@ -320,13 +347,16 @@ class StudySpec(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = mistakes.of_search_space(self.search_space)
-        problems |= mistakes.of_baseline(self.baseline)
+        problems = mistakes.of_search_space(
+            self.search_space, self.knobs, may_be_empty=bool(self.knobs)
+        )
+        problems |= mistakes.of_baseline(self.baseline, self.knobs)
         problems |= scripts.of_workload(self.workload)
+        problems |= self._of_own(problems)
         if not problems and self.workload.is_script:
             problems |= scripts.of_knobs(
                 self.workload,
-                self.values(),
+                {name: given for name, given in self.values().items() if name not in self.knobs},
                 self.baseline,
                 self.full_baseline(),
                 fixed_batch=self.objective.global_batch not in ("free", None),
@@ -337,17 +367,51 @@ class StudySpec(_Section):
             problems |= mistakes.of_global_batch(
                 fixed, workers, self.full_baseline(), baseline_given=given
             )
+        if self.constraints and not problems:
+            problems |= self._of_constraints()
         if self.ray_address is not None and self.launcher != "ray":
             problems["ray_address",] = "has no effect without `launcher: ray`; add it"
         if problems:
             raise mistakes.Inconsistent(problems)
         return self
 
+    def _of_own(self, others: mistakes.Problems) -> mistakes.Problems:
+        """What is wrong with the knobs of the study's own; `others`: what is wrong besides."""
+        if self.knobs and self.workload.name is not None:
+            return {("knobs",): "are arguments of a script, and no script is trained; take it out"}
+        problems = own.of_knobs(self.knobs)
+        if problems or any(path[0] == "workload" for path in others):
+            return problems
+        return own.of_values_today(self.knobs, self.workload.arguments, self.env, self.baseline)
+
+    def _of_constraints(self) -> mistakes.Problems:
+        batch_known = not self.workload.is_script or "micro_batch" in {
+            *self.workload.flags,
+            *self.baseline,
+        }
+        return own.of_constraints(
+            self.constraints,
+            self.values(),
+            self.full_baseline(),
+            self.resources.known_workers,
+            batch_known=batch_known,
+        )
+
     def values(self) -> dict[str, list[Any]]:
-        """The search space: values to try per knob, the preset resolved."""
-        if isinstance(self.search_space, str):
-            return preset(self.search_space)
-        return dict(self.search_space)
+        """The search space: values to try per knob, the preset resolved, knobs of its own last."""
+        space = self.search_space
+        searched = preset(space) if isinstance(space, str) else space
+        return {**searched, **{name: list(knob.values) for name, knob in self.knobs.items()}}
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Of all knobs that a script turns by itself."""
+        return {**self.workload.flags, **{name: knob.flag for name, knob in self.knobs.items()}}
+
+    @property
+    def harmless(self) -> frozenset[str]:
+        """Knobs of its own that cannot change what is computed."""
+        return frozenset(name for name, knob in self.knobs.items() if not knob.numerics)
 
     @property
     def asks_for_largest(self) -> bool:
@@ -364,7 +428,8 @@ class StudySpec(_Section):
 
     def full_baseline(self) -> dict[str, Any]:
         """The baseline with a value for every knob: of a script, what its arguments say."""
-        return {**defaults(), **scripts.of_arguments(self.workload), **self.baseline}
+        known = {**defaults(), **scripts.of_arguments(self.workload), **self.baseline}
+        return known | own.today(self.knobs, self.workload.arguments, self.env, self.baseline)
 
 
 def load(path: Path) -> StudySpec:
@@ -395,6 +460,8 @@ def check(written: document.Document) -> StudySpec:
         data["search_space"] = {
             name: values if isinstance(values, list) else [values] for name, values in space.items()
         }
+    if data.get("knobs") and "search_space" not in data:
+        data["search_space"] = {}
     try:
         return StudySpec.model_validate(data)
     except mistakes.Inconsistent as inconsistent:
@@ -413,6 +480,11 @@ def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Probl
     wrong = {path[0] for path in problems if path}
     wrong |= {"objective"} if wrong & {"baseline", "resources"} else set()
     wrong |= {"ray_address"} if "launcher" in wrong else set()
+    if data.get("knobs") and wrong & {"workload", "env", "knobs"}:
+        wrong |= {"knobs", "search_space", "baseline", "workload"}
+    wrong |= (
+        {"constraints"} if wrong & {"workload", "search_space", "baseline", "resources"} else set()
+    )
     rest = {name: value for name, value in data.items() if name not in wrong}
     try:
         StudySpec.model_validate({"name": "a", "workload": {"name": "gpt"}, **rest})
@@ -434,5 +506,12 @@ def json_schema() -> dict[str, Any]:
     knobs = {name: {"description": knob.summary} for name, knob in CATALOGUE.items()}
     space = {"type": "object", "properties": knobs, "additionalProperties": False}
     properties["search_space"]["anyOf"] = [{"type": "string", "enum": preset_names()}, space]
-    properties["baseline"].update(properties=knobs, additionalProperties=False)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    properties["baseline"].update(properties=knobs)
+    known_only = {"properties": dict.fromkeys(knobs, True), "additionalProperties": False}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        # Knobs of a study's own have their values of today there, too.
+        "if": {"not": {"required": ["knobs"]}},
+        "then": {"properties": {"baseline": known_only}},
+    }

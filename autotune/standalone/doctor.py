@@ -17,6 +17,7 @@ from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import KnobValue
+from search_spaces.constraints import broken
 from search_spaces.knob import written
 from storage import Database
 
@@ -152,11 +153,19 @@ def _baseline(probe: Probe) -> str:
 
 def _knobs(probe: Probe) -> Iterator[Check]:
     """Whether each knob of the search takes effect in the script, by one value of each."""
-    baseline = probe.plan.baseline
-    for name, values in probe.plan.spec.values().items():
-        other = next((value for value in values if value != baseline[name]), None)
+    plan = probe.plan
+    for name, values in plan.spec.values().items():
+        others = [value for value in values if value != plan.baseline[name]]
+        # Alone, accumulation or a micro-batch cannot hold the global batch.
+        refused = {value: [*broken({**plan.baseline, name: value}, plan.facts)] for value in others}
+        other = next((value for value in others if not refused[value]), None)
         if other is not None:
             yield _tried(f"knob {name}", functools.partial(_takes, probe, name, other))
+        elif others:
+            rule = refused[others[0]][0].text
+            yield Check(
+                f"knob {name}", "ok", f"not tried: `{rule}` allows no other value of it alone"
+            )
 
 
 def _takes(probe: Probe, name: str, value: KnobValue) -> str:
@@ -170,7 +179,7 @@ def _takes(probe: Probe, name: str, value: KnobValue) -> str:
     if why_not(result):
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     workload = probe.plan.spec.workload
-    flag = workload.flags.get(name)
+    flag = probe.plan.spec.flags.get(name)
     if flag is None:
         return f"{written(value)} takes effect, from outside"
     # Samples tell of these two; nothing tells whether a script heeds any other argument.

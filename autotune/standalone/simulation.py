@@ -164,9 +164,14 @@ def _beyond(
     space = _everything(wanted, launcher)
     recorded_space = _everything(own, launcher)
     constant = recorded_space.complete({})
+    for name in constant.keys() - space.complete({}).keys():
+        yield f"{name}: a knob of the recorded study's own; it belongs under knobs here, too"
     varying: dict[str, Any] = space.distributions()
     for name, value in space.complete({}).items():
         asked = varying[name].choices if name in varying else (value,)
+        if name not in constant:
+            yield f"{name}: it was recorded without that knob"
+            continue
         held = table.values.get(name, [constant[name]])
         if name == MICRO_BATCH and space.splits:  # those that the study did not list are left out
             listed = [*wanted.values().get(name, []), wanted.full_baseline()[name]]

@@ -85,7 +85,7 @@ class Job:
 
     def attempts(self) -> Attempts:
         """What is recorded by now."""
-        return Attempts(self._feed.read(), self.plan.baseline)
+        return Attempts(self._feed.read(), self.plan.baseline, self.plan.spec.harmless)
 
     @functools.cached_property
     def _feed(self) -> AttemptFeed:

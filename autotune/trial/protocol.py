@@ -75,6 +75,8 @@ class Script:
     not."""
     draws_none: bool = False
     """Whether the user has said so: `samples` are those of a step for which no DataLoader was seen."""
+    told: bool = False
+    """Whether `samples` count even where a DataLoader was seen: ranks may share what one yields."""
     kept: tuple[str, ...] = ()
     """Names of knobs of the search that the script must have as the configuration does, by itself."""
     survey: int = 0

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autotune.export.best import load
+from autotune.export.job import tuned
 from storage import Purpose
 from tests.steering import StudyFolder, quick_measurement
 
@@ -90,3 +92,49 @@ def test_a_script_is_tuned_and_left_as_it_is(tiny: StudyFolder) -> None:
     assert json.loads(again.stdout)["trial"] == tiny.study().verdict["trial"]
     assert (tiny.folder / "plain_ddp.py").read_text() == before
     assert not (tiny.folder / "model.pt").exists(), "it was ended before it would have saved"
+
+
+def with_own_knobs(tiny: StudyFolder, **changes: object) -> None:
+    """shared_batch.py, which takes what is in no catalogue."""
+    write(
+        tiny,
+        {"script": "shared_batch.py", "args": ["--mode", "slow"], "samples": 8},
+        search_space={},
+        baseline={},
+        objective={"global_batch": "keep"},
+        knobs={
+            "tensor_parallel": {"values": [1, 2, 4], "flag": "--tensor-parallel", "default": 1},
+            "mode": {"values": ["slow", "fast"], "flag": "--mode", "numerics": False},
+            "overlap": {"values": [False, True], "flag": "--overlap"},
+        },
+        constraints=["tensor_parallel <= world_size", "not overlap or mode == 'fast'"],
+        **changes,
+    )
+
+
+def test_doctor_tries_knobs_of_ones_own(tiny: StudyFolder) -> None:
+    with_own_knobs(tiny)
+    told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
+    assert "ok    knob tensor_parallel: 2 runs, by --tensor-parallel" in told
+    assert "ok    knob mode: fast runs, by --mode; whether the script heeds it is not seen" in told
+    assert "knob overlap: not tried: `not overlap or mode == 'fast'` allows no other value" in told
+
+
+@pytest.mark.slow
+def test_knobs_of_ones_own_are_tuned(tiny: StudyFolder) -> None:
+    with_own_knobs(
+        tiny,
+        budget={"trials": 6, "least_gain": 0},
+        measurement=quick_measurement(longest=1.0, rounds=4),
+    )
+    found = tiny.run("start", "study.yaml", "--foreground")
+    assert found.returncode == 0, found.stdout + found.stderr
+    tried = [a.knobs for a in tiny.attempts(Purpose.SEARCH)]
+    assert all(
+        k["tensor_parallel"] <= 2 and (k["mode"] == "fast" or not k["overlap"]) for k in tried
+    )
+    best = yaml.safe_load((tiny.folder / "best.yaml").read_text())
+    assert best["knobs"]["mode"] == best["script"]["turned"]["mode"] == "fast"
+    command = ["torchrun", "--nproc-per-node", "2", "shared_batch.py", "--mode", "slow"]
+    job = tuned(load(tiny.folder / "best.yaml"), command, {})
+    assert job.command[:6] == (*command[:5], "fast")

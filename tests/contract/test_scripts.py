@@ -328,3 +328,10 @@ def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path)
 
 def test_every_knob_that_acts_from_outside_is_one() -> None:
     assert THROUGH.keys() <= CATALOGUE.keys()
+
+
+def test_samples_that_ranks_share_are_the_users_to_say(bench: Bench) -> None:
+    """Both draw all 16 of a step, which would be taken for 32."""
+    report = bench.run("shared_batch.py", "--tensor-parallel", "2", samples=8, told={"told": True})
+    assert_well(report)
+    assert all(block.samples == 8 * RANKS * block.steps for block in report.blocks)

@@ -37,7 +37,10 @@ SCRIPT = {
         (["x"], "--on", True, ["x", "--on"]),
         (["--on"], "--on", True, ["--on"]),
         (["--on=true"], "--on", False, ["--on=false"]),
-        (["--on", "False", "x"], "--on", True, ["--on", "true", "x"]),
+        (["--on", "False", "x"], "--on", True, ["--on", "True", "x"]),
+        (["--on=false"], "--on", True, ["--on=true"]),
+        (["m.on=True"], "m.on=", False, ["m.on=False"]),
+        (["m.on=True"], "m.on=", "full", ["m.on=full"]),
         (["x", "$(touch y)", "a\nb"], "$N", 2, ["x", "$(touch y)", "a\nb"]),
     ],
 )

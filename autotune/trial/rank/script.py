@@ -193,6 +193,9 @@ class ScriptRun:
         wanted, steps = self._script.samples, self._steps_seen
         if not wanted:
             return
+        if self._script.told:
+            self._sight.samples = wanted * steps
+            return
         if not self._sight.saw_loader:
             # Nobody sees whether the arguments reach the training: the user must say it.
             self._sight.samples = wanted * steps if self._script.draws_none else 0

@@ -99,17 +99,18 @@ def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iter
 
 
 def script_of(
-    spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path
+    spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path, workers: int
 ) -> dict[str, Any] | None:
     """What best.yaml says of the script of a study; None of a workload.
 
     Args:
         knobs: that are recommended.
         folder: that the script is in.
+        workers: ranks that it was measured with.
     """
     if not spec.workload.is_script or knobs is None:
         return None
-    told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs)
+    told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
     return {**asdict(told), "changes": list(told.changes), "digest": digest}

@@ -36,7 +36,7 @@ def content_of(
         study=study.name,
         environment=environment,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        script=script_of(spec, verdict.knobs, Path(study.workdir)),
+        script=script_of(spec, verdict.knobs, Path(study.workdir), world_size),
     )
 
 

@@ -173,7 +173,9 @@ class Plan:
         """The same trial of a script: what differs from the baseline reaches it through its arguments,
         or acts from outside. The baseline is the script as it is."""
         workload = self.spec.workload
-        recipe = scripts.recipe(workload, self.spec.flags, self.baseline, asked.knobs)
+        recipe = scripts.recipe(
+            workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
+        )
         counted = global_batch(asked.knobs, 1)
         known = "micro_batch" in {*workload.flags, *self.spec.baseline}
         if workload.samples:

@@ -12,6 +12,8 @@ from autotune.spec import arguments, mistakes
 from search_spaces import CATALOGUE
 from search_spaces.scripts import refusal
 
+_COUNTED = ("micro_batch", "accumulation_steps")
+"""Knobs that all ranks may have together, in a script's words."""
 _FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -28,6 +30,8 @@ class Workload(Protocol):
     def args(self) -> dict[str, Any] | list[Any]: ...
     @property
     def flags(self) -> dict[str, str]: ...
+    @property
+    def over_all_ranks(self) -> list[str]: ...
     @property
     def samples(self) -> int | None: ...
     @property
@@ -52,9 +56,20 @@ def of_workload(workload: Workload) -> mistakes.Problems:
             shown = mistakes.in_yaml(argument)
             text = f"must be a text as the script is given it, got {shown}; put it in quotes"
             problems["workload", "args", place] = text
+    return problems | _of_flags(workload)
+
+
+def _of_flags(workload: Workload) -> mistakes.Problems:
+    problems: mistakes.Problems = {}
     for knob, flag in workload.flags.items():
         if problem := mistakes.unknown_knob(knob) or of_flag(flag):
             problems["workload", "flags", knob] = problem
+    for place, knob in enumerate(workload.over_all_ranks):
+        if knob not in workload.flags or knob not in _COUNTED:
+            shown = mistakes.in_yaml(knob)
+            problems["workload", "over_all_ranks", place] = (
+                f"must be {' or '.join(_COUNTED)}, if workload.flags have it; got {shown}"
+            )
     return problems
 
 
@@ -62,7 +77,7 @@ def _of_factory(workload: Workload) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
-    for field in ("flags", "samples"):
+    for field in ("flags", "over_all_ranks", "samples"):
         if getattr(workload, field):
             problems["workload", field] = "is for scripts only; take it out"
     return problems
@@ -101,6 +116,10 @@ def of_knobs(
             if why:
                 text = f"{why}; say under workload.flags by which argument it is turned"
                 problems["search_space", name] = text
+        elif name in workload.over_all_ranks and name not in baseline:
+            problems["workload", "over_all_ranks"] = (
+                f"then say under baseline what {name} is for one rank today"
+            )
         elif name not in told and name not in baseline:
             problems["workload", "flags", name] = (
                 f"workload.args do not say what {flag} is today; add it there, or say under baseline "
@@ -129,7 +148,7 @@ class Recipe:
         target: the script's file, or the module behind -m.
         is_module: which of them.
         flags: of the knobs that the script turns.
-        turned: those that it turns to another value.
+        turned: those that it turns to another value, each as its argument says it.
         changes: names of knobs that act from outside.
     """
 
@@ -145,6 +164,7 @@ def recipe(
     flags: Mapping[str, str],
     baseline: Mapping[str, Any],
     knobs: Mapping[str, Any],
+    workers: int,
 ) -> Recipe:
     """How a script comes by a configuration.
 
@@ -153,9 +173,14 @@ def recipe(
         flags: of all knobs that it turns by itself, the study's own as well.
         baseline: a value for every knob.
         knobs: likewise.
+        workers: ranks.
     """
     differing = {name: value for name, value in knobs.items() if value != baseline[name]}
-    turned = {name: value for name, value in differing.items() if name in flags}
+    turned = {
+        name: value * workers if name in workload.over_all_ranks else value
+        for name, value in differing.items()
+        if name in flags
+    }
     return Recipe(
         target=workload.script or workload.module or "",
         is_module=workload.script is None,
@@ -170,7 +195,7 @@ def of_arguments(workload: Workload) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, flag in workload.flags.items():
         text = arguments.given(workload.arguments, flag)
-        if name not in CATALOGUE:
+        if name not in CATALOGUE or name in workload.over_all_ranks:
             continue
         value = _value(text)
         if text is not None:

@@ -65,6 +65,11 @@ class WorkloadSpec(_Section):
         default_factory=dict,
         description="Knobs that the script turns by itself: `--flag`, `key=` or `$VARIABLE` for each.",
     )
+    over_all_ranks: list[str] = Field(
+        default_factory=list,
+        description="Those of `flags` whose argument counts what all ranks have together: it is given "
+        "the knob's value times the ranks.",
+    )
     samples: int | None = Field(
         default=None,
         ge=1,

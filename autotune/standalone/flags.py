@@ -43,8 +43,8 @@ def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
     return seen == trial.value and other[0] == other[1]
 
 
-def scaled(knob: str, trial: Trial, after: Surveyed, workers: int) -> bool:
-    """Whether the option counts for all ranks together what the knob counts for one."""
+def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> bool:
+    """Whether the option may count for all ranks together what the knob counts for one."""
     seen = after.micro_batch if knob == "micro_batch" else after.accumulation_steps
     return workers > 1 and seen * workers == trial.value
 

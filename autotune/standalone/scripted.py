@@ -84,6 +84,8 @@ def _workload(launched: Launched, found: Findings) -> str:
     if found.flags:
         lines.append("  flags:   # another value of each was tried, and did what the knob says")
         lines += [f"    {knob}: {_text(flag)}" for knob, flag in found.flags.items()]
+    if found.over_all_ranks:
+        lines.append(f"  over_all_ranks: [{', '.join(found.over_all_ranks)}]")
     if not found.seen.loader:
         lines.append(
             f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them"

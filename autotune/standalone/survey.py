@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class Findings:
         workers: ranks that ran it.
         device: 'cpu' or 'cuda'.
         flags: knob -> the option that was seen to turn it.
+        over_all_ranks: those of them that are told what all ranks have together.
         doubts: why other options are no knobs, a line each.
     """
 
@@ -35,6 +36,7 @@ class Findings:
     workers: int
     device: str
     flags: dict[str, str] = field(default_factory=dict)
+    over_all_ranks: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
 
@@ -57,8 +59,15 @@ def survey(launched: Launched, workdir: Path) -> Findings:
         look = _Look(Probe(Plan(spec, launcher), Path(folder), workdir), launched)
         seen = look.at({})
         _check(seen, launched)
-        found, doubts = _turned(look, seen, launcher.workers)
-        return Findings(seen, launcher.workers, launcher.slots[0].device, found, tuple(doubts))
+        turned = _Flags(look, seen, launcher.workers)
+        return Findings(
+            seen,
+            launcher.workers,
+            launcher.slots[0].device,
+            turned.found,
+            tuple(turned.over_all_ranks),
+            tuple(turned.doubts),
+        )
 
 
 def _spec(launched: Launched) -> StudySpec:
@@ -128,33 +137,38 @@ def _check(seen: Surveyed, launched: Launched) -> None:
         )
 
 
-def _turned(look: _Look, seen: Surveyed, workers: int) -> tuple[dict[str, str], list[str]]:
+class _Flags:
     """The options that turn knobs, each of them seen to do so."""
-    found: dict[str, str] = {}
-    doubts: list[str] = []
-    for knob, trials in flags.candidates(seen).items():
-        for trial in trials:
-            flag = trial.option.flag
-            if flag in found.values():
-                continue
-            try:
-                after = look.at({flag: trial.value})
-            except BadInput as error:
-                doubts.append(f"{flag} {trial.value} fails: {str(error).splitlines()[0]}")
-                continue
-            if flags.answers(knob, trial, seen, after):
-                found[knob] = flag
-                break
-            doubts += _why_not(knob, trial, after, workers)
-    return found, doubts
 
+    def __init__(self, look: _Look, seen: Surveyed, workers: int) -> None:
+        self.found: dict[str, str] = {}
+        self.over_all_ranks: list[str] = []
+        self.doubts: list[str] = []
+        self._look = look
+        self._seen = seen
+        self._workers = workers
+        for knob, trials in flags.candidates(seen).items():
+            others = (t for t in trials if t.option.flag not in self.found.values())
+            if turning := next((t for t in others if self._turns(knob, t)), None):
+                self.found[knob] = turning.option.flag
 
-def _why_not(knob: str, trial: flags.Trial, after: Surveyed, workers: int) -> Iterator[str]:
-    flag = trial.option.flag
-    if flags.scaled(knob, trial, after, workers):
-        yield f"{flag} counts for all {workers} ranks together; {knob} counts for one"
-    elif trial.option.sure:  # else it was a guess
-        yield (
-            f"{flag} is not {knob}: with {trial.value} there were {after.micro_batch} samples a pass, "
-            f"{after.accumulation_steps} passes a step"
-        )
+    def _turns(self, knob: str, trial: flags.Trial) -> bool:
+        flag = trial.option.flag
+        try:
+            after = self._look.at({flag: trial.value})
+            if flags.answers(knob, trial, self._seen, after):
+                return True
+            if flags.shared(knob, trial, after, self._workers):
+                together = self._look.at({flag: trial.value * self._workers})
+                if flags.answers(knob, trial, self._seen, together):
+                    self.over_all_ranks.append(knob)
+                    return True
+        except BadInput as error:
+            self.doubts.append(f"{flag} {trial.value} fails: {str(error).splitlines()[0]}")
+            return False
+        if trial.option.sure:  # else it was a guess
+            self.doubts.append(
+                f"{flag} is not {knob}: with {trial.value} there were {after.micro_batch} samples a "
+                f"micro-batch, {after.accumulation_steps} micro-batches a step"
+            )
+        return False

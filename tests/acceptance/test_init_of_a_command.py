@@ -55,12 +55,16 @@ def test_a_plain_script_and_the_study_that_comes_of_it(folder: StudyFolder) -> N
 
 def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
     study = written(folder, "torchrun --nproc-per-node 2 settings_by_exec.py --batch_size=8")
-    assert study["workload"]["flags"] == {"micro_batch": "--batch_size="}
+    assert study["workload"]["flags"] == {
+        "micro_batch": "--batch_size=",
+        "accumulation_steps": "--gradient_accumulation_steps=",
+    }
+    assert study["workload"]["over_all_ranks"] == ["accumulation_steps"]
     assert study["workload"]["samples"] == 8 * 4
     assert study["baseline"]["accumulation_steps"] == 4
     assert "loader_workers" not in study["search_space"]
-    text = (folder.folder / "study.yaml").read_text()
-    assert "--gradient_accumulation_steps= counts for all 2 ranks together" in text
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "ok    knob accumulation_steps: 1 " in told, told
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from autotune.standalone.flags import Trial, answers, candidates, scaled
+from autotune.standalone.flags import Trial, answers, candidates, shared
 from autotune.trial.surveyed import Option, Surveyed
 
 
@@ -51,4 +51,4 @@ def test_only_what_the_script_did_counts():
     assert not answers("micro_batch", trial, before, before)
     both = dataclasses.replace(before, micro_batch=4, accumulation_steps=4)
     assert not answers("micro_batch", trial, before, both), "it keeps a global batch by itself"
-    assert scaled("micro_batch", trial, dataclasses.replace(before, micro_batch=2), 2)
+    assert shared("micro_batch", trial, dataclasses.replace(before, micro_batch=2), 2)

@@ -50,7 +50,7 @@ def test_alone_they_are_the_whole_space(tmp_path: Path) -> None:
 def test_they_reach_the_script_by_their_flags(tmp_path: Path) -> None:
     spec = study(tmp_path)
     today = spec.full_baseline()
-    recipe = scripts.recipe(spec.workload, spec.flags, today, {**today, "tp": 4, "pp": 2})
+    recipe = scripts.recipe(spec.workload, spec.flags, today, {**today, "tp": 4, "pp": 2}, 8)
     assert recipe.turned == {"tp": 4, "pp": 2}
     assert not recipe.changes
     assert arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned) == (
@@ -104,7 +104,10 @@ def test_todays_value_is_the_scripts(
         ),
         ({"knobs": {"tp": {**TP, "values": 4}}}, "knobs.tp.values: must be list, got 4"),
         ({"knobs": {"tp": {**TP, "default": "a"}}}, "knobs.tp.default: must be a number like"),
-        ({"knobs": {"tp": {**TP, "flag": "b; rm"}}}, "knobs.tp.flag: must be --flag, key= or"),
+        (
+            {"knobs": {"tp": {**TP, "flag": "b; rm"}}},
+            "knobs.tp.flag: must be --flag, --flag=, key= or",
+        ),
         ({"knobs": {"tp": {"values": [1]}}}, "knobs.tp.flag: is missing"),
         ({"knobs": {"tp": {**TP, "flg": 1}}}, "knobs.tp.flg: no such field; did you mean 'flag'"),
         ({"knobs": {"tp": 4}}, "knobs.tp: must be a mapping, got 4"),

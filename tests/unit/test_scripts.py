@@ -10,7 +10,7 @@ import torch
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.job import tuned
-from autotune.spec import arguments, load
+from autotune.spec import StudySpec, arguments, load, scripts
 from autotune.trial.inject.job import Order, runs
 from autotune.trial.inject.sight import size
 from search_spaces import defaults
@@ -114,7 +114,11 @@ def test_what_follows_a_switch_is_no_value_of_it(
             "workload.flags: is for scripts only",
         ),
         ({**SCRIPT, "flags": {"micro": "--b"}}, {}, "no such knob; did you mean 'micro_batch'"),
-        ({**SCRIPT, "flags": {"micro_batch": "b; rm"}}, {}, "must be --flag, --flag=, key= or $VARIABLE"),
+        (
+            {**SCRIPT, "flags": {"micro_batch": "b; rm"}},
+            {},
+            "must be --flag, --flag=, key= or $VARIABLE",
+        ),
         ({**SCRIPT, "flags": {}}, {}, "search_space.micro_batch: cannot be changed from outside"),
         ({**SCRIPT, "args": []}, {}, "workload.args do not say what --batch-size is today"),
         (SCRIPT, {"baseline": {"micro_batch": 8}}, "is 8, but workload.args say 16"),
@@ -214,3 +218,25 @@ def test_a_changed_script_is_said(tmp_path: Path) -> None:
 )
 def test_samples_of_a_batch(batch: Any, expected: tuple[int, int]) -> None:
     assert size(batch) == expected
+
+
+def test_what_all_ranks_have_together_is_told_the_script_so():
+    workload = {
+        **SCRIPT,
+        "flags": {"micro_batch": "--batch", "accumulation_steps": "--steps="},
+        "over_all_ranks": ["accumulation_steps"],
+    }
+    given = {"micro_batch": 4, "accumulation_steps": 2}
+    spec = StudySpec.model_validate(
+        {
+            "name": "a",
+            "workload": {**workload, "args": ["--batch", "4", "--steps=16"]},
+            "search_space": {"micro_batch": [4, 8], "accumulation_steps": [1, 2]},
+            "baseline": given,
+        }
+    )
+    today = spec.full_baseline()
+    assert today["accumulation_steps"] == 2, "of one rank, as the study says"
+    chosen = {**today, "micro_batch": 8, "accumulation_steps": 1}
+    told = scripts.recipe(spec.workload, spec.flags, today, chosen, 8)
+    assert told.turned == {"micro_batch": 8, "accumulation_steps": 8}

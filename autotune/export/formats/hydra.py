@@ -20,21 +20,22 @@ def hydra(best: BestConfig) -> Said:
     """Of a script its own keys, as workload.flags have them (`key=`); else every knob that is not
     PyTorch's default as a value of the node `autotune`."""
     if best.script is not None:
-        rules = _keys(best.script["flags"])
+        rules = _keys(best.script["flags"], best.script["turned"])
     else:
         rules = {name: _under_node(name) for name in best.knobs}
     fields, unsaid = told(best, rules)
     return Said("".join(f"{key}={value}\n" for key, value in fields.items()), unsaid)
 
 
-def _keys(flags: Mapping[str, str]) -> dict[str, Rule]:
+def _keys(flags: Mapping[str, str], turned: Mapping[str, KnobValue]) -> dict[str, Rule]:
     keys = {name: flag for name, flag in flags.items() if flag.endswith(ASSIGNMENT)}
-    return {name: _as_tried(key) for name, key in keys.items() if not key.startswith("-")}
+    own = {name: key for name, key in keys.items() if not key.startswith("-")}
+    return {name: _as_tried(name, key, turned) for name, key in own.items()}
 
 
-def _as_tried(flag: str) -> Rule:
+def _as_tried(name: str, flag: str, turned: Mapping[str, KnobValue]) -> Rule:
     """The words that the trials had."""
-    return lambda value, _: {flag.removesuffix(ASSIGNMENT): written(value)}
+    return lambda value, _: {flag.removesuffix(ASSIGNMENT): written(turned.get(name, value))}
 
 
 def _under_node(name: str) -> Rule:

@@ -47,12 +47,12 @@ def _of_script(best: BestConfig) -> dict[str, Rule]:
         return {}
     flags: Mapping[str, str] = best.script["flags"]
     return {
-        name: _as_tried(name, flags)
+        name: _as_tried(name, flags, best.script["turned"])
         for name, flag in flags.items()
         if flag.startswith(arguments.ENVIRONMENT)
     }
 
 
-def _as_tried(name: str, flags: Mapping[str, str]) -> Rule:
+def _as_tried(name: str, flags: Mapping[str, str], turned: Mapping[str, Any]) -> Rule:
     """As the trials had it."""
-    return lambda value, _: dict(arguments.variables(flags, {name: value}))
+    return lambda value, _: dict(arguments.variables(flags, {name: turned.get(name, value)}))

@@ -21,15 +21,15 @@ def argv(best: BestConfig) -> Said:
             "over a workload"
         )
     flags: dict[str, str] = best.script["flags"]
-    found, unsaid = told(best, {name: _argument(name, flags) for name in flags})
+    found, unsaid = told(best, {name: _argument(name, best.script) for name in flags})
     words = [word for some in found.values() for word in some]
     return Said(f"{shlex.join(words)}\n" if words else "", unsaid)
 
 
-def _argument(name: str, flags: dict[str, str]) -> Rule:
+def _argument(name: str, script: dict[str, Any]) -> Rule:
     def rule(value: Any, _: Knobs) -> Fields | None:
         # None of them: a variable, or a switch that is to be taken away.
-        words = arguments.changed((), flags, {name: value})
+        words = arguments.changed((), script["flags"], {name: script["turned"].get(name, value)})
         return {name: words} if words else None
 
     return rule

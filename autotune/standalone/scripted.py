@@ -114,6 +114,8 @@ def _space(found: Findings, cpus: int) -> Iterator[tuple[str, list[Any]]]:
     if seen.ddp and found.workers > 1:
         yield "bucket_cap_mb", sorted({*_BUCKETS, own.get("bucket_cap_mb", 25)})
         yield "gradient_as_bucket_view", [False, True]
+        if own.get("find_unused_parameters"):
+            yield "find_unused_parameters", [False, True]
     if seen.ddp and own.get("precision") == "fp32" and not seen.scaled:
         yield "precision", ["fp32", "bf16"]
     if seen.loader:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.analysis.wording import counted
 from autotune.errors import BadInput
 from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of
@@ -168,7 +169,8 @@ class _Flags:
             return False
         if trial.option.sure:  # else it was a guess
             self.doubts.append(
-                f"{flag} is not {knob}: with {trial.value} there were {after.micro_batch} samples a "
-                f"micro-batch, {after.accumulation_steps} micro-batches a step"
+                f"{flag} is not {knob}: with {trial.value} there were "
+                f"{counted(after.micro_batch, 'sample')} a micro-batch, "
+                f"{counted(after.accumulation_steps, 'micro-batch')} a step"
             )
         return False

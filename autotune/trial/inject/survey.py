@@ -20,6 +20,8 @@ from autotune.trial.surveyed import Surveyed
 
 _MIB = 2**20
 _NO_BACKWARD = -1
+_ABOUT = 0.5
+"""Of the parts of a batch, where some are seen before the next batch is drawn."""
 _MOST_FILES = 20
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -52,7 +54,8 @@ class Survey:
         self._within = False
         self._format = ""
         self._passes: dict[int, _Passes] = {}
-        self._drawn: list[int] = []
+        self._drawn_by_steps: list[int] = []
+        self._drawn_by_passes: list[int] = [0]
         self._scaled = False
         self._written: dict[str, None] = {}
 
@@ -70,7 +73,7 @@ class Survey:
 
         def after() -> None:
             self._steps += 1
-            self._drawn.append(self._sight.samples)
+            self._drawn_by_steps.append(self._sight.samples)
             for passes in self._passes.values():
                 passes.of_steps.append(passes.since_step)
                 passes.since_step = 0
@@ -83,8 +86,7 @@ class Survey:
         leader, model = self._sight.leader, self._sight.model
         ddp = model if isinstance(model, DistributedDataParallel) else None
         trained = self._trained()
-        rows = [count for count in trained.rows if count] if trained else []
-        micro_batch = statistics.mode(rows) if rows else 0
+        micro_batch = self._micro_batch(trained)
         return Surveyed(
             steps=self._steps,
             micro_batch=micro_batch,
@@ -107,10 +109,23 @@ class Survey:
             ended=ended,
         )
 
+    def _micro_batch(self, trained: "_Passes | None") -> int:
+        """Samples of a forward pass: what a loader yields, unless the script passes it on in equal
+        parts."""
+        rows = [count for count in trained.rows if count] if trained else []
+        passed = statistics.mode(rows) if rows else 0
+        pairs = itertools.pairwise(self._drawn_by_passes)
+        drawn = [after - before for before, after in pairs if after > before]
+        if not drawn or not trained:
+            return passed
+        batch = statistics.mode(drawn)
+        parts = len(rows) / len(drawn)
+        return passed if passed and abs(batch / passed - parts) < _ABOUT else batch
+
     def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
         """Micro-batches per step: by what loaders yield, as a model may see a batch several times; else
         by the passes."""
-        drawn = [after - before for before, after in itertools.pairwise(self._drawn)]
+        drawn = [after - before for before, after in itertools.pairwise(self._drawn_by_steps)]
         if micro_batch and any(drawn):
             return max(1, round(statistics.median(drawn) / micro_batch))
         passes = [count for count in trained.of_steps if count] if trained else []
@@ -140,6 +155,7 @@ class Survey:
             self._passes[id(module)] = _Passes(module, sum(several))
         own = self._passes[id(module)]
         own.since_step += 1
+        self._drawn_by_passes.append(self._sight.samples)
         if own.parameters and not self._format:
             device = next(module.parameters()).device.type
             on = torch.is_autocast_enabled(device)

@@ -10,6 +10,7 @@ import yaml
 
 from autotune.analysis.verdict import Verdict
 from autotune.export.best import load
+from autotune.export.formats.script import argv
 from autotune.export.job import tuned
 from autotune.report.frame import attempts_frame
 from autotune.report.paper import report
@@ -113,6 +114,8 @@ def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> N
         *("torchrun", "pretrain.py", "--tp", "8", "--recompute=none"),
         *("--overlap", "--pp", "1"),
     )
+    assert sorted(argv(best).text.split()) == ["--overlap", "--pp", "--tp", "1", "8"]
+    assert not argv(best).unsaid
     text = report(played.repository, "played", Verdict.from_dict(played.verdict))
     assert "| tensor_parallel (with pipeline_parallel" in text or "| tensor_parallel |" in text
     assert "| pipeline_parallel (with tensor_parallel) | 2 | 1 |" in text, "8 x 2 is too many"

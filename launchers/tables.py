@@ -129,7 +129,7 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*names, *_MEASURED])
         for row in rows:
-            values = [_cell(row[name]) for name in names]
+            values = [shown_value(row[name]) for name in names]
             writer.writerow(
                 [*values, shown_rate(row[THROUGHPUT]), f"{row[SECONDS]:.3f}", row[STATE]]
             )
@@ -140,8 +140,9 @@ def parsed(text: str) -> Any:
     return yaml.safe_load(text)
 
 
-def _cell(value: Any) -> str:
-    """As people write it; a text that would be read as something else, in quotes."""
+def shown_value(value: Any) -> str:
+    """The value of a knob as a file holds it: as people write it, in quotes where it would be read as
+    something else."""
     text = written(value)
     again = _read(text)
     if again == value and type(again) is type(value):

@@ -86,7 +86,8 @@ def _told(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> 
 
 
 def _is_switch(knob: OwnKnob) -> bool:
-    return knob.flag.startswith("-") and kind(knob.values[0]) == "boolean"
+    bare = knob.flag.startswith("-") and not knob.flag.endswith(arguments.ASSIGNMENT)
+    return bare and kind(knob.values[0]) == "boolean"
 
 
 def _text(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> str | None:

@@ -264,7 +264,9 @@ class OwnKnobSpec(_Section):
     values: list[Scalar] = Field(
         description="To try: all numbers, all texts or all booleans. Numbers are taken for a scale."
     )
-    flag: str = Field(description="How the script takes it: `--flag`, `key=` or `$VARIABLE`.")
+    flag: str = Field(
+        description="How the script takes it: `--flag`, `--flag=`, `key=` or `$VARIABLE`."
+    )
     default: Scalar | None = Field(
         default=None, description="What the script takes where its arguments do not say it."
     )

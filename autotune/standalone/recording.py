@@ -22,8 +22,15 @@ from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
 from autotune.spec import StudySpec
 from launchers import Slot
-from launchers.tables import SECONDS, STATE, THROUGHPUT, parsed, shown_rate, write_table
-from search_spaces.knob import written
+from launchers.tables import (
+    SECONDS,
+    STATE,
+    THROUGHPUT,
+    parsed,
+    shown_rate,
+    shown_value,
+    write_table,
+)
 from storage import AttemptState
 
 _PASS = "pass"
@@ -77,7 +84,7 @@ class Journal:
 
     def add(self, run: Run) -> None:
         """Keep a run; it is on disk when this returns."""
-        shown = [written(value) for value in run.params.values()]
+        shown = [shown_value(value) for value in run.params.values()]
         self._append(
             [run.number, *shown, shown_rate(run.throughput), f"{run.seconds:.3f}", run.state]
         )

@@ -15,6 +15,7 @@ from autotune.spec import StudySpec
 from autotune.spec.mistakes import LARGEST
 from autotune.study.bench import BASELINE, Allowance, Bench, Job
 from search_spaces import CATALOGUE, infeasible
+from search_spaces.constraints import broken
 from search_spaces.knob import Range
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -155,7 +156,10 @@ class LargestBatch:
                 )
         domain = CATALOGUE["micro_batch"].domain
         assert isinstance(domain, Range)
-        return bracket.next(self._first, self._share or int(domain.high))
+        size = bracket.next(self._first, self._share or int(domain.high))
+        # What the study's own constraints rule out is not launched to see whether it fits.
+        ruled_out = size is not None and any(broken(self._knobs(size), self._job.plan.facts))
+        return None if ruled_out else size
 
     def _allowed(self, attempts: Attempts) -> Allowance | None:
         """The time of the next run; None: no limit."""

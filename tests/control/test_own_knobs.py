@@ -10,6 +10,7 @@ import yaml
 
 from autotune.analysis.verdict import Verdict
 from autotune.export.best import load
+from autotune.export.formats.script import argv
 from autotune.export.job import tuned
 from autotune.report.frame import attempts_frame
 from autotune.report.paper import report
@@ -113,6 +114,8 @@ def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> N
         *("torchrun", "pretrain.py", "--tp", "8", "--recompute=none"),
         *("--overlap", "--pp", "1"),
     )
+    assert sorted(argv(best).text.split()) == ["--overlap", "--pp", "--tp", "1", "8"]
+    assert not argv(best).unsaid
     text = report(played.repository, "played", Verdict.from_dict(played.verdict))
     assert "| tensor_parallel (with pipeline_parallel" in text or "| tensor_parallel |" in text
     assert "| pipeline_parallel (with tensor_parallel) | 2 | 1 |" in text, "8 x 2 is too many"
@@ -170,3 +173,19 @@ def test_what_runs_out_of_memory_tells_nothing_of_other_values(played: Replayed)
     played.on(failing, workers=8).run(**OWN, sampler="grid")
     tried = {(a.knobs["tensor_parallel"], a.knobs["recompute"]) for a in played.attempts("search")}
     assert {(4, "none"), (4, "full"), (8, "none")} <= tried
+
+
+def test_the_largest_batch_is_one_that_is_allowed(played: Replayed) -> None:
+    workload = {**OWN["workload"], "flags": {"micro_batch": "--batch"}}
+    changes = {
+        "workload": {**workload, "args": [*workload["args"], "--batch", "2"]},
+        "resources": {"workers": 8, "memory_per_worker": "1GiB"},
+        "search_space": {"micro_batch": ["max"]},
+        "objective": {"global_batch": "free"},
+        "constraints": ["micro_batch * tensor_parallel <= 16"],
+        "budget": {"trials": 3},
+    }
+    played.on(running_at(speed), workers=8).run(**{**FEW, **changes})
+    fits = [attempt.knobs["micro_batch"] for attempt in played.attempts("fit")]
+    assert fits == [2, 4, 8]
+    assert "micro_batch: 8 fits, more was not tried" in played.said()

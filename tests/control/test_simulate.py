@@ -124,3 +124,38 @@ def test_a_committed_table_is_simulated() -> None:
     assert found.verdict == "better"
     assert found.shortfall is not None
     assert found.shortfall < 0.15
+
+
+def test_knobs_of_a_studys_own_are_in_tables(tmp_path: Path) -> None:
+    """Texts that look like something else among them."""
+    own = {
+        "level": {"values": ["8", "true", "none, a"], "flag": "--level", "default": "8"},
+        "share": {"values": [1e-05, 0.5], "flag": "--share", "default": 0.5},
+    }
+    rows: list[dict[str, Any]] = [
+        {"level": level, "share": share, THROUGHPUT: speed, SECONDS: 10.0, STATE: "COMPLETE"}
+        for level, share, speed in [
+            *(("8", 0.5, 10.0), ("8", 1e-05, 12.0), ("true", 0.5, 11.0)),
+            *(("true", 1e-05, 30.0), ("none, a", 0.5, 14.0)),
+        ]
+    ]
+    changes = {
+        "workload": {"script": "train.py"},
+        "search_space": {},
+        "baseline": {},
+        "knobs": own,
+        "constraints": ["level != 'none, a' or share > 0.1"],
+    }
+    write_table(tmp_path / "t.csv", list(own), rows)
+    origin = {"study": {**STUDY, **changes}, "environment": dict(ENVIRONMENT), "noise": None}
+    (tmp_path / "t.json").write_text(json.dumps(origin))
+    found = simulate(tmp_path / "t.csv")
+    assert (found.trials, found.missing) == (5, 0), "and not the one that breaks the constraint"
+    assert found.recommended == "level=true, share=1e-05"
+    assert found.throughput == 30.0
+    with pytest.raises(BadInput, match="share: a knob of the recorded study's own"):
+        fewer = {**changes, "knobs": {"level": own["level"]}, "constraints": []}
+        simulate(tmp_path / "t.csv", study(**fewer))
+    with pytest.raises(BadInput, match="size: it was recorded without that knob"):
+        more = {**own, "size": {"values": [1, 2], "flag": "--size", "default": 1}}
+        simulate(tmp_path / "t.csv", study(**{**changes, "knobs": more}))

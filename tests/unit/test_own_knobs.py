@@ -73,6 +73,8 @@ def test_they_reach_the_script_by_their_flags(tmp_path: Path) -> None:
         ({"values": [False, True], "flag": "--on"}, {"args": ["--on", "x"]}, True),
         ({"values": [False, True], "flag": "--on"}, {"args": ["--on", "False"]}, False),
         ({"values": [False, True], "flag": "m.on="}, {"args": ["m.on=True"]}, True),
+        ({"values": [False, True], "flag": "--on="}, {"args": ["--on=True"]}, True),
+        ({"values": [False, True], "flag": "--on=", "default": True}, {}, True),
         ({"values": [1, 8], "flag": "$LANES"}, {"env": {"LANES": "8"}}, 8),
     ],
 )

@@ -30,7 +30,7 @@ def space(spec: StudySpec) -> Space:
 def command(spec: StudySpec, **changes: object) -> list[str]:
     """The script's arguments with these knobs changed."""
     today = spec.full_baseline()
-    found = scripts.recipe(spec.workload, spec.flags, today, {**today, **changes})
+    found = scripts.recipe(spec.workload, spec.flags, today, {**today, **changes}, 8)
     assert not found.changes
     return list(arguments.changed(spec.workload.arguments, found.flags, found.turned))
 

@@ -121,8 +121,7 @@ def _run_script(
     os.environ.update(meeting.torchrun(placement, context, store))
     assert request.script is not None
     if request.script.survey:
-        files = TrialFiles(Path(request.log_dir))
-        surveying.survey(request.script, context.rank, files, progressed, leave)
+        surveying.survey(request, context.rank, progressed, leave)
     script.ScriptRun(
         request,
         request.script,

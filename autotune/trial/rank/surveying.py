@@ -1,22 +1,25 @@
 """A training script under survey, as one rank runs it: left after a few steps."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from autotune.trial.files import TrialFiles
 from autotune.trial.inject.survey import Survey
-from autotune.trial.protocol import Outcome, Script
+from autotune.trial.protocol import Outcome, TrialRequest
 from autotune.trial.rank.script import Leave, execute
 
 
 def survey(
-    script: Script, rank: int, files: TrialFiles, progressed: Callable[[], None], leave: Leave
+    request: TrialRequest, rank: int, progressed: Callable[[], None], leave: Leave
 ) -> NoReturn:
     """Run the script for as many optimizer steps as the survey takes, write down what was seen.
 
     A script that ends before is seen as far as it went.
     """
-    seen = Survey()
+    script, files = request.script, TrialFiles(Path(request.log_dir))
+    assert script is not None
+    seen = Survey(request.knobs)
 
     def done(ended: str = "") -> NoReturn:
         try:

@@ -61,7 +61,7 @@ class Hooks:
 
     def __init__(self) -> None:
         before = self._state()
-        Sight().watch(went_on=lambda: None, before=lambda: None, after=lambda: None)
+        Sight().watch(went_on=lambda: None, before=lambda **_: None, after=lambda **_: None)
         self._states = {False: before, True: self._state()}
 
     def _state(self) -> tuple[Any, ...]:

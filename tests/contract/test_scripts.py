@@ -335,3 +335,141 @@ def test_samples_that_ranks_share_are_the_users_to_say(bench: Bench) -> None:
     report = bench.run("shared_batch.py", "--tensor-parallel", "2", samples=8, told={"told": True})
     assert_well(report)
     assert all(block.samples == 8 * RANKS * block.steps for block in report.blocks)
+
+
+_REDIRECTED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 2)
+wrapper = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, FUSED)
+forward = model.forward
+def training_step(x):
+    model.forward = forward
+    return model(x).square().mean()
+def closure():
+    optimizer.zero_grad()
+    model.forward = training_step
+    loss = wrapper(next(batches))
+    loss.backward()
+    return loss
+def without_end():
+    while True:
+        yield from DataLoader(torch.ones(64, 8), batch_size=4)
+batches = without_end()
+while True:
+    optimizer.step(closure)
+"""
+
+
+def test_a_framework_that_redirects_forward_and_steps_by_a_closure(bench: Bench) -> None:
+    """As Lightning does: gradients are there after the step only, not before."""
+    script = bench.write(_REDIRECTED.replace("FUSED", ""))
+    assert_well(bench.run(script, precision="bf16", bucket_cap_mb=5, samples=4))
+    run = bench.run(script, trajectory=3)
+    assert_well(run, blocks=3)
+    assert all(block.observed["gradient_norm"] > 0 for block in run.blocks)
+
+
+def test_optimizer_kernels_of_the_script_are_compared(bench: Bench) -> None:
+    fused = bench.write(_REDIRECTED.replace("FUSED", "fused=True"))
+    report = bench.run(fused, told={"kept": ("optimizer_kernels",)})
+    assert report.outcome == Outcome.ERROR
+    assert "optimizer_kernels fused: is what the script has by itself" in report.cause
+    back = bench.run(fused, optimizer_kernels="default")
+    assert "optimizer_kernels fused: is what the script has set, over what it" in back.cause
+
+
+def test_what_the_script_sets_afterwards_is_no_measurement(bench: Bench) -> None:
+    text = _EVALUATES.replace("while True", "training.num_workers = 0\nwhile True", 1)
+    report = bench.run(bench.write(text), loader_workers=1)
+    assert report.outcome == Outcome.ERROR
+    assert "loader_workers 0: is what the script has set, over" in report.cause
+
+
+def test_autocast_inside_of_the_wrapped_model_is_seen(bench: Bench) -> None:
+    """Accelerate puts it around the forward pass of what it wraps."""
+    around = "m = model.module\nm.forward = torch.autocast('cpu', torch.bfloat16)(m.forward)\n"
+    script = bench.write(_EVALUATES.replace("while True", around + "while True", 1))
+    report = bench.run(script, told={"kept": ("precision",)})
+    assert "precision bf16: is what the script has by itself" in report.cause
+
+
+_LEFT = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+training = DataLoader(TensorDataset(torch.randn(64, 8)), 4)
+evaluation = DataLoader(TensorDataset(torch.randn(64, 8)), 4, num_workers=1, persistent_workers=True)
+while True:
+    for number, (x,) in enumerate(training):
+        model(x).square().mean().backward()
+        optimizer.step()
+        if number % 4 == 3:
+            model.eval()
+            for place, (y,) in enumerate(evaluation):
+                with torch.no_grad():
+                    model.module(y)
+                if place == 7:
+                    break
+            model.train()
+"""
+
+
+def test_an_evaluation_that_is_left_early_is_not_counted(bench: Bench) -> None:
+    report = bench.run(bench.write(_LEFT), samples=4, blocks=5)
+    assert_well(report, blocks=5)
+    assert all(block.samples == 4 * RANKS * block.steps for block in report.blocks)
+    assert sum(block.steps for block in report.blocks) > 8
+
+
+def test_a_loader_that_only_evaluates_is_none_to_act_on(bench: Bench) -> None:
+    """The batches of the training are made by hand."""
+    text = _LEFT.replace(
+        "in enumerate(training)", "in enumerate((torch.randn(4, 8),) for _ in range(16))"
+    )
+    report = bench.run(bench.write(text), loader_workers=1, samples=4, told={"draws_none": True})
+    assert report.outcome == Outcome.ERROR
+    assert "loader_workers: has found nothing to act on" in report.cause
+
+
+def test_ranks_that_train_each_by_itself_are_no_measurement(bench: Bench) -> None:
+    """What Accelerate does on a machine without devices, unless it is told of the CPU."""
+    text = _EVALUATES.replace('dist.init_process_group("gloo")', "").replace(
+        "torch.nn.parallel.DistributedDataParallel", ""
+    )
+    report = bench.run(bench.write(text.replace("model.module(y)", "model(y)")))
+    assert report.outcome == Outcome.ERROR
+    assert "no process group: the ranks of the script do not train together" in report.cause
+
+
+_DISPATCHED = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def batches():
+    while True:
+        for whole in DataLoader(torch.randn(64, 8), batch_size=8):
+            yield whole
+given = batches() if dist.get_rank() == 0 else None
+while True:
+    whole = next(given) if given else torch.empty(8, 8)
+    dist.broadcast(whole, 0)
+    model(whole.chunk(2)[dist.get_rank()]).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_batches_that_one_rank_draws_for_all_are_counted_once(bench: Bench) -> None:
+    """As Accelerate's dispatcher does for iterable data sets."""
+    report = bench.run(bench.write(_DISPATCHED), samples=4, loader_workers=1)
+    assert_well(report)
+    assert all(block.samples == 8 * block.steps for block in report.blocks)
+    wrong = bench.run(bench.write(_DISPATCHED), samples=8)
+    assert "4 a step, are not the 8 that the configuration says" in wrong.cause

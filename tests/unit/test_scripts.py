@@ -11,8 +11,8 @@ from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.job import tuned
 from autotune.spec import StudySpec, arguments, load, scripts
+from autotune.trial.inject.batches import size
 from autotune.trial.inject.job import Order, runs
-from autotune.trial.inject.sight import size
 from search_spaces import defaults
 from tests.steering import write_study
 
@@ -214,6 +214,15 @@ def test_a_changed_script_is_said(tmp_path: Path) -> None:
         (("text", {"x": (torch.zeros(3),)}), (3, 0)),
         (["a", "b"], (2, 0)),
         (torch.tensor(1.0), (1, 0)),
+        (([torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(n, 4)} for n in range(5)]), (5, 0)),
+        (([torch.zeros(3, 8, 8)], [{"boxes": torch.zeros(2, 4)}]), (1, 0)),
+        (([torch.zeros(3, 8, 9), torch.zeros(3, 7, 7)], torch.zeros(2)), (2, 0)),
+        ([{"ids": torch.zeros(9)}, {"ids": torch.zeros(9)}], (2, 0)),
+        ([{"data": torch.zeros(8, 3)}], (8, 0)),
+        ([torch.zeros(5), torch.zeros(7), torch.zeros(6)], (3, 0)),
+        ([torch.zeros(1, 50, dtype=torch.long), torch.zeros(4)], (1, 50)),
+        ({"x": [[1, 2], [3, 4], [5, 6]]}, (3, 0)),
+        ([[1, 2, 3], [4, 5, 6]], (2, 0)),
     ],
 )
 def test_samples_of_a_batch(batch: Any, expected: tuple[int, int]) -> None:

@@ -6,11 +6,11 @@ in the script to act on is named by `idle`: a run must not be taken for what it 
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,10 +24,20 @@ _DDP = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
     *("find_unused_parameters", "broadcast_buffers"),
 )
-_LOADER = ("loader_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+LOADER = ("loader_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+"""Act on a DataLoader."""
 _COMPRESSION = ("gradient_compression", "powersgd_rank")
-_OF_TORCH = {"bucket_cap_mb": 25, "broadcast_buffers": True}
-"""What DistributedDataParallel takes where it is given none; no to all else."""
+
+
+@dataclass
+class Built:
+    """What a script has built.
+
+    Attributes:
+        model: the last one in DistributedDataParallel; None where there is none.
+    """
+
+    model: DistributedDataParallel | None = None
 
 
 class Changes:
@@ -36,41 +46,41 @@ class Changes:
     Call `begin` before the script runs. What the script builds from then on has them.
 
     Attributes:
-        contrary: what the script has by itself, `knob value`, where it should be as the knobs say.
+        built: what it has built so far.
     """
 
-    def __init__(self, knobs: Knobs, names: tuple[str, ...], kept: tuple[str, ...] = ()) -> None:
+    def __init__(self, knobs: Knobs, names: tuple[str, ...]) -> None:
         """Prepare.
 
         Args:
             knobs: a value for every knob.
             names: of those that are to act; all others are as the script has them.
-            kept: of those others, which have to be as the knobs say.
         """
         self._knobs = knobs
         self._names = frozenset(names)
-        self._kept = frozenset(kept)
-        self.contrary: list[str] = []
+        self.built = Built()
         self._met: set[str] = set()
         self._optimizers: set[int] = set()
 
     def begin(self) -> None:
         """Change what the script will use."""
         self._begin_process()
-        built = {*_DDP, *_COMPRESSION, *_MODEL, "first_bucket_mb"}
-        if self._names & built or self._kept & {*_DDP}:
-            _wrap(DistributedDataParallel, self._build_ddp)
-        if self._names & {*_LOADER}:
+        _wrap(DistributedDataParallel, self._build_ddp)
+        if self._names & {*LOADER}:
             _wrap(DataLoader, self._build_loader)
         if "optimizer_kernels" in self._names:
             register_optimizer_step_pre_hook(self._before_update)
 
-    def idle(self) -> list[str]:
+    def idle(self, *, draws: bool = True) -> list[str]:
         """Names of knobs that have found nothing to act on so far, and of such as the script has set
-        back."""
-        overruled = set()
+        back.
+
+        Args:
+            draws: the training draws its batches from a DataLoader; others do not tell.
+        """
+        overruled = set() if draws else {*LOADER}
         if "precision" in self._names and self._knobs["precision"] == "tf32":
-            overruled = (
+            overruled |= (
                 {"precision"} if torch.get_float32_matmul_precision() == "highest" else set()
             )
         return sorted(self._names - (self._met - overruled))
@@ -105,9 +115,10 @@ class Changes:
 
     def _build_ddp(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
-        self._compare(arguments)
-        self._change_model(arguments["module"])
-        wanted = parallel.ddp_arguments(knobs)
+        if "activation_checkpointing" in names:
+            kernels.checkpoint_activations(knobs, arguments["module"])
+            self._met.add("activation_checkpointing")
+        wanted = parallel.ddp_arguments(knobs) if names & {*_DDP} else {}
         for name in names & {*_DDP}:
             argument = parallel.BUFFERS if name == "broadcast_buffers" else name
             arguments.pop(argument, None)
@@ -119,23 +130,13 @@ class Changes:
         if "first_bucket_mb" in names:
             parallel.first_bucket(knobs)
         build(*bound.args, **bound.kwargs)
+        self.built.model = model = arguments["self"]
         if names & {*_COMPRESSION}:
-            compress_gradients(knobs, arguments["self"])
+            compress_gradients(knobs, model)
+        if "precision" in names and knobs["precision"] in precision.AUTOCAST_DTYPES:
+            _autocast(knobs, model)
+            self._met.add("precision")
         self._met |= names & {*_DDP, *_COMPRESSION, "first_bucket_mb"}
-
-    def _compare(self, arguments: Mapping[str, Any]) -> None:
-        for name in sorted(self._kept & {*_DDP} - self._names):
-            given = arguments.get(name)
-            if name == "broadcast_buffers":
-                given = arguments.get(parallel.BUFFERS, given)
-            own = _OF_TORCH.get(name, False) if given is None else given
-            if own != self._knobs[name]:
-                self.contrary.append(f"{name} {own}")
-
-    def _change_model(self, model: nn.Module) -> None:
-        for name in self._names & {*_MODEL}:
-            _MODEL[name](self._knobs, model)
-            self._met.add(name)
 
     def _build_loader(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
@@ -153,7 +154,7 @@ class Changes:
             arguments.pop("multiprocessing_context", None)
             arguments.pop("timeout", None)
         build(*bound.args, **bound.kwargs)
-        self._met |= names & {*_LOADER}
+        self._met |= names & {*LOADER}
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in self._optimizers:
@@ -177,21 +178,23 @@ def _wrap(
     owner.__init__ = init  # type: ignore[misc]
 
 
-def _autocast(knobs: Knobs, model: nn.Module) -> None:
+def _autocast(knobs: Knobs, model: DistributedDataParallel) -> None:
     """precision: bf16 around the model's forward pass; what leaves it is fp32 again, as the loss is
-    computed outside."""
-    if knobs["precision"] not in precision.AUTOCAST_DTYPES:
-        return
-    forward = model.forward
+    computed outside.
 
-    @functools.wraps(forward)  # scripts look at the names of its arguments
+    Around the wrapper's: frameworks put a function of their own in the place of the model's (Lightning
+    its training step).
+    """
+    forward: Callable[..., Any] = model.forward
+
+    @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         device = next(model.parameters()).device
         with precision.autocast(knobs, device):
             found = forward(*args, **kwargs)
         return _as_fp32(found)
 
-    model.forward = run
+    model.forward = run  # type: ignore[method-assign]
 
 
 def _as_fp32(found: Any) -> Any:
@@ -207,10 +210,6 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-_MODEL: dict[str, Callable[[Knobs, nn.Module], None]] = {
-    "activation_checkpointing": kernels.checkpoint_activations,
-    "precision": _autocast,
-}
 _OF_ENVIRONMENT = (
     *("nccl_algo", "nccl_proto", "nccl_channels", "nccl_ctas", "nccl_registration"),
     *("cuda_connections", "expandable_segments"),

@@ -5,14 +5,12 @@ pass begins.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -20,56 +18,83 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+from autotune.trial.inject import own
+from autotune.trial.inject.batches import size
+from autotune.trial.inject.changes import Built
+
+
+class AtStep(Protocol):
+    """Called at a step of the optimizer."""
+
+    def __call__(self, *, by_closure: bool) -> None:
+        """
+        Args:
+            by_closure: the gradients are computed within the step, by a function that it is given.
+        """
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(map(callable, (*args, kwargs.get("closure"))))
 
 
 @dataclass
-class _Yielded:
-    """By an iterator of a loader since it began.
+class _Drawn:
+    """From an iterator of a loader, with gradients on, since the last backward pass.
+
+    Many turn gradients off only inside the loop that evaluates, so that its batches come with them on.
 
     Attributes:
-        backward_passes: that there were before.
-        samples: with gradients on.
-        tokens: of them.
+        evaluated: some of it while the model was evaluating.
+        trained: earlier batches of this iterator were trained on.
     """
 
-    backward_passes: int
+    batches: int = 0
     samples: int = 0
     tokens: int = 0
+    evaluated: bool = False
+    trained: bool = False
+
+    def add(self, samples: int, tokens: int, evaluates: bool) -> None:
+        """A batch."""
+        self.batches += 1
+        self.samples += samples
+        self.tokens += tokens
+        self.evaluated |= evaluates
+
+    def clear(self) -> None:
+        """All is counted, or not to be."""
+        self.batches = self.samples = self.tokens = 0
+        self.evaluated = False
 
 
 class Sight:
     """What was seen so far.
 
     Attributes:
-        samples: that loaders have yielded while gradients were on: what a script evaluates does not
-            count, nor what a loader has yielded from beginning to end without a backward pass.
+        samples: of batches from loaders that a backward pass has followed: what a script evaluates does
+            not count.
         tokens: of them, where a sample is a row of whole numbers.
-        saw_loader: whether any did.
+        saw_loader: whether there were any.
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
         loss: the last one that a backward pass began with, on its device; None before there is one.
-        model: the last model in DistributedDataParallel; None where there is none.
-        own: knob -> the value that the script has by itself, of those that show: the workers of the
-            loader that yielded last, the format of autocast around the model.
+        built: what the script has built.
         leader: the optimizer that stepped first; its steps are those of the training.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, built: Built | None = None) -> None:
+        self.built = built or Built()
         self.samples = 0
         self.tokens = 0
         self.saw_loader = False
         self.wait_seconds = 0.0
         self.loss: torch.Tensor | None = None
-        self.model: nn.Module | None = None
         self.leader: Optimizer | None = None
-        self.own: dict[str, Any] = {}
         self._unscaled: torch.Tensor | None = None
-        self._backward_passes = 0
-        self._yielded: WeakKeyDictionary[Any, _Yielded] = WeakKeyDictionary()
+        self._formats = own.Formats()
+        self._workers: int | None = None
+        self._drawn: WeakKeyDictionary[Any, _Drawn] = WeakKeyDictionary()
 
-    def watch(
-        self, *, went_on: Callable[[], None], before: Callable[[], None], after: Callable[[], None]
-    ) -> None:
+    def watch(self, *, went_on: Callable[[], None], before: AtStep, after: AtStep) -> None:
         """Look at everything that the script does from now on.
 
         Args:
@@ -80,20 +105,33 @@ class Sight:
         self._watch_loaders(went_on)
         self._watch_backward(went_on)
         self._watch_scalers()
-        self._watch_models()
+        self._formats.watch()
 
-        def before_step(optimizer: Optimizer, *_: Any) -> None:
+        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self.leader = self.leader or optimizer
             if optimizer is self.leader:
-                before()
+                before(by_closure=_has_closure(args, kwargs))
 
-        def after_step(optimizer: Optimizer, *_: Any) -> None:
+        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             went_on()
             if optimizer is self.leader:
-                after()
+                after(by_closure=_has_closure(args, kwargs))
 
         register_optimizer_step_pre_hook(before_step)
         register_optimizer_step_post_hook(after_step)
+
+    def own(self) -> dict[str, Any]:
+        """What the script has in force, as far as it shows after a step: knob -> value."""
+        found: dict[str, Any] = {}
+        if self.leader is not None:
+            found |= own.of_optimizer(self.leader)
+            groups = self.leader.param_groups
+            found["precision"] = self._formats.own(p for group in groups for p in group["params"])
+        if self.built.model is not None:
+            found |= own.of_model(self.built.model)
+        if self._workers is not None:
+            found["loader_workers"] = self._workers
+        return found
 
     def _watch_loaders(self, went_on: Callable[[], None]) -> None:
         iterator = dataloader._BaseDataLoaderIter
@@ -108,31 +146,49 @@ class Sight:
                 raise
             if torch.is_grad_enabled():
                 self.wait_seconds += time.perf_counter() - asked
-                self.saw_loader = True
-                self.own["loader_workers"] = loader._num_workers
-                rows, tokens = size(batch)
-                self.samples += rows
-                self.tokens += tokens
-                seen = self._yielded.setdefault(loader, _Yielded(self._backward_passes))
-                seen.samples += rows
-                seen.tokens += tokens
+                self._drawn.setdefault(loader, _Drawn()).add(*size(batch), self._evaluates())
             went_on()
             return batch
 
         iterator.__next__ = watched  # type: ignore[method-assign, assignment]
 
+    def _evaluates(self) -> bool:
+        model = self.built.model
+        return model is not None and not model.module.training
+
     def _exhausted(self, loader: Any) -> None:
-        # Many turn gradients off inside the loop that evaluates, so that its batches come with them on.
-        seen = self._yielded.pop(loader, None)
-        if seen and seen.backward_passes == self._backward_passes:
-            self.samples -= seen.samples
-            self.tokens -= seen.tokens
+        # Loaders with persistent workers keep their iterator, others forget what nobody trained on.
+        drawn = self._drawn.get(loader)
+        if drawn is None:
+            return
+        if drawn.trained:
+            self._count(loader, drawn)
+        elif getattr(loader, "_persistent_workers", False):
+            drawn.clear()
+
+    def _trained(self) -> None:
+        """A backward pass: what was drawn is what is trained on."""
+        evaluates = self._evaluates()
+        for loader, drawn in list(self._drawn.items()):
+            if drawn.trained or evaluates or not drawn.evaluated:
+                self._count(loader, drawn)
+            else:
+                drawn.clear()
+
+    def _count(self, loader: Any, drawn: _Drawn) -> None:
+        if drawn.batches:
+            self.saw_loader = True
+            self._workers = loader._num_workers
+            self.samples += drawn.samples
+            self.tokens += drawn.tokens
+            drawn.clear()
+            drawn.trained = True
 
     def _watch_backward(self, went_on: Callable[[], None]) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
 
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            self._backward_passes += 1
+            self._trained()
             if loss.numel() == 1:
                 self.loss = loss.detach() if self._unscaled is None else self._unscaled
                 self._unscaled = None
@@ -151,42 +207,3 @@ class Sight:
             return scale(scaler, outputs)
 
         torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
-
-    def _watch_models(self) -> None:
-        build = DistributedDataParallel.__init__
-
-        def watched(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-            build(wrapper, *args, **kwargs)
-            self.model = wrapper
-            wrapper.register_forward_pre_hook(self._look_at_format)
-
-        DistributedDataParallel.__init__ = watched  # type: ignore[method-assign, assignment]
-
-    def _look_at_format(self, wrapper: nn.Module, _: Any) -> None:
-        if "precision" not in self.own:
-            device = next(wrapper.parameters()).device.type
-            on = torch.is_autocast_enabled(device)
-            told = torch.get_autocast_dtype(device) if on else torch.float32
-            self.own["precision"] = FORMATS.get(told, str(told))
-
-
-def size(batch: Any) -> tuple[int, int]:
-    """Samples and tokens of a batch: the rows of its first tensor, and where these are whole numbers
-    all of them. A batch without tensors has as many samples as entries."""
-    first = next(_tensors(batch), None)
-    if first is None:
-        return (len(batch), 0) if isinstance(batch, Sized) else (0, 0)
-    if not first.dim():
-        return 1, 0
-    of_tokens = first.dim() == 2 and not (first.is_floating_point() or first.is_complex())
-    return first.shape[0], first.numel() if of_tokens else 0
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        yield from _tensors(list(batch.values()))
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from _tensors(part)

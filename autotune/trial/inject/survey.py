@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from autotune.trial.inject import own
+from autotune.trial.inject.batches import size
+from autotune.trial.inject.changes import Changes
 from autotune.trial.inject.options import Options
-from autotune.trial.inject.sight import FORMATS, Sight, size
+from autotune.trial.inject.sight import Sight
 from autotune.trial.surveyed import Surveyed
 
-_MIB = 2**20
 _NO_BACKWARD = -1
 _ABOUT = 0.5
 """Of the parts of a batch, where some are seen before the next batch is drawn."""
@@ -48,7 +49,8 @@ class Survey:
     """Changes nothing. Costs time, so nothing is timed meanwhile."""
 
     def __init__(self) -> None:
-        self._sight = Sight()
+        self._changes = Changes({}, ())
+        self._sight = Sight(self._changes.built)
         self._options = Options()
         self._steps = 0
         self._within = False
@@ -70,8 +72,9 @@ class Survey:
         self._watch_passes()
         self._watch_scalers()
         sys.addaudithook(self._audit)
+        self._changes.begin()
 
-        def after() -> None:
+        def after(*, by_closure: bool) -> None:
             self._steps += 1
             self._drawn_by_steps.append(self._sight.samples)
             for passes in self._passes.values():
@@ -79,12 +82,11 @@ class Survey:
                 passes.since_step = 0
             taken(self._steps)
 
-        self._sight.watch(went_on=went_on, before=lambda: None, after=after)
+        self._sight.watch(went_on=went_on, before=lambda **_: None, after=after)
 
     def surveyed(self, ended: str = "") -> Surveyed:
         """What was seen; to be called where the script is under way, as its variables are looked at."""
-        leader, model = self._sight.leader, self._sight.model
-        ddp = model if isinstance(model, DistributedDataParallel) else None
+        leader = self._sight.leader
         trained = self._trained()
         micro_batch = self._micro_batch(trained)
         return Surveyed(
@@ -92,7 +94,7 @@ class Survey:
             micro_batch=micro_batch,
             accumulation_steps=self._accumulation(trained, micro_batch),
             loader=self._sight.saw_loader,
-            ddp=ddp is not None,
+            ddp=self._changes.built.model is not None,
             sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
             scaled=self._scaled,
             optimizer=type(leader).__name__ if leader else "",
@@ -100,9 +102,7 @@ class Survey:
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
             own={
                 **({"precision": self._format} if self._format else {}),
-                **self._sight.own,
-                **(_of_ddp(ddp) if ddp is not None else {}),
-                **(_of_optimizer(leader) if leader is not None else {}),
+                **self._sight.own(),
             },
             options=self._options.found(),
             written=tuple(self._written),
@@ -153,16 +153,16 @@ class Survey:
         if id(module) not in self._passes:
             several = [p.numel() for p in module.parameters() if p.requires_grad]
             self._passes[id(module)] = _Passes(module, sum(several))
-        own = self._passes[id(module)]
-        own.since_step += 1
+        passes = self._passes[id(module)]
+        passes.since_step += 1
         self._drawn_by_passes.append(self._sight.samples)
-        if own.parameters and not self._format:
+        if passes.parameters and not self._format:
             device = next(module.parameters()).device.type
             on = torch.is_autocast_enabled(device)
             told = torch.get_autocast_dtype(device) if on else torch.float32
-            self._format = FORMATS.get(told, str(told))
+            self._format = own.FORMATS.get(told, str(told))
         rows, _ = size(inputs)
-        own.rows.append(rows)
+        passes.rows.append(rows)
 
     def _trained(self) -> "_Passes | None":
         """Of the largest model; a loss has no parameters, and counts for nothing."""
@@ -186,23 +186,6 @@ class Survey:
             name = os.fsdecode(path)
             if not name.startswith(("/dev/", "/proc/", "/tmp/", "/sys/")):
                 self._written[str(Path(name))] = None
-
-
-def _of_ddp(wrapper: DistributedDataParallel) -> dict[str, Any]:
-    """The knobs that its arguments are."""
-    return {
-        "bucket_cap_mb": round(wrapper.bucket_bytes_cap / _MIB),
-        "gradient_as_bucket_view": wrapper.gradient_as_bucket_view,
-        "find_unused_parameters": wrapper.find_unused_parameters,
-        "static_graph": wrapper.static_graph,
-        "broadcast_buffers": wrapper.broadcast_buffers,
-    }
-
-
-def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    group = optimizer.param_groups[0]
-    chosen = [name for name in ("fused", "foreach") if group.get(name)]
-    return {"optimizer_kernels": chosen[0] if chosen else "default"}
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

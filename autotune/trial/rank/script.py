@@ -7,17 +7,19 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from autotune.trial.inject.changes import Changes
+from autotune.trial.inject import own
+from autotune.trial.inject.changes import LOADER, Changes
 from autotune.trial.inject.sight import Sight
 from autotune.trial.protocol import BlockReport, Outcome, Script, TrialRequest
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.gathering import over_store
+from autotune.trial.rank.gathering import Gather, over_store
 from autotune.trial.rank.training import Training
 from autotune.trial.rank.trajectory import run_trajectory, square
 
@@ -31,15 +33,29 @@ class ScriptTraining(Training):
     log_interval = 1
 
     def __init__(
-        self, request: TrialRequest, context: RankContext, store: Store, sight: Sight
+        self,
+        request: TrialRequest,
+        context: RankContext,
+        gather: Gather,
+        sight: Sight,
+        drawing: int,
     ) -> None:
-        super().__init__(request, context, over_store(store, context.rank, context.world_size))
+        """After the first step.
+
+        Args:
+            request: of the trial.
+            context: of this rank.
+            gather: beside whatever the ranks train with.
+            sight: of this rank.
+            drawing: ranks that draw batches, each as many; the others are given theirs by them.
+        """
+        super().__init__(request, context, gather)
         self._sight = sight
-        self._world_size = context.world_size
+        self._drawing = drawing
         self._tokens_at_start = 0
         self._samples_at_start = 0
-        self.model = sight.model or nn.Identity()
-        self.samples_done = float(sight.samples * context.world_size)
+        self.model = sight.built.model or nn.Identity()
+        self.samples_done = float(sight.samples * drawing)
 
     def begin_block(self) -> None:
         """Count and time from here on."""
@@ -50,7 +66,7 @@ class ScriptTraining(Training):
     def taken(self) -> None:
         """The script has taken an optimizer step."""
         self.steps_done += 1
-        self.samples_done = float(self._sight.samples * self._world_size)
+        self.samples_done = float(self._sight.samples * self._drawing)
         self.loss = self._sight.loss
         self.clock.wait_seconds = self._sight.wait_seconds
 
@@ -61,7 +77,7 @@ class ScriptTraining(Training):
 
     def tokens(self, samples: int) -> int:
         """Of the block."""
-        return (self._sight.tokens - self._tokens_at_start) * self._world_size
+        return (self._sight.tokens - self._tokens_at_start) * self._drawing
 
 
 class _LeaderNorms:
@@ -100,13 +116,14 @@ class ScriptRun:
         self._request = request
         self._script = script
         self._context = context
-        self._store = store
         self._progressed = progressed
         self._report = report
         self._leave = leave
-        self._sight = Sight()
+        self._changes = Changes(request.knobs, script.changes)
+        self._sight = Sight(self._changes.built)
         self._norms = _LeaderNorms(self._sight)
-        self._changes = Changes(request.knobs, script.changes, script.kept)
+        self._gather = over_store(store, context.rank, context.world_size)
+        self._drawing = context.world_size
         self._training: ScriptTraining | None = None
         self._steps: Iterator[None] = iter(())
         self._steps_seen = 0
@@ -125,67 +142,75 @@ class ScriptRun:
             "have it train for longer",
         )
 
-    def _before_step(self) -> None:
-        if self._request.trajectory:
+    def _before_step(self, *, by_closure: bool) -> None:
+        if self._request.trajectory and not by_closure:
             self._norms.look()
 
-    def _after_step(self) -> None:
+    def _after_step(self, *, by_closure: bool) -> None:
         # Whatever goes wrong here is no business of the script, which may catch what is raised in it.
         try:
+            if self._request.trajectory and by_closure:
+                self._norms.look()
             self._advance()
         except BaseException as error:
             self._leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
 
     def _advance(self) -> None:
         self._steps_seen += 1
-        self._check_samples()
         if self._training is None:
             self._begin()
         else:
+            self._check_samples()
             self._training.taken()
         if next(self._steps, _END) is _END:
             self._leave(None, "finished")
 
-    def _contrary(self) -> Iterator[str]:
-        """What the training has by itself, where the configuration says something else of what it is."""
-        for name, own in sorted(self._sight.own.items()):
-            wanted = self._request.knobs[name]
-            alike = own == wanted or (own, wanted) == (
-                "fp32",
-                "tf32",
-            )  # which autocast does not tell
-            if name in self._script.kept and not alike:
-                yield f"{name} {own}"
-
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
-        if idle := self._changes.idle():
-            self._leave(
-                Outcome.ERROR, f"{', '.join(idle)}: has found nothing to act on in the script"
-            )
-        if contrary := [*self._changes.contrary, *self._contrary()]:
-            self._leave(
-                Outcome.ERROR,
-                f"{', '.join(contrary)}: is what the script has by itself, and not what the "
-                "configuration says; say so under `baseline`",
-            )
-        if not self._sight.samples:
-            self._leave(
-                Outcome.ERROR,
-                "no sample was seen: the script draws none from a DataLoader; say in study.yaml how "
-                "many a step has (workload.samples)",
-            )
-        if self._sight.loss is None:
-            self._leave(
-                Outcome.ERROR, "no loss was seen: Tensor.backward was never called on a scalar"
-            )
-        self._training = ScriptTraining(self._request, self._context, self._store, self._sight)
+        drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader))
+        if not self._script.told:
+            self._drawing = sum(rank.any > 0 for rank in drew) or self._context.world_size
+        self._check_samples()
+        if problem := self._problem():
+            self._leave(Outcome.ERROR, problem)
+        self._training = ScriptTraining(
+            self._request, self._context, self._gather, self._sight, self._drawing
+        )
         self._training.loss = self._sight.loss
         where = (self._request, self._context, self._report)
         if self._request.trajectory:
             self._steps = run_trajectory(self._training, self._norms, *where)
         else:
             self._steps = run_blocks(self._training, *where)
+
+    def _problem(self) -> str | None:
+        """Why the training is not what the configuration says, or cannot be measured."""
+        if self._context.world_size > 1 and not dist.is_initialized():
+            return "no process group: the ranks of the script do not train together, but each by itself"
+        if self._sight.loss is None:
+            return "no loss was seen: Tensor.backward was never called on a scalar"
+        idle = self._changes.idle(draws=self._sight.saw_loader)
+        # A rank that is given its batches by another has no loader that matters.
+        given = self._drawing < self._context.world_size and not self._sight.saw_loader
+        if idle := [name for name in idle if not (given and name in LOADER)]:
+            return f"{', '.join(idle)}: has found nothing to act on in the script"
+        in_force, knobs = self._sight.own(), self._request.knobs
+        if contrary := [*own.contrary(in_force, knobs, self._script.changes)]:
+            return (
+                f"{', '.join(contrary)}: is what the script has set, over what it was changed to from "
+                "outside; map the knob to an argument of the script, or take it out"
+            )
+        if contrary := [*own.contrary(in_force, knobs, self._script.kept)]:
+            return (
+                f"{', '.join(contrary)}: is what the script has by itself, and not what the "
+                "configuration says; say so under `baseline`"
+            )
+        if not given and not self._sight.samples:
+            return (
+                "no sample was seen: the script draws none from a DataLoader; say in study.yaml how "
+                "many a step has (workload.samples)"
+            )
+        return None
 
     def _check_samples(self) -> None:
         """A step must have the samples that the configuration says. A loader may run ahead of the steps,
@@ -200,14 +225,21 @@ class ScriptRun:
             # Nobody sees whether the arguments reach the training: the user must say it.
             self._sight.samples = wanted * steps if self._script.draws_none else 0
             return
-        seen = self._sight.samples
+        seen = self._sight.samples * self._drawing / self._context.world_size
         if abs(seen - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
             self._leave(
                 Outcome.ERROR,
-                f"{seen} samples per rank in {steps} steps of the script, {seen / steps:.4g} a step, "
-                f"are not the {wanted} that the configuration says: its arguments do not reach the "
-                "training",
+                f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "
+                f"step, are not the {wanted} that the configuration says: its arguments do not reach "
+                "the training",
             )
+
+
+class _Drew(NamedTuple):
+    """What a rank tells of its first step."""
+
+    any: float
+    """Batches from a DataLoader: 1; none: 0."""
 
 
 _END = object()

@@ -12,7 +12,7 @@ from autotune.spec import StudySpec, load
 from search_spaces import CATALOGUE
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

@@ -1,10 +1,13 @@
 """What it costs to look at a training script that nobody has changed.
 
-    python benchmarks/scripts.py [--json]
+    python benchmarks/scripts.py [--json] [--examples ddp,fsdp2] [--trials 8] [--rounds 6] [--seconds 6]
 
 Per step: a bare training loop in this process, with and without our hooks in blocks in turn, and the
 same between equals (A/A). Per trial: the script as a trial, less its timed steps, and in turn with that
 one epoch of it under torchrun.
+
+With --examples instead: what a study of each of them promises, and what the job brings when it is
+applied; see applied.py.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import applied
 import torch
 from torch import nn
 from torch.optim import optimizer
@@ -173,7 +177,18 @@ def shown(found: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--examples", help=f"of {', '.join(applied.NAMES)}, separated by commas; or all"
+    )
+    parser.add_argument("--trials", type=int, default=8, help="of each study")
+    parser.add_argument("--rounds", type=int, default=6, help="of both jobs in turn")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each job, timed")
     arguments = parser.parse_args()
+    if arguments.examples:
+        names = applied.NAMES if arguments.examples == "all" else arguments.examples.split(",")
+        how = {name: getattr(arguments, name) for name in ("trials", "rounds", "seconds")}
+        print(json.dumps({name: applied.applied(name, **how) for name in names}, indent=2))
+        return
     parts: dict[str, Callable[[], Any]] = {"per_trial": per_trial, "per_step": per_step}
     found = {name: part() for name, part in parts.items()}
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(shown(found)))

@@ -67,4 +67,4 @@ def test_doctor_is_right_about_a_trainer(tiny: StudyFolder) -> None:
     args = [argument for argument in study["workload"]["args"] if argument != "--use_cpu"]
     write(tiny, "hf_trainer", search_space=space, workload={**study["workload"], "args": args})
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
-    assert "no process group: the ranks of the script do not train together" in told
+    assert "the ranks of the script do not train together" in told

@@ -439,12 +439,14 @@ def test_a_loader_that_only_evaluates_is_none_to_act_on(bench: Bench) -> None:
 
 def test_ranks_that_train_each_by_itself_are_no_measurement(bench: Bench) -> None:
     """What Accelerate does on a machine without devices, unless it is told of the CPU."""
-    text = _EVALUATES.replace('dist.init_process_group("gloo")', "").replace(
-        "torch.nn.parallel.DistributedDataParallel", ""
-    )
-    report = bench.run(bench.write(text.replace("model.module(y)", "model(y)")))
-    assert report.outcome == Outcome.ERROR
-    assert "no process group: the ranks of the script do not train together" in report.cause
+    text = _EVALUATES.replace("torch.nn.parallel.DistributedDataParallel", "")
+    alone = text.replace("model.module(y)", "model(y)")
+    for script in (alone, alone.replace('dist.init_process_group("gloo")', "")):
+        report = bench.run(bench.write(script))
+        assert report.outcome == Outcome.ERROR
+        assert "the ranks of the script do not train together" in report.cause
+    by_hand = "[dist.all_reduce(p.grad) for p in model.parameters()]\n        optimizer.step()"
+    assert_well(bench.run(bench.write(alone.replace("optimizer.step()", by_hand))))
 
 
 _DISPATCHED = """

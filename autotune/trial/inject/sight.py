@@ -21,6 +21,7 @@ from torch.utils.data import dataloader
 from autotune.trial.inject import own
 from autotune.trial.inject.batches import size
 from autotune.trial.inject.changes import Built
+from autotune.trial.observers import communication
 
 
 class AtStep(Protocol):
@@ -78,6 +79,8 @@ class Sight:
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
         loss: the last one that a backward pass began with, on its device; None before there is one.
         built: what the script has built.
+        first_backward: collectives that the process had begun when the first backward pass began; None
+            before there is one.
         leader: the optimizer that stepped first; its steps are those of the training.
     """
 
@@ -89,6 +92,7 @@ class Sight:
         self.wait_seconds = 0.0
         self.loss: torch.Tensor | None = None
         self.leader: Optimizer | None = None
+        self.first_backward: int | None = None
         self._unscaled: torch.Tensor | None = None
         self._formats = own.Formats()
         self._workers: int | None = None
@@ -189,6 +193,8 @@ class Sight:
 
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self._trained()
+            if self.first_backward is None:
+                self.first_backward = communication.collectives()
             if loss.numel() == 1:
                 self.loss = loss.detach() if self._unscaled is None else self._unscaled
                 self._unscaled = None

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,3 +42,17 @@ def exposed_seconds(model: nn.Module) -> float:
         return math.nan
     hidden = logged.get("backward_compute_comm_overlap_time", 0)
     return float(max(0, communication - hidden)) * _NANOSECONDS
+
+
+def collectives() -> int:
+    """How many this process has begun so far, in all of its process groups; 0 where it has joined none.
+    A group whose backend does not count them tells nothing."""
+    if not dist.is_initialized():
+        return 0
+    total = 0
+    for group in list(dist.distributed_c10d._world.pg_map):
+        try:
+            total += group._get_sequence_number_for_group()
+        except RuntimeError:
+            continue
+    return total

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.trial.inject import own
 from autotune.trial.inject.changes import LOADER, Changes
 from autotune.trial.inject.sight import Sight
+from autotune.trial.observers import communication
 from autotune.trial.protocol import BlockReport, Outcome, Script, TrialRequest
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
@@ -185,8 +185,6 @@ class ScriptRun:
 
     def _problem(self) -> str | None:
         """Why the training is not what the configuration says, or cannot be measured."""
-        if self._context.world_size > 1 and not dist.is_initialized():
-            return "no process group: the ranks of the script do not train together, but each by itself"
         if self._sight.loss is None:
             return "no loss was seen: Tensor.backward was never called on a scalar"
         idle = self._changes.idle(draws=self._sight.saw_loader)
@@ -194,6 +192,11 @@ class ScriptRun:
         given = self._drawing < self._context.world_size and not self._sight.saw_loader
         if idle := [name for name in idle if not (given and name in LOADER)]:
             return f"{', '.join(idle)}: has found nothing to act on in the script"
+        if self._context.world_size > 1 and self._apart():
+            return (
+                "nothing was sent between ranks from the first backward pass to the end of the step: "
+                "the ranks of the script do not train together, but each by itself"
+            )
         in_force, knobs = self._sight.own(), self._request.knobs
         if contrary := [*own.contrary(in_force, knobs, self._script.changes)]:
             return (
@@ -211,6 +214,9 @@ class ScriptRun:
                 "many a step has (workload.samples)"
             )
         return None
+
+    def _apart(self) -> bool:
+        return communication.collectives() == self._sight.first_backward
 
     def _check_samples(self) -> None:
         """A step must have the samples that the configuration says. A loader may run ahead of the steps,

@@ -1,0 +1,148 @@
+"""What a study of an unchanged script promises, and what the same job brings when it is applied.
+
+For each example of examples/scripts: a study, its winner, and then in turn the user's own torchrun
+command and the same under `autotune run best.yaml --`. Optimizer steps of both are counted in the same
+way, by a hook that python loads as it starts. Run by scripts.py.
+"""
+
+import hashlib
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.measurement.estimate import paired_ratio
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "scripts"
+NAMES = ("ddp", "hf_trainer", "accelerate_loop", "lightning_module", "fsdp2")
+OURS = (sys.executable, "-P", "-m", "autotune")
+WARM_UP = 2.0
+"""Seconds of a job's steps that do not count."""
+PATIENCE = 600.0
+"""Seconds that a job may take to get there."""
+
+_PROBE = """
+import os, sys
+from autotune.trial.inject.job import runs
+if (runs(sys.orig_argv) or [None])[0] == os.environ["PROBED"] and os.environ.get("RANK") == "0":
+    import struct, time
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    file = os.open(os.environ["PROBE"], os.O_WRONLY | os.O_CREAT)
+    first = []
+    def told(optimizer, *_):
+        first.append(optimizer) if not first else None
+        if optimizer is first[0]:
+            os.write(file, struct.pack("d", time.monotonic()))
+    register_optimizer_step_post_hook(told)
+"""
+
+
+def applied(name: str, *, trials: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """The speed-up that a study has promised, and that of the job.
+
+    Args:
+        name: of the example.
+        trials: of the study.
+        rounds: of both jobs in turn.
+        seconds: that steps are counted for, in each.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        script = folder / f"{name}.py"
+        script.write_bytes((EXAMPLES / script.name).read_bytes())
+        before = _digest(script)
+        study = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+        study["budget"] = {"trials": trials}
+        study["export"] = "best.yaml"
+        (folder / "study.yaml").write_text(yaml.safe_dump(study))
+        started = time.monotonic()
+        done = subprocess.run(
+            [*OURS, "start", "study.yaml", "--foreground"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            return {"failed": done.stdout[-1000:] + done.stderr[-2000:]}
+        study_seconds = time.monotonic() - started
+        best = yaml.safe_load((folder / "best.yaml").read_text())
+        found = {
+            "study_seconds": study_seconds,
+            "promised": best["speedup"],
+            "turned": best["script"]["turned"],
+            "changes": {knob: best["knobs"][knob] for knob in best["script"]["changes"]},
+        }
+        if found["turned"] or found["changes"]:
+            found["applied"] = _in_turn(folder, study["workload"], rounds, seconds)
+        return {**found, "unchanged": before == _digest(script) == _digest(EXAMPLES / script.name)}
+
+
+def _in_turn(
+    folder: Path, workload: dict[str, Any], rounds: int, seconds: float
+) -> dict[str, float]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    today = [*torchrun, "--nproc-per-node", "2", workload["script"], *workload["args"]]
+    tuned = [*OURS, "run", "best.yaml", "--", *today]
+    order, pairs = random.Random(0), []
+    for _ in range(rounds):
+        swapped = order.random() < 0.5
+        rates = [_rate(command, folder, workload["script"], seconds) for command in
+                 ((tuned, today) if swapped else (today, tuned))]  # fmt: skip
+        pairs.append(rates[::-1] if swapped else rates)
+    return vars(paired_ratio([tuned for _, tuned in pairs], [today for today, _ in pairs]))
+
+
+def _rate(command: list[str], folder: Path, script: str, seconds: float) -> float:
+    """Optimizer steps per second of a job, which is ended then; its global batch is the study's."""
+    site, probe = folder / "site", folder / "probe"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(_PROBE)
+    probe.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(site),
+        "OMP_NUM_THREADS": "1",  # as in the trials
+        "PROBE": str(probe),
+        "PROBED": script,
+    }
+    with (folder / "log").open("w") as log:
+        job = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            return _counted(job, probe, seconds)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{(folder / 'log').read_text()[-3000:]}") from None
+        finally:
+            # torchrun ends its workers, which are in sessions of their own.
+            os.killpg(job.pid, signal.SIGTERM)
+            job.wait(60)
+
+
+def _counted(job: subprocess.Popen[bytes], probe: Path, seconds: float) -> float:
+    give_up = time.monotonic() + PATIENCE
+    while time.monotonic() < give_up:
+        time.sleep(0.2)
+        if job.poll() is not None:
+            raise RuntimeError(f"the job has ended with {job.returncode}")
+        if not probe.exists():
+            continue
+        told = probe.read_bytes()
+        times = [at for (at,) in struct.iter_unpack("d", told[: len(told) // 8 * 8])]
+        late = [at for at in times if at >= times[0] + WARM_UP]
+        if len(late) > 1 and late[-1] - late[0] >= seconds:
+            return (len(late) - 1) / (late[-1] - late[0])
+    raise RuntimeError("the job has taken no steps")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -52,7 +52,7 @@ def collectives() -> int:
     total = 0
     for group in list(dist.distributed_c10d._world.pg_map):
         try:
-            total += group._get_sequence_number_for_group()
+            total += group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         except RuntimeError:
             continue
     return total

@@ -118,7 +118,7 @@ class Changes:
         if "activation_checkpointing" in names:
             kernels.checkpoint_activations(knobs, arguments["module"])
             self._met.add("activation_checkpointing")
-        wanted = parallel.ddp_arguments(knobs)
+        wanted = parallel.ddp_arguments(knobs) if names & {*_DDP} else {}
         for name in names & {*_DDP}:
             argument = parallel.BUFFERS if name == "broadcast_buffers" else name
             arguments.pop(argument, None)

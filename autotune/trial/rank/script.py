@@ -168,7 +168,8 @@ class ScriptRun:
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
         drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader))
-        self._drawing = sum(rank.any > 0 for rank in drew) or self._context.world_size
+        if not self._script.told:
+            self._drawing = sum(rank.any > 0 for rank in drew) or self._context.world_size
         self._check_samples()
         if problem := self._problem():
             self._leave(Outcome.ERROR, problem)

@@ -7,12 +7,14 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
 from autotune.trial.observers.device import DeviceState, DeviceWatch, together
 from autotune.trial.processes import MARKER
+from tests.waiting import wait_for
 
 
 class NVMLError(Exception):
@@ -89,7 +91,10 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def process(**variables: str) -> Iterator[int]:
     """The id of a process with such an environment."""
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, env=variables)
+    environment = Path(f"/proc/{sleeper.pid}/environ")
     try:
+        # For a moment of its start a process has none.
+        wait_for(lambda: bool(environment.read_bytes()), "the process has its environment")
         yield sleeper.pid
     finally:
         sleeper.kill()

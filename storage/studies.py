@@ -207,6 +207,17 @@ class Studies:
             state = StudyState.QUEUED if row.resume_requested else StudyState.STOPPED
             return _settled(row, state)
 
+    def put_back(self, lease: Lease, study_id: int) -> StudyState:
+        """Give up what runs of a study, for the next daemon to go on with; returns where it stands now.
+
+        That is QUEUED, or STOPPED if that is what somebody has asked for last.
+        """
+        with self._transactions.fenced(lease) as session:
+            row = session.get_one(StudyRow, study_id, with_for_update=True)
+            abandon(session, row.id, self._transactions.now(session))
+            stopped = row.stop_requested and not row.resume_requested
+            return _settled(row, StudyState.STOPPED if stopped else StudyState.QUEUED)
+
     @staticmethod
     def _locked(session: Session, name: str) -> StudyRow:
         return session.scalars(

@@ -64,6 +64,7 @@ class Daemon:
         self._cluster = cluster
         self._open_launcher = open_launcher
         self._shutdown = threading.Event()
+        self._stops = False
         self._signals: Signals | None = None
         self._outage = _Outage(repository)
 
@@ -82,10 +83,18 @@ class Daemon:
             self._shutdown.wait(_IDLE_POLL_SECONDS)
 
     def shut_down(self) -> None:
-        """Stop after clearing away the running trial; may be called from a signal handler."""
+        """Leave after clearing away the running trial; its study waits in the queue for the next daemon.
+
+        May be called from a signal handler.
+        """
         self._shutdown.set()
         if self._signals:
             self._signals.stop.set()
+
+    def stop(self) -> None:
+        """The same, but the study is stopped: nobody goes on with it unless asked."""
+        self._stops = True
+        self.shut_down()
 
     def _serve_or_wait(self) -> tuple[bool, bool]:
         """Run what is in the queue; whether anything was, and whether anything may still come of it."""
@@ -143,8 +152,12 @@ class Daemon:
         self._signals = None
 
     def _stop(self, lease: Lease, study: StoredStudy) -> None:
-        if self._shutdown.is_set():
+        if self._stops:
             self._finish(lease, study, StudyState.STOPPED)
+            return
+        if self._shutdown.is_set():
+            state = self._repository.studies.put_back(lease, study.id)
+            log.info("study %s: this daemon leaves, it is %s", study.name, state)
             return
         state = self._repository.studies.stop(lease, study.id)
         log.info("study %s: stopped, now %s", study.name, state)

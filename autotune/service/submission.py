@@ -104,6 +104,9 @@ class Here:
         ended = self._repository.studies.named(self._study.name).state.ended
         if ended or self._repository.leases.holder(self._study.cluster):
             return
+        if self._daemon.stops:  # which has left between two tries
+            self._repository.studies.request_stop(self._study.name)
+            return
         if self._thread:
             raise AutotuneError(f"the study's thread died: {self._died_of}")
         self._thread = threading.Thread(target=self._serve, name="daemon", daemon=True)

@@ -123,6 +123,7 @@ class Daemon:
             log.warning("%s", lost)
         except _UNREACHABLE as error:
             self._outage.tell(error)
+            self._repository.database.forget_connections()  # Optuna's as well as ours
             self._shutdown.wait(_OUTAGE_POLL_SECONDS)
         return False, True
 

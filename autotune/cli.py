@@ -253,7 +253,7 @@ def export(
 ) -> None:
     """Write what a study recommends, or has in hand by now, as best.yaml or in the terms of another
     tool; or all attempts as CSV."""
-    from autotune.export import best, formats, offering
+    from autotune.export import best, formats, offering, writing
     from autotune.report.in_hand import in_hand
 
     formats.known(form)
@@ -275,6 +275,8 @@ def export(
         _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
         return
     target = output or _export_path(stored)
+    if output is None and (refused := writing.not_ours(target)):
+        raise BadInput(refused)
     if offering.export(repository, stored, answer, target):
         print(answer.sentence, file=sys.stderr)
     print(target)

@@ -382,6 +382,9 @@ class _Session:
         if verdict.trial == BASELINE and self._is_of_another_study(target):
             self._not_written(target, "it is of another study, and this one recommends no change")
             return
+        if writing.not_ours(target):
+            self._not_written(target, "autotune has not written what is there now")
+            return
         try:
             writing.write(target, content)
         except OSError as error:

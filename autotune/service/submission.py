@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
+from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.spec import StudySpec
@@ -58,6 +59,8 @@ def _check_export(target: Path) -> None:
             f"export: {target} cannot be written: there is no folder {target.parent}, or it is not "
             "yours to write to"
         )
+    if refused := writing.not_ours(target):
+        raise BadInput(f"export: {refused}")
 
 
 def ensure_daemon(

@@ -19,7 +19,6 @@ from autotune.errors import AutotuneError, BadInput
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
-    from autotune.service.daemon import Daemon
     from storage import Repository, StoredStudy
 
 _OF_SOME_COMMANDS = {"pandas": "pandas", "optuna_dashboard": "optuna-dashboard"}
@@ -254,7 +253,7 @@ def export(
 ) -> None:
     """Write what a study recommends, or has in hand by now, as best.yaml or in the terms of another
     tool; or all attempts as CSV."""
-    from autotune.export import best, formats, offering
+    from autotune.export import best, formats, offering, writing
     from autotune.report.in_hand import in_hand
 
     formats.known(form)
@@ -276,6 +275,8 @@ def export(
         _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
         return
     target = output or _export_path(stored)
+    if output is None and (refused := writing.not_ours(target)):
+        raise BadInput(refused)
     if offering.export(repository, stored, answer, target):
         print(answer.sentence, file=sys.stderr)
     print(target)
@@ -537,7 +538,7 @@ def daemon(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     url = sys.stdin.readline().strip() if storage_on_stdin else _url(storage)
     running = Daemon(_open(url), cluster or this_cluster())
-    _shut_down_on_signals(running)
+    _on_signals(running.shut_down)
     running.serve(idle_seconds=idle_exit)
 
 
@@ -575,7 +576,7 @@ def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], No
     from autotune.service.submission import Here
 
     running = Daemon(repository, study.cluster)
-    _shut_down_on_signals(running)
+    _on_signals(running.stop)
     return Here(repository, study, running)
 
 
@@ -591,9 +592,9 @@ def _interruptible(
         raise typer.Exit(0) from None
 
 
-def _shut_down_on_signals(running: "Daemon") -> None:
+def _on_signals(leave: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: running.shut_down())
+        signal.signal(number, lambda *_: leave())
 
 
 def _open(url: str, *, existing: bool = False) -> "Repository":

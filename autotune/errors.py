@@ -46,7 +46,11 @@ class BaselineFails(AutotuneError):
 
 
 class LauncherError(AutotuneError):
-    """Ranks cannot be started: no such resources, no agent, no cluster."""
+    """Ranks cannot be started at present: no agent, no cluster, no room in it."""
+
+
+class NotHere(LauncherError):
+    """What the study asks for is not on this machine, and does not come by itself."""
 
 
 class DevicesTaken(LauncherError):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from autotune.errors import LauncherError
+from autotune.errors import NotHere
 from launchers.base import Launcher, Resources, Slot, TrialWatch
 from launchers.reservation import Busy, Rival, refuse
 
@@ -39,7 +39,8 @@ def open_launcher(
             what the allocator can be told by one, it can be told at run time.
 
     Raises:
-        LauncherError: the resources are not there, or Ray is not installed.
+        NotHere: this machine has not the resources, or Ray is not installed.
+        LauncherError: they are not to be had at present.
     """
     if kind == "ray":
         try:
@@ -47,7 +48,7 @@ def open_launcher(
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise
-            raise LauncherError(
+            raise NotHere(
                 "launcher: ray needs Ray, which is not installed here: pip install ray, or take "
                 "launcher: local"
             ) from None

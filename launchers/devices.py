@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.errors import LauncherError
+from autotune.errors import NotHere
 from autotune.trial.processes import VISIBLE_DEVICES
 from launchers.layout import NodeCapacity
 
@@ -24,7 +24,7 @@ def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/d
     container that holds /dev/nvidia3 alone has device 0. What follows an invalid name is invisible.
 
     Raises:
-        LauncherError: CUDA_VISIBLE_DEVICES names a device, and this machine has no such one.
+        NotHere: CUDA_VISIBLE_DEVICES names a device, and this machine has no such one.
     """
     present = [str(number) for number in range(sum(map(_is_device, folder.iterdir())))]
     asked = environment.get(VISIBLE)
@@ -34,7 +34,7 @@ def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/d
     valid = itertools.takewhile(lambda name: name in present or name.startswith(_BY_ID), named)
     usable = list(valid)
     if not usable and named[0] not in _NONE_WANTED:
-        raise LauncherError(
+        raise NotHere(
             f"{VISIBLE}={asked} names no device of this machine, which has {len(present)}, numbered "
             "from 0: mend it, or set it to -1 to train on the CPU"
         )

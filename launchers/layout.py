@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.errors import LauncherError
+from autotune.errors import NotHere
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6
@@ -53,7 +53,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
     node, because trials on the same cores and memory disturb each other's figures.
 
     Raises:
-        LauncherError: the cluster is too small.
+        NotHere: these nodes are too small.
     """
     workers = _workers(resources, capacities)
     gpus = _gpus_per_worker(resources, workers, capacities)
@@ -73,7 +73,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
         slots = resources.slots or by_default
         if slots <= most:
             return Layout(nodes, ranks, gpus, bundle, slots)
-    raise LauncherError(
+    raise NotHere(
         f"{resources.slots or 1} trial(s) of {workers} workers with "
         f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit: "
         + ", ".join(f"{node.cpus} CPUs + {node.gpus} GPUs" for node in capacities)

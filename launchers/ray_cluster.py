@@ -18,7 +18,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.errors import LauncherError
+from autotune.errors import LauncherError, NotHere
 from autotune.trial.node.agent_process import AgentProcess
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
@@ -105,13 +105,17 @@ class RayLauncher(Launcher):
             if address is None and _is_for_processors(resources):
                 self._reservation.take(devices.processors())
             _connect(address)
-            layout = plan(resources, _capacities())
+            layout = _layout(resources, address)
             self.workers = layout.nodes * layout.ranks_per_node
             self.slots = [
                 self._open_slot(number, layout, log_dir) for number in range(layout.slots)
             ]
             if address is None:  # others' clusters keep account themselves
                 self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
+        except ray.exceptions.RayError as error:
+            with contextlib.suppress(ray.exceptions.RayError):
+                self.close()
+            raise LauncherError(f"the Ray cluster fails: {_first_line(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -145,6 +149,22 @@ class RayLauncher(Launcher):
         return AgentSlot(f"ray-{number}", nodes, gpus_per_worker=layout.gpus_per_worker)
 
 
+def _layout(resources: Resources, address: str | None) -> Layout:
+    """Nodes of a cluster may still come, or come back."""
+    try:
+        return plan(resources, _capacities())
+    except NotHere as error:
+        if address is None:
+            raise
+        raise LauncherError(
+            f"the Ray cluster at {address} is too small at present: {error}"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _is_for_processors(resources: Resources) -> bool:
     return not plan(resources, [devices.this_machine()]).gpus_per_worker
 
@@ -164,10 +184,9 @@ def _connect(address: str | None) -> None:
             _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise LauncherError(
-            f"no Ray cluster at {address or 'this machine'}: {reason}; check `ray status`, and "
-            "RAY_AUTH_MODE and the token where the cluster wants them"
+            f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}; check "
+            "`ray status`, and RAY_AUTH_MODE and the token where the cluster wants them"
         ) from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from autotune.errors import LauncherError
 from autotune.trial import failure
 from autotune.trial.protocol import (
+    PROTOCOL,
     BlockReport,
     Built,
     EndTrial,
@@ -161,6 +162,8 @@ class _Agents:
         self.links: list[Link] = []
         self.lost = False
         """One of them is gone: a new trial needs new ones."""
+        self.losses: dict[int, str] = {}
+        """Why, by node, where more is known than that it died."""
         try:
             for node in nodes:
                 self.links.append(node.connect())
@@ -218,11 +221,12 @@ class _Agents:
             while line := link.read():
                 self._inbox.put((index, from_line(line)))
         except ValueError as error:
-            _log.warning(
-                "an agent says what this version does not understand (%s): is autotune the same on all "
-                "nodes? It counts as lost",
-                error,
+            self.losses[index] = (
+                f"the agent of node {index} says what this version does not understand ({error}): "
+                "autotune was upgraded under a running daemon, or is not the same on all nodes; restart "
+                "the daemon, and upgrade whichever node is behind"
             )
+            _log.warning("%s", self.losses[index])
             link.close()
         finally:
             self.lost = True
@@ -237,12 +241,30 @@ class _Agents:
             except queue.Empty:
                 raise LauncherError(f"an agent was not ready after {START_SECONDS:g} s") from None
             if not isinstance(message, Hello):
-                raise AgentDied(
+                died = (
                     f"the agent of node {index} died while it started; its messages are in "
                     "agent.log in the study's log folder (`autotune logs`)"
                 )
+                raise AgentDied(self.losses.get(index, died))
+            _check_protocol(index, message)
             ready[index] = message
         return [ready[index] for index in sorted(ready)]
+
+
+def _check_protocol(node: int, hello: Hello) -> None:
+    """Whether an agent and this side understand each other.
+
+    Raises:
+        LauncherError: they do not; which of them is to be mended.
+    """
+    if hello.protocol == PROTOCOL:
+        return
+    mend = "upgrade autotune there"
+    if hello.protocol > PROTOCOL:
+        mend = "restart the daemon, under which autotune was upgraded, or upgrade autotune here"
+    raise LauncherError(
+        f"the agent of node {node} speaks protocol {hello.protocol} and this side {PROTOCOL}: {mend}"
+    )
 
 
 class _Run:
@@ -324,7 +346,7 @@ class _Run:
     def _lose(self, node: int) -> None:
         self._open.discard(node)
         self.lost_agent = True
-        self.loss = f"the agent of node {node} died"
+        self.loss = self._agents.losses.get(node, f"the agent of node {node} died")
         self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss, at=time.time()))
         self._end()
 

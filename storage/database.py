@@ -110,6 +110,13 @@ class Database:
         with _writing(self.engine) as connection:
             yield connection
 
+    def forget_connections(self) -> None:
+        """Make new ones from now on: those of PostgreSQL may lead to a server that is no primary any
+        more, and would do so for ever."""
+        if self.folder is None:
+            self.engine.dispose()
+            self.optuna().engine.dispose()
+
     def reason(self, error: BaseException) -> str:
         """What the database driver said, in one line without secrets; of SQLite in its own terms."""
         if self.folder:

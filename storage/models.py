@@ -43,6 +43,8 @@ class StudyRow(Base):
     facts: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # search_spaces.Facts
     search_ended: Mapped[str | None] = mapped_column(AnyText)  # why; None while it goes on
     elapsed: Mapped[float] = mapped_column(Float, default=0.0)  # seconds that a daemon ran it
+    retry_at: Mapped[float | None] = mapped_column(Float)  # not before; database time
+    retries: Mapped[int] = mapped_column(Integer, default=0)  # that failed, in a row
     created: Mapped[float] = mapped_column(Float)
 
 

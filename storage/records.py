@@ -68,6 +68,24 @@ class StoredStudy:
     """Why, in words; None while it goes on."""
     elapsed: float
     created: float
+    retry_at: float | None = None
+    """Queued, but not to be claimed before then, by the database's clock: `error` says why."""
+    retries: int = 0
+    """How many tries in a row have failed."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Why a study could not run, and when it is to be tried again.
+
+    Attributes:
+        seconds: from now.
+        count: of tries in a row that have failed, this one among them.
+    """
+
+    why: str
+    seconds: float
+    count: int
 
 
 class Purpose(StrEnum):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -12,7 +12,7 @@ from storage.attempts import abandon
 from storage.database import Database
 from storage.leases import is_held
 from storage.models import LeaseRow, MessageRow, StudyRow
-from storage.records import Lease, MessageKind, StoredStudy, StudyState
+from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
 from storage.transactions import Transactions
 
 _OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
@@ -101,25 +101,29 @@ class Studies:
             now = self._transactions.now(session)
             held = lease is not None and is_held(lease, now)
             if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
-                row.state = StudyState.STOPPED
+                row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
                 abandon(session, row.id, now)
 
     def claim(self, lease: Lease) -> StoredStudy | None:
-        """The next study to run: one that a dead daemon left behind, else the oldest in the queue.
+        """The next study to run: one that a dead daemon left behind, else the oldest in the queue that
+        is not to be tried later.
 
         Its attempts that were never recorded become ABANDONED; they are to be repeated.
         """
         with self._transactions.fenced(lease) as session:
+            due = or_(
+                StudyRow.retry_at.is_(None), StudyRow.retry_at <= self._transactions.now(session)
+            )
             row = session.scalar(
                 select(StudyRow)
-                .where(StudyRow.cluster == lease.cluster, _OPEN)
+                .where(StudyRow.cluster == lease.cluster, _OPEN, due)
                 .order_by(StudyRow.state.desc(), StudyRow.id)
                 .limit(1)
                 .with_for_update()
             )
             if row is None:
                 return None
-            row.state = StudyState.RUNNING
+            row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
             if row.resume_requested:  # what ran is given up here, as the stop wanted
                 row.stop_requested = row.resume_requested = False
             abandon(session, row.id, self._transactions.now(session))
@@ -191,7 +195,7 @@ class Studies:
     ) -> None:
         """Record how a study ended; a verdict that is not given is left as it was."""
         values: dict[str, Any] = {"state": state, "error": error}
-        values |= {"stop_requested": False, "resume_requested": False}
+        values |= {"stop_requested": False, "resume_requested": False, "retries": 0}
         if verdict is not None:
             values["verdict"] = verdict
         with self._transactions.fenced(lease) as session:
@@ -207,6 +211,26 @@ class Studies:
             state = StudyState.QUEUED if row.resume_requested else StudyState.STOPPED
             return _settled(row, state)
 
+    def put_back(self, lease: Lease, study_id: int, retry: Retry | None = None) -> StudyState:
+        """Give up what runs of a study, for a daemon to go on with; returns where it stands now.
+
+        That is QUEUED, or STOPPED if that is what somebody has asked for last.
+
+        Args:
+            retry: why it cannot run at present, and when it is to be tried again; None: at once. Whoever
+                asks meanwhile that it go on has it tried at once, too.
+        """
+        with self._transactions.fenced(lease) as session:
+            row = session.get_one(StudyRow, study_id, with_for_update=True)
+            abandon(session, row.id, self._transactions.now(session))
+            asked = row.stop_requested or row.resume_requested
+            stopped = row.stop_requested and not row.resume_requested
+            state = _settled(row, StudyState.STOPPED if stopped else StudyState.QUEUED)
+            if retry and not asked:
+                row.error, row.retries = retry.why, retry.count
+                row.retry_at = self._transactions.now(session) + retry.seconds
+            return state
+
     @staticmethod
     def _locked(session: Session, name: str) -> StudyRow:
         return session.scalars(
@@ -217,6 +241,7 @@ class Studies:
 def _settled(row: StudyRow, state: StudyState) -> StudyState:
     """Where a study stands once what was asked of its daemon is done; returns that."""
     row.state, row.error = state, None
+    row.retry_at, row.retries = None, 0
     row.stop_requested = row.resume_requested = False
     return state
 
@@ -236,4 +261,6 @@ def _study(row: StudyRow) -> StoredStudy:
         search_ended=row.search_ended,
         elapsed=row.elapsed,
         created=row.created,
+        retry_at=row.retry_at,
+        retries=row.retries,
     )

@@ -11,12 +11,13 @@ import contextlib
 from collections.abc import Iterator
 
 from sqlalchemy import text, update
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import LeaseLost, StorageError, StorageUnreachable
 from storage.database import Database
 from storage.models import LeaseRow
+from storage.outages import may_pass
 from storage.records import Lease
 
 
@@ -79,6 +80,9 @@ class Transactions:
         except IntegrityError:
             raise
         except DBAPIError as error:
-            gone = isinstance(error, OperationalError | InterfaceError)
-            kind = StorageUnreachable if gone or error.connection_invalidated else StorageError
+            if may_pass(error):
+                self._database.forget_connections()
+                kind: type[StorageError] = StorageUnreachable
+            else:
+                kind = StorageError
             raise kind(f"storage {self._database}: {self._database.reason(error)}") from error

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from autotune.analysis.verdict import Verdict
-from autotune.export.best import FORMAT, BestConfig, read
+from autotune.export.best import FORMAT, BestConfig, is_best, read
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
@@ -100,6 +100,16 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
+
+
+def not_ours(path: Path) -> str:
+    """Why what lies there is not to be replaced; empty: nothing does, or autotune wrote it."""
+    if not path.exists() or is_best(path):
+        return ""
+    return (
+        f"{path} is there and is no best.yaml of autotune's, so it is not replaced: name another file, "
+        "or move it away"
+    )
 
 
 def is_of(path: Path, study: str) -> bool:

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from autotune.analysis.wording import quantity
+from autotune.analysis.wording import duration, quantity
 from autotune.report.outlook import Outlook, outlook
 from autotune.report.progress import standing
 from autotune.spec import StudySpec
@@ -27,7 +27,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     doing = repository.messages.done_lately(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
     disk = repository.database.folder
-    waiting = last.text if last and waits else None
+    waiting = last.text if last and waits else _postponed(study)
     if disk and is_full(disk) and not study.state.ended:
         waiting = f"{full(disk)}, and nothing can be recorded before there is some."
     return {
@@ -36,6 +36,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "storage": str(repository.database),
         "cluster": study.cluster,
         "waiting": waiting,
+        "retry_at": study.retry_at,
         "daemon": {"host": lease.machine, "pid": lease.pid} if lease else None,
         "trials": now.trials,
         "trials_by_state": now.by_state,
@@ -52,8 +53,17 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "best_trial": now.best_trial,
         "speedup_in_search": now.speedup,
         "verdict": study.verdict,
-        "error": study.error,
+        "error": study.error if study.state.ended else None,
     }
+
+
+def _postponed(study: StoredStudy) -> str | None:
+    """Why a study in the queue is tried again later, and when; None: it is not."""
+    if study.retry_at is None:
+        return None
+    at = time.strftime("%H:%M:%S", time.localtime(study.retry_at))
+    left = duration(study.retry_at - time.time())
+    return f"{study.error}; tried again at {at}, in {left}; autotune resume {study.name}: at once"
 
 
 def _outlook(
@@ -87,7 +97,7 @@ def describe(status: dict[str, Any]) -> str:
     ]
     if status["daemon"]:
         lines.append(f"  daemon    pid {status['daemon']['pid']} on {status['daemon']['host']}")
-    elif status["state"] in _UNFINISHED and not status["waiting"]:
+    elif status["state"] in _UNFINISHED and (status["retry_at"] or not status["waiting"]):
         lines.append(f"  daemon    none; autotune resume {status['study']} starts one")
     if status["waiting"]:
         lines.append(f"  waits     {status['waiting']}")
@@ -138,6 +148,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['study']:30} {_state(row):18} {row['trials']:>6} "
             f"{quantity(best) if best else '-':>12} {speedup:>9}"
         )
+        lines += [f"  {row['waiting']}"] if row["waiting"] else []
     return "\n".join(lines)
 
 

@@ -16,10 +16,17 @@ from pathlib import Path
 from optuna.exceptions import StorageInternalError
 
 from autotune.analysis.verdict import Verdict
-from autotune.errors import AutotuneError, LeaseLost, StorageUnreachable
+from autotune.errors import (
+    AutotuneError,
+    LauncherError,
+    LeaseLost,
+    NotHere,
+    StorageUnreachable,
+)
 from autotune.export import offering, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
+from autotune.service import retrying
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
@@ -64,64 +71,96 @@ class Daemon:
         self._cluster = cluster
         self._open_launcher = open_launcher
         self._shutdown = threading.Event()
+        self.stops = False
+        """Its study is to be stopped, and not to be left to the next daemon."""
         self._signals: Signals | None = None
+        self._lease: Lease | None = None
         self._outage = _Outage(repository)
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
         """Run studies until told to shut down, or until there were none to run for so long.
 
-        One that another daemon runs keeps this one, too: that daemon may die.
+        One that another daemon runs keeps this one, too: that daemon may die. So does one that is to be
+        tried again later.
         """
         last_busy = time.monotonic()
-        while not self._shutdown.is_set():
-            served, left = self._serve_or_wait()
-            now = time.monotonic()
-            last_busy = now if served or left else last_busy
-            if idle_seconds is not None and not left and now - last_busy >= idle_seconds:
-                return
-            self._shutdown.wait(_IDLE_POLL_SECONDS)
+        try:
+            while not self._shutdown.is_set():
+                served, left = self._serve_or_wait()
+                now = time.monotonic()
+                last_busy = now if served or left else last_busy
+                if idle_seconds is not None and not left and now - last_busy >= idle_seconds:
+                    return
+                self._shutdown.wait(_IDLE_POLL_SECONDS)
+        finally:
+            self._let_go()
 
     def shut_down(self) -> None:
-        """Stop after clearing away the running trial; may be called from a signal handler."""
+        """Leave after clearing away the running trial; its study waits in the queue for the next daemon.
+
+        May be called from a signal handler.
+        """
         self._shutdown.set()
         if self._signals:
             self._signals.stop.set()
 
+    def stop(self) -> None:
+        """The same, but the study is stopped: nobody goes on with it unless asked."""
+        self.stops = True
+        self.shut_down()
+
     def _serve_or_wait(self) -> tuple[bool, bool]:
         """Run what is in the queue; whether anything was, and whether anything may still come of it."""
         try:
-            found = self._serve_once(), self._repository.studies.any_open(self._cluster)
+            served = self._serve_once()
+            left = self._repository.studies.any_open(self._cluster)
+            if not left:
+                self._let_go()
             self._outage.over()
-            return found
+            return served, left
         except LeaseLost as lost:
+            self._lease = None
             log.warning("%s", lost)
         except _UNREACHABLE as error:
             self._outage.tell(error)
+            self._repository.database.forget_connections()  # Optuna's as well as ours
             self._shutdown.wait(_OUTAGE_POLL_SECONDS)
         return False, True
 
     def _serve_once(self) -> bool:
-        """Take the lease and run everything in the queue; False if there was nothing to do."""
-        lease = self._repository.leases.acquire(
-            self._cluster, this_host(), os.getpid(), LEASE_SECONDS
-        )
+        """Hold the lease and run everything in the queue that is due; False if nothing was."""
+        lease = self._held()
         if lease is None:
             return False
         busy = False
-        try:
-            while not self._shutdown.is_set() and (study := self._repository.studies.claim(lease)):
-                busy = True
-                self._run(study, lease)
-        finally:
-            with contextlib.suppress(*_UNREACHABLE):
-                self._repository.leases.release(lease)
+        while not self._shutdown.is_set() and (study := self._repository.studies.claim(lease)):
+            busy = True
+            self._run(study, lease)
         return busy
+
+    def _held(self) -> Lease | None:
+        """The lease. What this daemon holds already it goes on to hold: while studies wait to be tried
+        again, and when the storage was away when it ought to have been given back."""
+        leases = self._repository.leases
+        if self._lease:
+            leases.renew(self._lease, LEASE_SECONDS)
+        else:
+            self._lease = leases.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
+        return self._lease
+
+    def _let_go(self) -> None:
+        """Give the lease back, as far as the storage can be reached."""
+        if self._lease:
+            with contextlib.suppress(*_UNREACHABLE):
+                self._repository.leases.release(self._lease)
+                self._lease = None
 
     def _run(self, study: StoredStudy, lease: Lease) -> None:
         signals = self._signals = Signals()
         if study.stop_requested or self._shutdown.is_set():
             signals.stop.set()
         log.info("study %s: running", study.name)
+        began = time.monotonic()
         with self._heartbeat(study, lease, signals):
             try:
                 session = _Session(study, lease, self._repository, signals)
@@ -132,6 +171,10 @@ class Daemon:
                 raise
             except _UNREACHABLE:
                 raise
+            except NotHere as error:
+                self._finish(lease, study, StudyState.FAILED, error=str(error))
+            except LauncherError as error:
+                self._try_later(lease, study, error, time.monotonic() - began)
             except AutotuneError as error:
                 self._finish(lease, study, StudyState.FAILED, error=str(error))
             except Exception as error:
@@ -143,11 +186,26 @@ class Daemon:
         self._signals = None
 
     def _stop(self, lease: Lease, study: StoredStudy) -> None:
-        if self._shutdown.is_set():
+        if self.stops:
             self._finish(lease, study, StudyState.STOPPED)
+            return
+        if self._shutdown.is_set():
+            state = self._repository.studies.put_back(lease, study.id)
+            log.info("study %s: this daemon leaves, it is %s", study.name, state)
             return
         state = self._repository.studies.stop(lease, study.id)
         log.info("study %s: stopped, now %s", study.name, state)
+
+    def _try_later(
+        self, lease: Lease, study: StoredStudy, error: LauncherError, ran: float
+    ) -> None:
+        """Machines come back by themselves, or somebody mends them; the study is none the worse."""
+        retry = retrying.retry(study.retries, error, ran)
+        told = retrying.told(retry)
+        waiting = MessageKind.WAITING
+        self._repository.messages.say(lease, study.id, told, kind=waiting)
+        state = self._repository.studies.put_back(lease, study.id, retry)
+        log.warning("study %s: %s: %s", study.name, state, told)
 
     def _finish(
         self, lease: Lease, study: StoredStudy, state: StudyState, error: str | None = None
@@ -323,6 +381,9 @@ class _Session:
         target = Path(self._study.workdir) / self._spec.export
         if verdict.trial == BASELINE and self._is_of_another_study(target):
             self._not_written(target, "it is of another study, and this one recommends no change")
+            return
+        if writing.not_ours(target):
+            self._not_written(target, "autotune has not written what is there now")
             return
         try:
             writing.write(target, content)

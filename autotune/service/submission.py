@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
+from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.spec import StudySpec
@@ -58,6 +59,8 @@ def _check_export(target: Path) -> None:
             f"export: {target} cannot be written: there is no folder {target.parent}, or it is not "
             "yours to write to"
         )
+    if refused := writing.not_ours(target):
+        raise BadInput(f"export: {refused}")
 
 
 def ensure_daemon(
@@ -103,6 +106,9 @@ class Here:
             return
         ended = self._repository.studies.named(self._study.name).state.ended
         if ended or self._repository.leases.holder(self._study.cluster):
+            return
+        if self._daemon.stops:  # which has left between two tries
+            self._repository.studies.request_stop(self._study.name)
             return
         if self._thread:
             raise AutotuneError(f"the study's thread died: {self._died_of}")

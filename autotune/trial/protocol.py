@@ -16,6 +16,10 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
+PROTOCOL = 1
+"""Number of what travels here: to be raised when an older side would misunderstand it."""
+
+
 class Outcome(StrEnum):
     """How a trial ended."""
 
@@ -197,6 +201,8 @@ class Hello(Message):
     """Of each visible CUDA device, the name that no other device has."""
     unfit: str = ""
     """Why nothing should be forked from what it has imported; empty if all is well."""
+    protocol: int = 0
+    """PROTOCOL as the agent knows it; 0 of one that was before there were numbers."""
 
 
 class Observed(TypedDict, total=False):

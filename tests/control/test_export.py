@@ -5,6 +5,7 @@ import json
 import yaml
 
 import autotune
+from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
 from tests.steering import ask
 
@@ -33,3 +34,24 @@ def test_a_study_that_recommends_nothing_yet_has_nothing_to_say(played: Replayed
     assert given.returncode == 2
     assert given.stdout == ""
     assert "recommends nothing" in given.stderr
+
+
+def test_a_file_that_is_not_ours_is_left_alone(played: Replayed) -> None:
+    """It was not there yet when the study was started."""
+    mine = played.folder / "best.yaml"
+
+    def writing(launch: Launch) -> Answer:
+        mine.write_text("layers: 12\n")
+        return PLAIN(launch)
+
+    played.on(writing).run(budget={"trials": 4, "least_gain": 0})
+    assert played.study().state == "DONE"
+    assert mine.read_text() == "layers: 12\n"
+    assert "best.yaml is not written (autotune has not written what is there" in played.said()
+    given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
+    assert given.returncode == 2
+    assert "best.yaml is there and is no best.yaml of autotune" in given.stderr
+    assert mine.read_text() == "layers: 12\n"
+    elsewhere = ("--output", "other.yaml", "--storage", played.url)
+    assert ask("export", played.name, *elsewhere, cwd=played.folder).returncode == 0
+    assert autotune.load(played.folder / "other.yaml").knobs

@@ -62,7 +62,7 @@ class Interrupted:
             self.look()
         if self.launches == self.stops_at:
             assert self.daemon
-            self.daemon.shut_down()
+            self.daemon.stop()
         return self.behaviour(launch)
 
     def serve(self) -> None:

@@ -3,12 +3,15 @@
 The agents are scripts: what each node reports, and when, is the test's to say.
 """
 
+import json
 import queue
 from collections.abc import Callable
 
 import pytest
 
+from autotune.errors import LauncherError
 from autotune.trial.protocol import (
+    PROTOCOL,
     BlockReport,
     EndTrial,
     Hello,
@@ -36,13 +39,17 @@ Says = dict[type[Message], list[Message]]
 """What an agent reports when it hears such a command."""
 
 
+def hello(protocol: int = PROTOCOL) -> Hello:
+    return Hello(1, 1, "lo", {"devices": []}, protocol=protocol)
+
+
 class Scripted(Link):
     """An agent that says what it is told to say."""
 
     host = "127.0.0.1"
 
     def __init__(self, says: Says) -> None:
-        self._says: Says = {Preload: [Hello(1, 1, "lo", {"devices": []})], **says}
+        self._says: Says = {Preload: [hello()], **says}
         self._lines: queue.Queue[bytes] = queue.Queue()
         self.heard: list[Message] = []
 
@@ -188,7 +195,26 @@ def test_what_an_agent_says_that_nobody_understands_counts_as_its_loss() -> None
     cluster.links[0].say(b'{"kind": "OfTheFuture"}\n')
     report = cluster.run(go_on)
     assert report.lost_agent
-    assert report.cause == "the agent of node 0 died"
+    assert report.cause.startswith("the agent of node 0 says what this version does not understand")
+    assert "restart the daemon" in report.cause
+
+
+def test_an_agent_of_another_protocol_is_refused_as_it_says_hello() -> None:
+    """Its package was upgraded, or ours was: before any trial is lost by it."""
+    with pytest.raises(LauncherError, match=r"node 0 speaks protocol .* restart the daemon"):
+        Cluster({Preload: [hello(PROTOCOL + 1)]})
+
+
+def test_so_is_one_that_says_none_yet() -> None:
+    def without(line: bytes) -> bytes:
+        said = json.loads(line)
+        del said["protocol"]
+        return json.dumps(said).encode() + b"\n"
+
+    link = Scripted({Preload: []})
+    link.say(without(hello().to_line()))
+    with pytest.raises(LauncherError, match=r"node 0 speaks protocol 0 .* upgrade autotune there"):
+        AgentSlot("s", [Node(lambda: link, 1)], gpus_per_worker=0)
 
 
 def test_nodes_are_told_whether_the_end_is_on_purpose() -> None:

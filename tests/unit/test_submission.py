@@ -49,3 +49,13 @@ def test_an_export_that_cannot_be_written_is_refused_before_anything_runs(
     with pytest.raises(BadInput, match=r"export: .*/no/best\.yaml cannot be written"):
         submission.submit(repository, spec(tmp_path, export="no/best.yaml"), tmp_path)
     assert repository.studies.all() == []
+
+
+@pytest.mark.parametrize("name", ["train.py", "study.yaml", "."])
+def test_an_export_that_would_replace_what_is_not_ours_is_refused(
+    repository: Repository, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "train.py").write_text("import torch")
+    with pytest.raises(BadInput, match=rf"export: .*{name} is there and is no best\.yaml"):
+        submission.submit(repository, spec(tmp_path, export=name), tmp_path)
+    assert repository.studies.all() == []

@@ -21,6 +21,7 @@ from autotune.trial.imports import PRELOAD_FILE
 from autotune.trial.node import environment
 from autotune.trial.node.network import interface_of
 from autotune.trial.protocol import (
+    PROTOCOL,
     EndTrial,
     Hello,
     Message,
@@ -179,11 +180,11 @@ def _introduce(connection: Connection, agent: int, store_port: int, interface: s
         print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
     if not preloaded.began_cuda():
         fingerprint, devices = environment.describe(), environment.cuda_devices()
-        hello = Hello(agent, store_port, interface, fingerprint, devices, unfit)
+        hello = Hello(agent, store_port, interface, fingerprint, devices, unfit, PROTOCOL)
     elif (
         preloaded.wanted()
     ):  # no fork of this process can look at the devices; there will be another agent
-        hello = Hello(agent, store_port, interface, {}, (), unfit)
+        hello = Hello(agent, store_port, interface, {}, (), unfit, PROTOCOL)
     else:
         sys.exit(
             "No rank can use a device: CUDA begins before the fork, with torch or sitecustomize."

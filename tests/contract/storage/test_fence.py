@@ -45,6 +45,7 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
         lease, study, {"device": "cpu"}
     ),
     "studies.stop": lambda r, lease, study, attempt: r.studies.stop(lease, study),
+    "studies.put_back": lambda r, lease, study, attempt: r.studies.put_back(lease, study),
     "messages.say": lambda r, lease, study, attempt: r.messages.say(lease, study, "late"),
     "messages.doing": lambda r, lease, study, attempt: r.messages.doing(lease, study, "late"),
     "environments.record": lambda r, lease, study, attempt: r.environments.record(lease, {"a": 1}),

@@ -10,10 +10,20 @@ from sqlalchemy import text, update
 
 from autotune.errors import BadInput, LeaseLost, StudyNotFound
 from search_spaces import Facts
-from storage import AttemptResult, Lease, Purpose, Repository, StoredStudy, StudyState
+from storage import (
+    AttemptResult,
+    AttemptState,
+    Lease,
+    Purpose,
+    Repository,
+    Retry,
+    StoredStudy,
+    StudyState,
+)
 from storage.models import LeaseRow, StudyRow
 from tests.contract.storage.making import (
     CLUSTER,
+    LONG,
     at_once,
     block,
     database_time,
@@ -360,3 +370,66 @@ class TestQueue:
         with pytest.raises(LeaseLost):
             repository.attempts.finish(lease, attempt.id, AttemptResult("COMPLETE"), [block()])
         assert rows(repository) == before
+
+
+class TestRetry:
+    """A study that could not run waits for its next try."""
+
+    LATER = Retry("no cluster", LONG, 3)
+
+    def test_it_is_not_claimed_before_then_and_others_are(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        running = repository.attempts.begin(lease, study.id, 0, {})
+        submit(repository, "second")
+        before = database_time(repository)
+        assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
+        found = repository.studies.named("first")
+        assert (found.error, found.retries) == ("no cluster", 3)
+        assert found.retry_at is not None
+        assert before + LONG <= found.retry_at < before + 2 * LONG
+        assert repository.studies.any_open(CLUSTER)
+        [given_up] = repository.attempts.of(study.id)
+        assert (given_up.id, given_up.result.state) == (running.id, AttemptState.ABANDONED)
+        claimed = repository.studies.claim(lease)
+        assert claimed is not None
+        assert claimed.name == "second"
+
+    def test_then_it_is_and_remembers_how_often_it_failed(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.put_back(lease, study.id, Retry("no cluster", 0.0, 3))
+        claimed = repository.studies.claim(lease)
+        assert claimed is not None
+        assert (claimed.error, claimed.retry_at, claimed.retries) == (None, None, 3)
+        repository.studies.finish(lease, study.id, StudyState.DONE)
+        assert repository.studies.named("first").retries == 0
+
+    def test_whoever_asks_has_it_tried_at_once(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.put_back(lease, study.id, self.LATER)
+        repository.studies.enqueue("first")
+        claimed = repository.studies.claim(lease)
+        assert claimed is not None
+        assert claimed.retries == 0
+
+    def test_it_can_be_stopped(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.put_back(lease, study.id, self.LATER)
+        repository.studies.request_stop("first")
+        found = repository.studies.named("first")
+        assert (found.state, found.error, found.retry_at) == (StudyState.STOPPED, None, None)
+
+    def test_what_was_asked_meanwhile_counts(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.studies.request_stop("first")
+        assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.STOPPED
+        repository.studies.enqueue("first")
+        assert repository.studies.claim(lease) is not None
+        repository.studies.request_stop("first")
+        repository.studies.enqueue("first")
+        assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
+        assert repository.studies.named("first").retry_at is None

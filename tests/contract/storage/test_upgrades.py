@@ -55,6 +55,9 @@ update autotune_block set observed = '{"step_p50": 0.025}';
     "0003": """
 update autotune_study set search_ended = 'the budget of 2 trials is spent';
 """,
+    "0004": """
+update autotune_lease set started = 12345;
+""",
 }
 
 

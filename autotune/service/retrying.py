@@ -1,0 +1,26 @@
+"""When a study is tried again that the machines, and not its user, have kept from running."""
+
+from autotune.analysis.wording import duration
+from autotune.errors import LauncherError
+from storage import Retry
+
+FIRST_SECONDS = 5.0
+MOST_SECONDS = 300.0
+"""A study that ran for longer before something failed begins anew with the shortest pause."""
+
+
+def retry(before: int, error: LauncherError, ran: float) -> Retry:
+    """The next try.
+
+    Args:
+        before: how many tries in a row have failed before this one.
+        ran: seconds until this one failed.
+    """
+    count = 1 if ran >= MOST_SECONDS else before + 1
+    seconds = FIRST_SECONDS * 2.0 ** min(count - 1, 32)
+    return Retry(str(error), min(seconds, MOST_SECONDS), count)
+
+
+def told(found: Retry) -> str:
+    """The same for whoever follows the study."""
+    return f"{found.why}; tried again in {duration(found.seconds)}."

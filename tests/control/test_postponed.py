@@ -1,0 +1,129 @@
+"""What is wrong with the machines is no end of a study: it waits, says why, and tries again."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import LauncherError, NotHere
+from autotune.report.overview import describe, status_of, table
+from autotune.service import retrying
+from autotune.service.daemon import Daemon, this_cluster
+from launchers.replay import Answer, Launch, ReplayLauncher
+from storage import Database, Repository
+from tests.control.replayed import PLAIN, Machine, Replayed
+
+SHORT = {
+    "budget": {"trials": 3, "least_gain": 0},
+    "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
+}
+
+
+@dataclasses.dataclass
+class Down(Machine):
+    """No launcher opens for the study of this name so many times; then one does."""
+
+    name: str = "played"
+    times: int = 2
+    error: type[LauncherError] = LauncherError
+
+    def open(self, *given: Any) -> ReplayLauncher:
+        if given[0].name == self.name and self.times:
+            self.times -= 1
+            raise self.error("no Ray cluster at head:6379")
+        return super().open()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.3)
+
+
+def test_a_study_goes_on_once_its_launcher_opens(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.machine = Down()
+    played.serve()
+    played.assert_complete(trials=3)
+    told = "no Ray cluster at head:6379; tried again in"
+    assert played.said().count(told) == 2
+
+
+def test_meanwhile_another_study_runs_and_everybody_is_told(
+    played: Replayed, tmp_path: Path, database: Database
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = Replayed(folder, database, "other")
+    seen: list[dict[str, Any]] = []
+
+    def looking(launch: Launch) -> Answer:
+        seen.append(status_of(played.repository, "played"))
+        return PLAIN(launch)
+
+    played.submit(**SHORT)
+    other.submit(**SHORT)
+    played.machine = Down(looking, times=1)
+    played.serve()
+    other.assert_complete(trials=3)
+    played.assert_complete(trials=3)
+    first = seen[0]
+    assert first["state"] == "QUEUED"
+    assert first["waiting"].startswith("no Ray cluster at head:6379; tried again at ")
+    assert first["retry_at"] == pytest.approx(time.time(), abs=60)
+    assert "  waits     no Ray cluster at head:6379; tried again at " in describe(first)
+    assert "no Ray cluster at head:6379" in table([first])
+    after = status_of(played.repository, "played")
+    assert (after["waiting"], after["retry_at"], after["error"]) == (None, None, None)
+
+
+def test_a_study_whose_agents_cannot_be_replaced_goes_on_later(played: Replayed) -> None:
+    launches = []
+
+    def losing(launch: Launch) -> Answer:
+        launches.append(launch)
+        if len(launches) == 2:
+            raise LauncherError("an agent was not ready after 180 s")
+        return PLAIN(launch)
+
+    played.submit(**SHORT)
+    played.on(losing).serve()
+    played.assert_complete(trials=3)
+
+
+def test_what_can_never_be_here_fails(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.machine = Down(times=1, error=NotHere)
+    played.serve()
+    assert played.study().state == "FAILED"
+
+
+def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> None:
+    """Else whoever follows would start one daemon after another."""
+    found: list[object] = []
+
+    repository = Repository(played.repository.database)
+    daemon = Daemon(repository, this_cluster(), Down(times=100).open)
+    claim = repository.studies.claim
+
+    def looked_at(lease: Any) -> Any:
+        study = claim(lease)
+        if study is None and not found:
+            found.append(played.lease())
+            played.repository.studies.request_stop(played.name)
+        return study
+
+    repository.studies.claim = looked_at  # type: ignore[method-assign]
+    played.submit(**SHORT)
+    daemon.serve(idle_seconds=0.0)
+    assert found[0] is not None
+    assert played.study().state == "STOPPED"
+    assert played.lease() is None
+
+
+def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_long_run() -> None:
+    pauses = [retrying.retry(count, LauncherError("why"), ran=1.0).seconds for count in range(20)]
+    assert pauses[:3] == [0.3, 0.6, 1.2]
+    assert pauses[-1] == retrying.MOST_SECONDS
+    assert retrying.retry(19, LauncherError("why"), ran=retrying.MOST_SECONDS).seconds == 0.3

@@ -475,3 +475,33 @@ def test_batches_that_one_rank_draws_for_all_are_counted_once(bench: Bench) -> N
     assert all(block.samples == 8 * block.steps for block in report.blocks)
     wrong = bench.run(bench.write(_DISPATCHED), samples=8)
     assert "4 a step, are not the 8 that the configuration says" in wrong.cause
+
+
+_IMPORTING = """
+import sys, time
+print("imported already:", "lightning_utilities" in sys.modules, flush=True)
+time.sleep(1.2)
+import lightning_utilities
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for x in DataLoader(torch.randn(64, 8), 4):
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_what_a_script_imports_is_imported_once_for_all_trials(tmp_path: Path) -> None:
+    agents = str(tmp_path / "agents")
+    with launchers.open_launcher("local", Resources(RANKS, 0, 1, 1), agents, None) as launcher:
+        bench = Bench(launcher.slots[0], tmp_path)
+        script = bench.write(_IMPORTING)
+        for _ in range(3):
+            assert_well(bench.run(script))
+    trials = sorted((tmp_path / "logs").iterdir(), key=lambda folder: folder.stat().st_ctime)
+    said = [(trial / "rank-0.log").read_text() for trial in trials]
+    assert "imported already: False" in said[0]
+    assert "imported already: True" in said[2]

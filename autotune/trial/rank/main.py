@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -118,16 +118,18 @@ def _run_script(
         _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
 
     store = PrefixStore(request.trial, _store(request, placement))
-    os.environ.update(meeting.torchrun(placement, context, store))
+    told = meeting.torchrun(placement, context, store)
+    os.environ.update(told)
     assert request.script is not None
     if request.script.survey:
         surveying.survey(request, context.rank, progressed, leave)
+    built = _announcement(request, placement, context, connection, told)
     script.ScriptRun(
         request,
-        request.script,
         context,
         PrefixStore("blocks", store),
         progressed=progressed,
+        began=built,
         report=lambda block: connection.send_bytes(block.to_line()),
         leave=leave,
     ).run()
@@ -136,14 +138,35 @@ def _run_script(
 def _build(
     request: TrialRequest, placement: Placement, context: RankContext, connection: Connection
 ) -> workload.Workload:
-    brought, started = imports.Brought(), time.perf_counter()
+    announce = _announcement(request, placement, context, connection)
     built = workload.build(request.factory, request.args, context.device, request.import_paths)
-    seconds = time.perf_counter() - started
-    if context.local_rank == 0:
-        own = {*environment(request, placement, context), *process.VARIABLES}
-        preload = brought.preload(request, own)
-        connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
+    announce()
     return built
+
+
+def _announcement(
+    request: TrialRequest,
+    placement: Placement,
+    context: RankContext,
+    connection: Connection,
+    told: Iterable[str] = (),
+) -> Callable[[], None]:
+    """What tells the agent, once training can begin, how long that took from now on, and what was
+    imported meanwhile.
+
+    Args:
+        told: variables of the environment that this rank alone has, besides the usual ones.
+    """
+    brought, started = imports.Brought(), time.perf_counter()
+
+    def announce() -> None:
+        seconds = time.perf_counter() - started
+        if context.local_rank == 0:
+            own = {*environment(request, placement, context), *process.VARIABLES, *told}
+            preload = brought.preload(request, own)
+            connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
+
+    return announce
 
 
 def _devices(request: TrialRequest, local_rank: int) -> tuple[torch.device, ...]:

@@ -105,21 +105,23 @@ class ScriptRun:
     def __init__(
         self,
         request: TrialRequest,
-        script: Script,
         context: RankContext,
         store: Store,
         *,
         progressed: Callable[[], None],
+        began: Callable[[], None],
         report: Callable[[BlockReport], None],
         leave: Leave,
     ) -> None:
+        assert request.script is not None
         self._request = request
-        self._script = script
+        self._script = request.script
+        self._began = began
         self._context = context
         self._progressed = progressed
         self._report = report
         self._leave = leave
-        self._changes = Changes(request.knobs, script.changes)
+        self._changes = Changes(request.knobs, self._script.changes)
         self._sight = Sight(self._changes.built)
         self._norms = _LeaderNorms(self._sight)
         self._gather = over_store(store, context.rank, context.world_size)
@@ -173,6 +175,7 @@ class ScriptRun:
         self._check_samples()
         if problem := self._problem():
             self._leave(Outcome.ERROR, problem)
+        self._began()
         self._training = ScriptTraining(
             self._request, self._context, self._gather, self._sight, self._drawing
         )

@@ -31,7 +31,7 @@ def written(folder: StudyFolder, command: str, name: str = "study.yaml") -> dict
     return study
 
 
-def test_a_plain_script_and_the_study_that_comes_of_it(folder: StudyFolder) -> None:
+def test_a_plain_script(folder: StudyFolder) -> None:
     command = "torchrun --nproc-per-node 2 plain_ddp.py --batch-size 8 --epochs 100000"
     study = written(folder, command)
     assert study["workload"]["flags"] == {
@@ -47,6 +47,10 @@ def test_a_plain_script_and_the_study_that_comes_of_it(folder: StudyFolder) -> N
     assert again.returncode == 2
     assert "exists already; it is left as it was" in again.stderr
 
+
+@pytest.mark.slow
+def test_the_study_that_comes_of_it_runs(folder: StudyFolder) -> None:
+    study = written(folder, "torchrun --nproc-per-node 2 plain_ddp.py --epochs 100000")
     short = {**study, "budget": {"trials": 2}, "measurement": quick_measurement(attribution=0)}
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
     found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.export.writing import write_text
 from autotune.runs.judging import TimedRun
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe
@@ -97,7 +98,7 @@ class Journal:
         content = self._path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
-            self._path.write_bytes(whole)
+            write_text(self._path, whole.decode())
         return bool(whole)
 
     def _read(self, names: list[str]) -> Iterator[Run]:
@@ -261,7 +262,7 @@ def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) ->
         "noise": run_noise(at_one_speed(runs)),
     }
     text = json.dumps(origin, indent=2, default=str)
-    output.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    write_text(output.with_suffix(".json"), text + "\n")
 
 
 def _check_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) -> None:

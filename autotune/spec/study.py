@@ -293,8 +293,8 @@ class OwnKnobSpec(_Section):
     )
     flag: str | None = Field(
         default=None,
-        description="How the script takes it: `--flag`, `--flag=`, `key=` or `$VARIABLE`. A command takes "
-        "it where `{knob}` stands.",
+        description="How the script takes it: `--flag`, `--flag=`, `key=` or `$VARIABLE`. A command "
+        "takes it where `{knob}` stands.",
     )
     default: Scalar | None = Field(
         default=None, description="What the script takes where its arguments do not say it."

@@ -13,9 +13,10 @@ _PUBLIC = {
     "load": "autotune.export.best",
     "Update": "autotune.trial.workload",
     "Workload": "autotune.trial.workload",
+    "report": "autotune.trial.reporting",
 }
 
-__all__ = ["BestConfig", "Update", "Workload", "__version__", "load"]
+__all__ = ["BestConfig", "Update", "Workload", "__version__", "load", "report"]
 
 
 def __getattr__(name: str) -> Any:

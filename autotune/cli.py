@@ -327,18 +327,26 @@ def _read_best(path: Path) -> "BestConfig":
 
 @app.command("run", context_settings={"ignore_unknown_options": True})
 def run_job(
-    best: Annotated[Path, typer.Argument(help="The best.yaml of a study over a script.")],
-    command: Annotated[list[str], typer.Argument(help="Your launch command, after `--`.")],
+    best: Annotated[
+        Path, typer.Argument(help="The best.yaml of a study over a script or command.")
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Your launch command, after `--`; a study over a command has it already."
+        ),
+    ] = None,
 ) -> None:
     """Run your own job with the recommended configuration."""
     from autotune.export.best import load
-    from autotune.export.job import tuned
+    from autotune.export.command import recommended
+    from autotune.export.job import Job, tuned
 
     try:
         config = load(best)
     except (OSError, ValueError) as error:
         raise BadInput(f"{best}: {error}") from None
-    job = tuned(config, command, os.environ)
+    job = tuned(config, command, os.environ) if command else Job(recommended(config), {}, ())
     for difference in job.differences:
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
     try:

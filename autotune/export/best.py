@@ -43,7 +43,7 @@ class BestConfig(Mapping[str, Any]):
         speedup: over the baseline with low and high; None if there was none to compare with.
         provenance: study, trial, environment, verdict and time.
         script: of a study over a script: which one, which of the knobs it turns by itself and how, and
-            which are changed from outside; None of a workload.
+            which are changed from outside; or the command, with its placeholders. None of a workload.
         unusual: knobs that differ from what PyTorch, or a plain script, does; None if not known.
         provisional: it is what the study had in hand before its end, and nothing has confirmed it.
     """

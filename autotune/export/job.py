@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
+from autotune.export.command import command_of, is_of_command
 from autotune.spec import StudySpec, arguments, scripts
 from autotune.trial.inject import job
 
@@ -46,6 +47,11 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     if script is None:
         raise BadInput(
             "best.yaml is of a workload, not of a script: load it in your code with autotune.load()"
+        )
+    if is_of_command(best):
+        raise BadInput(
+            "best.yaml is of a command of its own, which `autotune run` takes from there: leave out "
+            "`--` and what follows it"
         )
     target = script["target"] if script["is_module"] else Path(script["target"]).name
     place = _place(target, script["is_module"], command)
@@ -101,7 +107,7 @@ def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iter
 def script_of(
     spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path, workers: int
 ) -> dict[str, Any] | None:
-    """What best.yaml says of the script of a study; None of a workload.
+    """What best.yaml says of the script or the command of a study; None of a workload.
 
     Args:
         knobs: that are recommended.
@@ -110,6 +116,8 @@ def script_of(
     """
     if not spec.workload.is_script or knobs is None:
         return None
+    if spec.workload.command:
+        return command_of(spec, knobs)
     told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None

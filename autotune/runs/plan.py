@@ -13,6 +13,7 @@ from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
+from autotune.runs import commanded
 from autotune.search.space import Space
 from autotune.spec import StudySpec, arguments, scripts
 from autotune.trial.protocol import (
@@ -167,6 +168,8 @@ class Plan:
             env=spec.env,
             log_dir=str(log_dir),
         )
+        if spec.workload.command:
+            return commanded.request(asked, spec, self.launcher.workers)
         return spread(asked) if not spec.workload.is_script else self._of_script(asked)
 
     def _of_script(self, asked: TrialRequest) -> TrialRequest:

@@ -36,7 +36,7 @@ class OwnKnob(Protocol):
     @property
     def values(self) -> list[KnobValue]: ...
     @property
-    def flag(self) -> str: ...
+    def flag(self) -> str | None: ...
     @property
     def default(self) -> KnobValue | None: ...
 
@@ -86,11 +86,14 @@ def _told(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> 
 
 
 def _is_switch(knob: OwnKnob) -> bool:
-    bare = knob.flag.startswith("-") and not knob.flag.endswith(arguments.ASSIGNMENT)
+    flag = knob.flag or ""
+    bare = flag.startswith("-") and not flag.endswith(arguments.ASSIGNMENT)
     return bare and kind(knob.values[0]) == "boolean"
 
 
 def _text(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
+    if knob.flag is None:
+        return None
     if knob.flag.startswith(arguments.ENVIRONMENT):
         return variables.get(knob.flag.removeprefix(arguments.ENVIRONMENT))
     return arguments.given(given, knob.flag)
@@ -112,17 +115,31 @@ def _parsed(wanted: str, text: str | None) -> KnobValue | None:
 # What is wrong with them
 
 
-def of_knobs(knobs: Knobs) -> mistakes.Problems:
-    """Names that are taken, values of several kinds, flags that are none."""
+def of_knobs(knobs: Knobs, *, of_command: bool) -> mistakes.Problems:
+    """Names that are taken, values of several kinds, flags that are none.
+
+    Args:
+        of_command: a command takes them by placeholders, and not a script by flags.
+    """
     problems: mistakes.Problems = {}
     for name, knob in knobs.items():
         if problem := _of_name(name):
             problems["knobs", name] = problem
-        elif problem := scripts.of_flag(knob.flag):
+        elif problem := _of_flag(name, knob.flag, of_command=of_command):
             problems["knobs", name, "flag"] = problem
         else:
             problems |= _of_values(name, knob)
     return problems
+
+
+def _of_flag(name: str, flag: str | None, *, of_command: bool) -> str | None:
+    if of_command:
+        return (
+            f"is for scripts: a command takes it where {{{name}}} stands; take it out"
+            if flag
+            else None
+        )
+    return "is missing" if flag is None else scripts.of_flag(flag)
 
 
 def _of_name(name: str) -> str | None:
@@ -183,11 +200,17 @@ def of_values_today(
                 f"{knob.flag}=true into workload.args if the script takes that"
             )
         elif name not in today({name: knob}, given, variables, baseline):
-            problems["knobs", name] = (
-                f"{knob.flag} is not among workload.args, so that nobody knows its value of today; add "
-                "it there, or say here by `default` what the script takes without it"
-            )
+            problems["knobs", name] = _of_unknown(knob)
     return problems
+
+
+def _of_unknown(knob: OwnKnob) -> str:
+    if knob.flag is None:
+        return "nobody knows its value of today; say it under baseline"
+    return (
+        f"{knob.flag} is not among workload.args, so that nobody knows its value of today; add it "
+        "there, or say here by `default` what the script takes without it"
+    )
 
 
 def of_constraints(

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import yaml
 
-from autotune.spec import arguments, mistakes
+from autotune.spec import arguments, commands, mistakes
 from search_spaces import CATALOGUE
 from search_spaces.scripts import refusal
 
 _COUNTED = ("micro_batch", "accumulation_steps")
 """Knobs that all ranks may have together, in a script's words."""
+_KINDS = ("name", "script", "module", "command")
 _FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -35,19 +36,27 @@ class Workload(Protocol):
     @property
     def samples(self) -> int | None: ...
     @property
+    def command(self) -> list[str] | None: ...
+    @property
+    def throughput(self) -> commands.Throughput | None: ...
+    @property
     def arguments(self) -> tuple[str, ...]: ...
 
 
 def of_workload(workload: Workload) -> mistakes.Problems:
     """What is wrong with the section by itself."""
-    kinds = [kind for kind in ("name", "script", "module") if getattr(workload, kind) is not None]
+    kinds = [kind for kind in _KINDS if getattr(workload, kind) is not None]
     if not kinds:
-        return {("workload", "name"): "is missing; give one of name, script, module"}
+        return {("workload", "name"): f"is missing; give one of {', '.join(_KINDS)}"}
     if len(kinds) > 1:
         return {("workload", kinds[1]): f"does not go with {kinds[0]}; give one of them"}
-    if workload.name is not None:
-        return _of_factory(workload)
+    if workload.command is not None:
+        return commands.of_workload(workload)
     problems: mistakes.Problems = {}
+    if workload.throughput is not None:
+        problems["workload", "throughput"] = "is for commands only; take it out"
+    if workload.name is not None:
+        return problems | _of_factory(workload)
     if isinstance(workload.args, dict) and workload.args:
         text = "must be a list, an argument of the script each, as they are today"
         problems["workload", "args"] = text

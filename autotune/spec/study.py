@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from autotune.errors import SpecError
-from autotune.spec import document, mistakes, own, scripts
+from autotune.spec import commands, document, mistakes, own, scripts
 from autotune.spec.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
@@ -40,8 +40,22 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class ThroughputSpec(_Section):
+    """Where the throughput of a command is read."""
+
+    json_lines: str | None = Field(
+        default=None,
+        description="A file in `{folder}`: of each line `samples` (or `tokens`) and `seconds`, or "
+        "`throughput`.",
+    )
+    pattern: str | None = Field(
+        default=None,
+        description="A regular expression over each line of its output, with one group: the rate.",
+    )
+
+
 class WorkloadSpec(_Section):
-    """What is trained: a workload of a contract, or a training script as it is."""
+    """What is trained: a workload of a contract, a training script as it is, or any command."""
 
     name: str | None = Field(
         default=None,
@@ -55,6 +69,17 @@ class WorkloadSpec(_Section):
     )
     module: str | None = Field(
         default=None, min_length=1, description="The same for a module, as in `python -m`."
+    )
+    command: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="Any command that trains with ranks of its own, word by word; `{knob}` in a word is "
+        "the knob's value, `{folder}` a folder of the trial's.",
+    )
+    throughput: ThroughputSpec | None = Field(
+        default=None,
+        description="Where that of a command is read: json_lines or pattern. Without it the command "
+        "calls `autotune.report`.",
     )
     args: dict[str, Any] | list[Any] = Field(
         default_factory=dict,
@@ -79,7 +104,7 @@ class WorkloadSpec(_Section):
 
     @property
     def is_script(self) -> bool:
-        """Whether a script trains."""
+        """Whether a script or a command trains, which nobody has written for autotune."""
         return self.name is None
 
     @property
@@ -90,6 +115,8 @@ class WorkloadSpec(_Section):
     @property
     def label(self) -> str:
         """The workload, for people and for records."""
+        if self.command:
+            return " ".join(self.command)
         return self.name or self.script or f"-m {self.module}"
 
     @property
@@ -264,8 +291,10 @@ class OwnKnobSpec(_Section):
     values: list[Scalar] = Field(
         description="To try: all numbers, all texts or all booleans. Numbers are taken for a scale."
     )
-    flag: str = Field(
-        description="How the script takes it: `--flag`, `--flag=`, `key=` or `$VARIABLE`."
+    flag: str | None = Field(
+        default=None,
+        description="How the script takes it: `--flag`, `--flag=`, `key=` or `$VARIABLE`. A command "
+        "takes it where `{knob}` stands.",
     )
     default: Scalar | None = Field(
         default=None, description="What the script takes where its arguments do not say it."
@@ -361,13 +390,7 @@ class StudySpec(_Section):
         problems |= scripts.of_workload(self.workload)
         problems |= self._of_own(problems)
         if not problems and self.workload.is_script:
-            problems |= scripts.of_knobs(
-                self.workload,
-                {name: given for name, given in self.values().items() if name not in self.knobs},
-                self.baseline,
-                self.full_baseline(),
-                fixed_batch=self.objective.global_batch not in ("free", None),
-            )
+            problems |= self._of_turned()
         fixed, workers = self.objective.global_batch, self.resources.known_workers
         if isinstance(fixed, int) and workers and not problems:
             given = bool(self.baseline)
@@ -382,11 +405,26 @@ class StudySpec(_Section):
             raise mistakes.Inconsistent(problems)
         return self
 
+    def _of_turned(self) -> mistakes.Problems:
+        """Knobs that neither the script or command, nor anybody from outside, can turn."""
+        values, fixed_batch = self.values(), self.objective.global_batch not in ("free", None)
+        if self.workload.command:
+            return commands.of_knobs(
+                self.workload, values, self.knobs, self.baseline, fixed_batch=fixed_batch
+            )
+        return scripts.of_knobs(
+            self.workload,
+            {name: given for name, given in values.items() if name not in self.knobs},
+            self.baseline,
+            self.full_baseline(),
+            fixed_batch=fixed_batch,
+        )
+
     def _of_own(self, others: mistakes.Problems) -> mistakes.Problems:
         """What is wrong with the knobs of the study's own; `others`: what is wrong besides."""
         if self.knobs and self.workload.name is not None:
             return {("knobs",): "are arguments of a script, and no script is trained; take it out"}
-        problems = own.of_knobs(self.knobs)
+        problems = own.of_knobs(self.knobs, of_command=self.workload.command is not None)
         if problems or any(path[0] == "workload" for path in others):
             return problems
         return own.of_values_today(self.knobs, self.workload.arguments, self.env, self.baseline)
@@ -413,7 +451,8 @@ class StudySpec(_Section):
     @property
     def flags(self) -> dict[str, str]:
         """Of all knobs that a script turns by itself."""
-        return {**self.workload.flags, **{name: knob.flag for name, knob in self.knobs.items()}}
+        own_flags = {name: knob.flag for name, knob in self.knobs.items() if knob.flag}
+        return {**self.workload.flags, **own_flags}
 
     @property
     def harmless(self) -> frozenset[str]:

@@ -55,7 +55,7 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
     """
     if spec.workload.is_script:
         raise BadInput(
-            "scripts cannot be profiled yet; `autotune doctor` says which knobs act on one, and "
+            "scripts cannot be profiled yet, nor commands; `autotune doctor` says which knobs act, and "
             "`autotune start` measures them"
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -179,6 +179,8 @@ def _takes(probe: Probe, name: str, value: KnobValue) -> str:
     if why_not(result):
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     workload = probe.plan.spec.workload
+    if workload.command:
+        return f"{written(value)} runs, by {{{name}}}; whether the command heeds it is not seen"
     flag = probe.plan.spec.flags.get(name)
     if flag is None:
         return f"{written(value)} takes effect, from outside"

@@ -29,6 +29,10 @@ class TrialFiles:
         """What a rank has seen of a script, for whoever writes a study of it."""
         return self.folder / f"survey-{rank}.json"
 
+    def command(self) -> Path:
+        """The folder of a command for what it writes."""
+        return self.folder / "command"
+
     def traces(self) -> list[Path]:
         """Of all ranks, as far as this machine has them."""
         return sorted(self.folder.glob("trace-*.json.gz"))

@@ -88,6 +88,22 @@ class Script:
 
 
 @dataclass(frozen=True)
+class Command:
+    """Any command that trains with ranks of its own, and where its throughput is read: without file or
+    pattern it calls autotune.report."""
+
+    argv: tuple[str, ...]
+    folder: str
+    """For what it writes; made anew for the trial."""
+    json_lines: str = ""
+    """File with a report in each line."""
+    pattern: str = ""
+    """Regular expression with one group, the rate, over each line of its output."""
+    tokens: bool = False
+    """What is counted: tokens instead of samples."""
+
+
+@dataclass(frozen=True)
 class TrialRequest:
     """All that ranks need to know to run one trial."""
 
@@ -128,6 +144,8 @@ class TrialRequest:
     """Folder on each node for the ranks' output."""
     script: Script | None = None
     """What trains instead of a workload."""
+    command: Command | None = None
+    """What trains instead of both, as the only rank of the trial."""
 
 
 @dataclass(frozen=True)

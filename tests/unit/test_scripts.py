@@ -105,7 +105,7 @@ def test_what_follows_a_switch_is_no_value_of_it(
 @pytest.mark.parametrize(
     ("workload", "changes", "told"),
     [
-        ({}, {}, "workload.name: is missing; give one of name, script, module"),
+        ({}, {}, "workload.name: is missing; give one of name, script, module, command"),
         ({"script": "a.py", "module": "b"}, {}, "workload.module: does not go with script"),
         ({"script": "a.py", "args": {"x": 1}}, {}, "workload.args: must be a list"),
         (

@@ -5,12 +5,14 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
+from autotune.export.command import is_of_command, recommended
 from autotune.export.formats.telling import Fields, Knobs, Rule, Said, told
 from autotune.spec import arguments
 
 
 def argv(best: BestConfig) -> Said:
-    """One line for a shell, to follow the arguments that the script has today: parsers take the last.
+    """One line for a shell, to follow the arguments that the script has today: parsers take the last. Of
+    a study over a command the whole command.
 
     Raises:
         BadInput: there is no script.
@@ -20,6 +22,8 @@ def argv(best: BestConfig) -> Said:
             "argv is for studies over a script, whose workload.flags name its arguments; this one is "
             "over a workload"
         )
+    if is_of_command(best):
+        return Said(f"{shlex.join(recommended(best))}\n", {})
     flags: dict[str, str] = best.script["flags"]
     found, unsaid = told(best, {name: _argument(name, best.script) for name in flags})
     words = [word for some in found.values() for word in some]

@@ -33,7 +33,7 @@ from autotune.trial.protocol import (
     RankEnd,
     TrialRequest,
 )
-from autotune.trial.rank import meeting, profiling, script, surveying
+from autotune.trial.rank import command, meeting, profiling, script, surveying
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
@@ -84,8 +84,10 @@ def _train(
         first_on_device=local_rank == 0
         or _devices(request, local_rank) != _devices(request, local_rank - 1),
     )
-    _prepare_process(request, placement, context)
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
+    if request.command:
+        _run_command(request, connection, lambda: progress.advance(local_rank))
+    _prepare_process(request, placement, context)
     if request.script:
         _run_script(request, placement, context, connection, lambda: progress.advance(local_rank))
     _join_group(request, placement, context)
@@ -103,6 +105,25 @@ def _train(
     else:
         loop.take(run_blocks(loop, request, context, report))
     dist.barrier()
+
+
+def _run_command(
+    request: TrialRequest, connection: Connection, progressed: Callable[[], None]
+) -> NoReturn:
+    """Run a command, which is on devices with ranks of its own: this process leaves those alone."""
+
+    def leave(outcome: Outcome | None, cause: str) -> NoReturn:
+        _leave(connection, RankEnd(0, outcome, cause, at=time.time()))
+
+    os.chdir(request.workdir)
+    assert request.command is not None
+    command.CommandRun(
+        request,
+        request.command,
+        progressed=progressed,
+        report=lambda block: connection.send_bytes(block.to_line()),
+        leave=leave,
+    ).run()
 
 
 def _run_script(

@@ -1,0 +1,174 @@
+"""What a command tells of its training: lines of a file or of its output, read as they come."""
+
+import json
+import math
+import os
+import re
+import select
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+POLL_SECONDS = 0.02
+"""Between two looks at a file: the error of a report that does not say its seconds."""
+_READ_BYTES = 1 << 16
+_ENDS = re.compile(rb"[\r\n]+")
+"""Of lines. Progress bars go back to the beginning of theirs."""
+_SHOWN = 200
+
+
+class Unreadable(Exception):
+    """A line that should have been a report, in words."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One report: an amount, or a rate.
+
+    Attributes:
+        amount: samples, or tokens where the study counts those.
+        rate: of them a second.
+        seconds: that the amount has taken; None: since the report before.
+        loss: 0 where none is told.
+    """
+
+    amount: float | None = None
+    rate: float | None = None
+    seconds: float | None = None
+    loss: float = 0.0
+
+
+Reading = Callable[[str], Told | None]
+"""Of a line; None if that is no report."""
+
+
+def of_json(line: str, *, tokens: bool) -> Told | None:
+    """Of a JSON object with the unit of the study and perhaps `seconds`, or with `throughput`. Other
+    objects are no reports.
+
+    Raises:
+        Unreadable: it is no JSON object, what it says is no positive number, or counts another unit.
+    """
+    try:
+        said = json.loads(line)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise Unreadable(f"no JSON object: {_shown(line)}")
+    unit, other = ("tokens", "samples") if tokens else ("samples", "tokens")
+    amount, rate, seconds = (_number(said, name, line) for name in (unit, "throughput", "seconds"))
+    if amount is None and rate is None:
+        if other in said:
+            raise Unreadable(f"{other} and no {unit}, which the objective counts: {_shown(line)}")
+        return None
+    loss = said.get("loss")
+    told_loss = float(loss) if isinstance(loss, int | float) else 0.0
+    return Told(amount, None if amount is not None else rate, seconds, told_loss)
+
+
+def _number(said: dict[str, Any], name: str, line: str) -> float | None:
+    value = said.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_positive(value):
+        raise Unreadable(f"{name} is no number above 0: {_shown(line)}")
+    return float(value)
+
+
+def of_match(line: str, *, pattern: re.Pattern[str]) -> Told | None:
+    """Of the rate that a pattern's only group finds.
+
+    Raises:
+        Unreadable: what it finds is no positive number.
+    """
+    found = pattern.search(line)
+    if found is None:
+        return None
+    try:
+        rate = float(found[1] or "")
+    except ValueError:
+        rate = math.nan
+    if not _is_positive(rate):
+        raise Unreadable(f"workload.throughput.pattern finds no number above 0: {_shown(line)}")
+    return Told(rate=rate)
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= _SHOWN else line[:_SHOWN] + "...")
+
+
+class Lines(Protocol):
+    """Where lines come from."""
+
+    def read(self) -> Iterator[str]:
+        """Those that have become whole since the last time."""
+
+    def wait(self) -> None:
+        """A moment, or until there is something to read."""
+
+
+class FileLines:
+    """Lines that are added to a file, which may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[str]:
+        """Those that have become whole since the last time."""
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0  # begun anew
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return
+        self._offset += len(whole) + len(newline)
+        for line in whole.splitlines():
+            if line.strip():
+                yield line.decode(errors="replace")
+
+    def wait(self) -> None:
+        """A moment."""
+        time.sleep(POLL_SECONDS)
+
+
+class OutputLines:
+    """Lines of a command's output, which goes on into the log."""
+
+    def __init__(self, output: IO[bytes], log: int) -> None:
+        """Take over its output; `log`: descriptor of the file that is to have it as well."""
+        self._descriptor = output.fileno()
+        os.set_blocking(self._descriptor, False)
+        self._log = log
+        self._rest = b""
+        self._open = True
+
+    def read(self) -> Iterator[str]:
+        """Those that have become whole since the last time."""
+        while self._open:
+            try:
+                data = os.read(self._descriptor, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if data:
+                os.write(self._log, data)
+            self._open = bool(data)
+            *lines, self._rest = _ENDS.split(self._rest + (data or b"\n"))
+            for line in lines:
+                if line.strip():
+                    yield line.decode(errors="replace")
+
+    def wait(self) -> None:
+        """Until there is output, or a moment."""
+        if self._open:
+            select.select([self._descriptor], [], [], POLL_SECONDS)
+        else:
+            time.sleep(POLL_SECONDS)

@@ -88,13 +88,17 @@ def init(
 
     path, command = _path_and_command(words or [])
     if command:
-        print(f"{path} written: {write_of_command(path, command)}")
+        print(f"{path} written: {write_of_command(path, command, _tell)}")
         print(f"next: autotune doctor {path}, or at once: autotune start {path}")
         return
     write_study(path)
     print(f"{path} written; edit it, then: autotune start {path}")
     if workload := write_workload(path.parent):
         print(f"{workload} written: put your own model there; `workload: {workload.stem}:build`")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
@@ -128,7 +132,7 @@ def start(
     if command:
         from autotune.standalone.starter import write_of_command
 
-        print(f"{study} written: {write_of_command(study, command)}", flush=True)
+        print(f"{study} written: {write_of_command(study, command, _tell)}", flush=True)
     spec = load(study)
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
     from autotune.service.submission import submit

@@ -1,7 +1,7 @@
 """The files that `autotune init` writes: a study with comments, and a workload of one's own."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -23,8 +23,15 @@ def write_study(path: Path) -> None:
         raise BadInput(f"{path} exists already; it is left as it was")
 
 
-def write_of_command(path: Path, command: Sequence[str]) -> str:
-    """Look at what a launch command trains, and write a study of it; says what was seen.
+def write_of_command(
+    path: Path, command: Sequence[str], say: Callable[[str], None] = lambda _: None
+) -> str:
+    """Look at what a launch command trains, and write a study of it; returns what was seen.
+
+    Args:
+        path: of the study.
+        command: the user's own.
+        say: told what is being done.
 
     Raises:
         BadInput: the file exists or cannot be written, or the command cannot be looked at.
@@ -38,7 +45,7 @@ def write_of_command(path: Path, command: Sequence[str]) -> str:
     if path.exists():
         raise BadInput(f"{path} exists already; it is left as it was: autotune start {path}")
     launched = taken_apart(command)
-    found = survey(launched, path.parent.resolve())
+    found = survey(launched, path.parent.resolve(), say)
     text = scripted.study(command, launched, found, len(os.sched_getaffinity(0)))
     if not _written(path, text):
         raise BadInput(f"{path} exists already; it is left as it was")

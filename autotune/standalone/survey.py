@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,12 +41,13 @@ class Findings:
     doubts: tuple[str, ...] = ()
 
 
-def survey(launched: Launched, workdir: Path) -> Findings:
+def survey(launched: Launched, workdir: Path, say: Callable[[str], None]) -> Findings:
     """Run the script for a few steps, and again for each option that may turn a knob.
 
     Args:
         launched: the command.
         workdir: where it runs.
+        say: told what is being done, as a script may take minutes to start.
 
     Raises:
         BadInput: it cannot be run, or no training was seen; with what it printed.
@@ -57,7 +58,7 @@ def survey(launched: Launched, workdir: Path) -> Findings:
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
         launcher_of(spec, Path(folder)) as launcher,
     ):
-        look = _Look(Probe(Plan(spec, launcher), Path(folder), workdir), launched)
+        look = _Look(Probe(Plan(spec, launcher), Path(folder), workdir), launched, say)
         seen = look.at({})
         _check(seen, launched)
         turned = _Flags(look, seen, launcher.workers)
@@ -90,8 +91,9 @@ def _spec(launched: Launched) -> StudySpec:
 class _Look:
     """Runs the script with some options changed."""
 
-    def __init__(self, probe: Probe, launched: Launched) -> None:
+    def __init__(self, probe: Probe, launched: Launched, say: Callable[[str], None]) -> None:
         self._probe = probe
+        self._say = say
         self._launched = launched
         self._runs = 0
 
@@ -107,6 +109,8 @@ class _Look:
         self._runs += 1
         name = f"survey-{self._runs}"
         own = {flag: flag for flag in options}
+        changed = ", ".join(f"{flag} {value}" for flag, value in options.items())
+        self._say(f"Looking at {self._launched.target}{changed and f' with {changed}'} ...")
         args = arguments.changed(self._launched.args, own, options)
         result = self._probe.run(name, self._probe.plan.baseline, FitRun(), _surveying(args))
         path = self._probe.files(name).survey(0)

@@ -182,3 +182,10 @@ def test_arguments_reach_it_byte_for_byte(bench: Bench) -> None:
     text = "import os, sys; print(sys.argv[1:]); sys.exit(1)"
     told = bench.run(sys.executable, "-c", text, *odd).log_tail
     assert told.strip() == str(odd)
+
+
+def test_a_process_may_not_have_more_memory(bench: Bench) -> None:
+    """The limit is that of each of its processes, wherever they come from."""
+    text = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'bytes(1 << 30)']))"
+    report = bench.run(sys.executable, "-c", text, memory_per_rank=512 << 20)
+    assert report.outcome == Outcome.OOM, report.log_tail

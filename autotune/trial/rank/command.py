@@ -154,7 +154,7 @@ class CommandRun:
 
     def _environment(self) -> dict[str, str]:
         found = {**os.environ}
-        del found["OMP_NUM_THREADS"]  # the agent's
+        found.pop("OMP_NUM_THREADS", None)  # the agent's
         if self._command.pattern:
             found["PYTHONUNBUFFERED"] = "1"  # rates are wanted when they are printed
         elif not self._command.json_lines:
@@ -218,7 +218,7 @@ class CommandRun:
             struck = failure.kernel_oom_kills() > self._kernel_kills
             outcome, how = failure.of_exit(status, tail, kernel_killed=struck)
         else:
-            outcome = failure.of_exception(RuntimeError(tail)) if status else Outcome.ERROR
+            outcome = _of_failure(tail) if status else Outcome.ERROR
             how = f"ended with exit status {status}"
         self._leave(
             outcome,
@@ -229,6 +229,13 @@ class CommandRun:
     def _log_tail(self) -> str:
         log = TrialFiles(Path(self._request.log_dir)).log(0)
         return log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+
+
+def _of_failure(tail: str) -> Outcome:
+    """By the last that a command has printed."""
+    if "MemoryError" in tail:  # Python's own, NumPy's, torch's
+        return Outcome.OOM
+    return failure.of_exception(RuntimeError(tail))
 
 
 def _largest_resident(pid: int) -> int:

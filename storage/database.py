@@ -36,7 +36,25 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
 }
-_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p"}
+_LOCAL_FILE_SYSTEMS = {
+    *(
+        "ext2",
+        "ext3",
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "bcachefs",
+        "f2fs",
+        "jfs",
+        "nilfs2",
+        "reiserfs",
+    ),
+    *("tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "ecryptfs"),
+    *("fuseblk", "vfat", "exfat", "ntfs", "ntfs3", "hfsplus", "apfs", "ubifs"),
+    *("squashfs", "erofs", "iso9660", "udf"),  # where SQLite itself says that it cannot write
+}
+"""As in /proc/mounts. Those that machines share have too many names to be listed."""
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
 
 _NOW = {
@@ -260,16 +278,31 @@ def _checked_file(url: URL) -> URL:
         raise BadInput(f"a SQLite file has no host; use sqlite:///{url.host}/... for a file")
     if not url.database or url.database == ":memory:":
         raise BadInput("a study outlives its process: use sqlite:///FILE, not a database in memory")
-    path = Path(url.database).expanduser().absolute()
-    if not path.parent.is_dir():
-        raise BadInput(f"storage {path}: the folder {path.parent} does not exist; create it first")
+    path = _where(Path(url.database).expanduser().absolute())
     kind = file_system(path.parent)
-    if kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse."):
+    if not is_local(kind):
         raise BadInput(
-            f"storage {path} is on a network file system ({kind}), where SQLite loses data; "
-            "use a local folder or postgresql://..."
+            f"storage {path} is on {kind or 'an unknown file system'}, which is not known to be local: "
+            "on file systems that machines share SQLite loses data; use a local folder or postgresql://..."
         )
     return url.set(database=str(path))
+
+
+def _where(path: Path) -> Path:
+    """Where the file lies, or will: SQLite follows links, too, and writes beside it."""
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError):
+        raise BadInput(f"storage {path}: that is a link which leads to itself") from None
+    for folder in (path.parent, real.parent):
+        if not folder.is_dir():
+            raise BadInput(f"storage {path}: the folder {folder} does not exist; create it first")
+    return real
+
+
+def is_local(kind: str) -> bool:
+    """Whether a file system of this kind, as `file_system` names it, is surely of one machine alone."""
+    return kind in _LOCAL_FILE_SYSTEMS
 
 
 def file_system(path: Path) -> str:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.database import file_system
+from autotune.errors import BadInput
+from storage import Database
+from storage.database import file_system, is_local, parse
 from tests.unit.database.opening import in_private_mounts, needs_mounts
 
 
@@ -43,3 +45,48 @@ subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "disk"], check=True)
 print(file_system(Path("link")))
 """
         assert in_private_mounts(script, cwd=tmp_path).stdout == "tmpfs\n"
+
+
+class TestWhereSqliteMayLie:
+    @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk"])
+    def test_what_is_known_to_be_local(self, kind: str) -> None:
+        assert is_local(kind)
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "nfs4",
+            "lustre",
+            "wekafs",
+            "virtiofs",
+            "panfs",
+            "afs",
+            "gfs2",
+            "fuse.sshfs",
+            "9p",
+            "new",
+            "",
+        ],
+    )
+    def test_all_else_may_be_shared(self, kind: str) -> None:
+        assert not is_local(kind)
+
+    def test_a_link_to_a_file_elsewhere_is_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "autotune.db").symlink_to("/proc/autotune.db")
+        with pytest.raises(
+            BadInput, match=r"/proc/autotune\.db is on proc, which is not known to be"
+        ):
+            parse(f"sqlite:///{tmp_path}/autotune.db")
+
+    def test_a_link_to_a_file_that_is_local_is_taken_for_it(self, tmp_path: Path) -> None:
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "autotune.db").symlink_to("disk/real.db")
+        found = Database(f"sqlite:///{tmp_path}/autotune.db")
+        assert found.folder == tmp_path / "disk"
+        assert (tmp_path / "autotune.db").is_symlink()
+        assert (tmp_path / "disk" / "real.db").exists()
+
+    def test_a_link_to_itself_is_bad_input(self, tmp_path: Path) -> None:
+        (tmp_path / "autotune.db").symlink_to("autotune.db")
+        with pytest.raises(BadInput, match="leads to itself"):
+            parse(f"sqlite:///{tmp_path}/autotune.db")

@@ -11,6 +11,7 @@ from autotune.errors import LeaseLost
 from search_spaces import KnobValue, defaults
 from storage.models import AttemptRow, BlockRow
 from storage.records import (
+    DAEMON_DIED,
     AttemptResult,
     AttemptState,
     Lease,
@@ -183,13 +184,23 @@ class AttemptFeed:
         return list(self._seen.values())
 
 
-def abandon(session: Session, study_id: int, at: float) -> None:
-    """Give up the attempts of a study that are under way; they are to be repeated."""
-    session.execute(
+def abandon(
+    session: Session, study_id: int, at: float, *, orphaned_before: int | None = None
+) -> None:
+    """Give up the attempts of a study that are under way; they are to be repeated.
+
+    Args:
+        orphaned_before: those of a lower epoch than this were left behind by daemons that died.
+    """
+    given_up = (
         update(AttemptRow)
         .where(AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
         .values(state=AttemptState.ABANDONED, ended=at)
     )
+    if orphaned_before is not None:
+        orphans = given_up.where(AttemptRow.epoch < orphaned_before)
+        session.execute(orphans.values(cause=DAEMON_DIED))
+    session.execute(given_up)
 
 
 def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttempt:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from storage.records import AttemptState, Purpose, StoredAttempt
+from storage.records import DAEMON_DIED, AttemptState, Purpose, StoredAttempt
 
 Knobs = Mapping[str, Any]
 
@@ -96,22 +96,32 @@ class Attempts:
         return self.searched().of_baseline().complete().first
 
     def in_vain(self, attempt: StoredAttempt) -> int:
-        """How many launches of the same run before this one have lost their agent, one after another.
+        """How many launches of the same run before this one have lost their agent or their daemon, one
+        after another.
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
-        confused. Launches side by side that one incident has ended count once, and what was given up
-        with its daemon does not count.
+        confused. Launches side by side that one incident has ended count once, and what somebody wanted
+        to be given up does not count.
         """
-        same = self.of(attempt.purpose).of_trial(attempt.trial).in_round(attempt.round)
         count, lost_at = 0, -math.inf
-        for one in same.with_knobs(attempt.knobs):
-            if one.ended is None or one.ended > attempt.started:
-                continue
+        for one in self._launched_before(attempt):
             if one.recorded:
                 count, lost_at = 0, -math.inf
-            elif one.result.state == AttemptState.LOST and one.started >= lost_at:
-                count, lost_at = count + 1, one.ended
+            elif _ended_in_vain(one) and one.started >= lost_at:
+                count, lost_at = count + 1, one.ended or lost_at
         return count
+
+    def saw_daemon_die(self, attempt: StoredAttempt) -> bool:
+        """Whether that was the end of the last launch of the same run before this one."""
+        last = self._launched_before(attempt).last
+        return last is not None and _orphaned(last)
+
+    def _launched_before(self, attempt: StoredAttempt) -> "Attempts":
+        """Launches of the same run that had ended by then."""
+        same = self.of(attempt.purpose).of_trial(attempt.trial).in_round(attempt.round)
+        return same.with_knobs(attempt.knobs)._such(
+            lambda one: one.ended is not None and one.ended <= attempt.started
+        )
 
     def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":
         """All of them, changed one by one."""
@@ -119,3 +129,11 @@ class Attempts:
 
     def _such(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
         return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)
+
+
+def _ended_in_vain(one: StoredAttempt) -> bool:
+    return one.result.state == AttemptState.LOST or _orphaned(one)
+
+
+def _orphaned(one: StoredAttempt) -> bool:
+    return one.result.state == AttemptState.ABANDONED and one.result.cause == DAEMON_DIED

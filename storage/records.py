@@ -131,6 +131,9 @@ class AttemptState(StrEnum):
         return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
 
+DAEMON_DIED = "its daemon died"
+"""Cause of an attempt that was given up for that, and not because somebody wanted it."""
+
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 

@@ -123,10 +123,12 @@ class Studies:
             )
             if row is None:
                 return None
+            left_behind = row.state == StudyState.RUNNING and not row.stop_requested
             row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
             if row.resume_requested:  # what ran is given up here, as the stop wanted
                 row.stop_requested = row.resume_requested = False
-            abandon(session, row.id, self._transactions.now(session))
+            now = self._transactions.now(session)
+            abandon(session, row.id, now, orphaned_before=lease.epoch if left_behind else None)
             return _study(row)
 
     def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:

@@ -22,7 +22,7 @@ from autotune.paths import StudyPaths
 from autotune.runs.judging import Judge, TimedRun
 from autotune.runs.plan import Plan, few_steps, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
-from autotune.trial.protocol import TrialReport, TrialRequest
+from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
     AttemptFeed,
@@ -40,7 +40,8 @@ from storage import (
 from storage.disk import full, is_full, tells_of_full_disk
 
 MOST_LAUNCHES = 3
-"""How often in a row a run may lose its agent; the last time it counts as a crash of its own."""
+"""How often in a row a run may lose its agent, when it counts as a crash of its own, or its daemon: then
+it is not launched again."""
 
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
@@ -180,6 +181,8 @@ class _Running(NamedTuple):
     slot: int
     attempt: StoredAttempt
     judge: Judge
+    suspect: bool
+    """Its daemon died when it was launched last: nothing else is to share that fate."""
 
 
 class Bench:
@@ -219,7 +222,7 @@ class Bench:
     @property
     def has_free_slot(self) -> bool:
         """Another attempt can be started."""
-        return bool(self._free)
+        return bool(self._free) and not any(run.suspect for run in self._running.values())
 
     def start(
         self,
@@ -251,8 +254,14 @@ class Bench:
         self._free.discard(number)
         slot = self._slots[number]
         judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, allowed))
-        future = self._pool.submit(slot.run, self._job.request(attempt, slot, allowed), judge)
-        self._running[future] = _Running(number, attempt, judge)
+        attempts = self._job.attempts()
+        if attempts.in_vain(attempt) < MOST_LAUNCHES:
+            request = self._job.request(attempt, slot, allowed)
+            future = self._pool.submit(slot.run, request, judge)
+        else:
+            future = _not_launched(attempt)
+        suspect = attempts.saw_daemon_die(attempt)
+        self._running[future] = _Running(number, attempt, judge, suspect)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
         """Attempts that end within so many seconds, each recorded before it is given out."""
@@ -262,7 +271,7 @@ class Bench:
         if not done and time.monotonic() - self._told > _TELL_SECONDS:
             self._tell()
         for future in done:
-            number, attempt, judge = self._running.pop(future)
+            number, attempt, judge, _ = self._running.pop(future)
             self._free.add(number)
             result = self._suspected(attempt, judge.result(future.result()))
             self._job.repository.attempts.finish(
@@ -325,6 +334,14 @@ class Bench:
                 self._slots[self._running[future].slot].end()
             _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
         self._pool.shutdown()
+
+
+def _not_launched(attempt: StoredAttempt) -> Future[TrialReport]:
+    """What comes of a run that has been the end of its daemon each time."""
+    cause = f"its daemon or its agent died each of the {MOST_LAUNCHES} times that it was launched"
+    future: Future[TrialReport] = Future()
+    future.set_result(TrialReport(attempt.name, Outcome.CRASH, cause, (), 0.0))
+    return future
 
 
 def _how_far(seen: Sequence[Seen]) -> str:

@@ -1,9 +1,12 @@
 """Attempts, asked in the study's own words."""
 
+import dataclasses
+
 import pytest
 
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+from storage.records import DAEMON_DIED
 
 LOST, ABANDONED = AttemptState.LOST, AttemptState.ABANDONED
 COMPLETE, RUNNING = AttemptState.COMPLETE, AttemptState.RUNNING
@@ -19,6 +22,11 @@ def attempt(
     )  # fmt: skip
 
 
+def orphan(started: float, ended: float) -> StoredAttempt:
+    given_up = attempt(ABANDONED, started, ended)
+    return dataclasses.replace(given_up, result=AttemptResult(ABANDONED, DAEMON_DIED))
+
+
 NOW = attempt(RUNNING, 100.0, None)
 
 
@@ -32,10 +40,12 @@ NOW = attempt(RUNNING, 100.0, None)
         ([attempt(LOST, 0, 1, micro_batch=64), attempt(LOST, 2, 3)], 1),
         ([attempt(LOST, 0, 9), attempt(LOST, 1, 9), attempt(LOST, 2, 9)], 1),
         ([attempt(LOST, 99, 101)], 0),
+        ([attempt(LOST, 0, 1), orphan(2, 3), orphan(4, 5)], 3),
+        ([orphan(0, 9), orphan(1, 9), orphan(2, 9)], 1),
     ],
     ids=[
         "none", "in a row", "given up", "since a result", "another variant", "side by side",
-        "beside it",
+        "beside it", "with their daemon", "with their daemon, side by side",
     ],
 )  # fmt: skip
 def test_launches_in_vain_are_those_of_the_same_run_in_a_row(

@@ -21,6 +21,7 @@ from storage import (
     StudyState,
 )
 from storage.models import LeaseRow, StudyRow
+from storage.records import DAEMON_DIED
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
@@ -433,3 +434,37 @@ class TestRetry:
         repository.studies.enqueue("first")
         assert repository.studies.put_back(lease, study.id, self.LATER) is StudyState.QUEUED
         assert repository.studies.named("first").retry_at is None
+
+
+class TestWhyAnAttemptIsGivenUp:
+    """Only what died with its daemon may be to blame for that."""
+
+    @staticmethod
+    def cause(repository: Repository, study: StoredStudy) -> str:
+        [given_up] = repository.attempts.of(study.id)
+        assert given_up.result.state is AttemptState.ABANDONED
+        return given_up.result.cause
+
+    def test_its_daemon_died(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.attempts.begin(lease, study.id, 0, {})
+        repository.studies.claim(taken_over(repository))
+        assert self.cause(repository, study) == DAEMON_DIED
+
+    def test_its_daemon_goes_on_after_an_outage(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        repository.attempts.begin(lease, study.id, 0, {})
+        repository.studies.claim(lease)
+        assert self.cause(repository, study) == ""
+
+    @pytest.mark.parametrize("ended", ["stop", "put_back"])
+    def test_somebody_wanted_it(
+        self, repository: Repository, lease: Lease, study: StoredStudy, ended: str
+    ) -> None:
+        repository.attempts.begin(lease, study.id, 0, {})
+        getattr(repository.studies, ended)(lease, study.id)
+        repository.studies.enqueue(study.name)
+        repository.studies.claim(taken_over(repository))
+        assert self.cause(repository, study) == ""

@@ -1,0 +1,54 @@
+"""A configuration that takes its daemon with it each time is launched three times, and no more."""
+
+import pytest
+
+from launchers.replay import Answer, Launch
+from tests.control.deaths import Died
+from tests.control.replayed import PLAIN, Replayed
+
+SHORT = {
+    "budget": {"trials": 6, "least_gain": 0},
+    "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32]},
+    "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
+}
+
+
+def deadly(launch: Launch) -> Answer:
+    if launch.knobs["micro_batch"] == 8:
+        raise Died
+    return PLAIN(launch)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_it_is_recorded_as_a_crash_and_its_neighbours_are_not(played: Replayed, slots: int) -> None:
+    played.on(deadly, slots=slots).submit(**SHORT)
+    for _ in range(3):
+        with pytest.raises(Died):
+            played.serve()
+    played.serve()
+    played.assert_complete(trials=6)
+    own = [a.result for a in played.attempts("search") if a.knobs["micro_batch"] == 8]
+    assert [result.state for result in own] == ["ABANDONED"] * 3 + ["CRASH"]
+    assert own[-1].cause == "its daemon or its agent died each of the 3 times that it was launched"
+    others = [a.result for a in played.recorded("search") if a.knobs["micro_batch"] != 8]
+    assert {result.state for result in others} <= {"COMPLETE", "PRUNED"}
+
+
+def test_one_that_happens_to_run_when_its_daemon_dies_runs_again(played: Replayed) -> None:
+    deaths = []
+
+    def twice(launch: Launch) -> Answer:
+        if launch.knobs["micro_batch"] == 8 and len(deaths) < 2:
+            deaths.append(launch)
+            raise Died
+        return PLAIN(launch)
+
+    played.on(twice).submit(**SHORT)
+    for _ in range(2):
+        with pytest.raises(Died):
+            played.serve()
+    played.serve()
+    played.assert_complete(trials=6)
+    states = [a.result.state for a in played.attempts("search") if a.knobs["micro_batch"] == 8]
+    assert states[:2] == ["ABANDONED", "ABANDONED"]
+    assert states[2] in ("COMPLETE", "PRUNED")

@@ -11,9 +11,11 @@ from autotune.errors import LauncherError, NotHere
 from autotune.report.overview import describe, status_of, table
 from autotune.service import retrying
 from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.submission import Here
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from tests.control.replayed import PLAIN, Machine, Replayed
+from tests.waiting import wait_for
 
 SHORT = {
     "budget": {"trials": 3, "least_gain": 0},
@@ -119,6 +121,25 @@ def test_its_daemon_keeps_the_lease_and_hears_of_a_stop(played: Replayed) -> Non
     daemon.serve(idle_seconds=0.0)
     assert found[0] is not None
     assert played.study().state == "STOPPED"
+    assert played.lease() is None
+
+
+def test_ctrl_c_in_the_foreground_stops_a_study_that_waits(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying, "FIRST_SECONDS", 60.0)
+    played.submit(**SHORT)
+    daemon = Daemon(played.repository, this_cluster(), Down(times=100).open)
+    here = Here(played.repository, played.study(), daemon)
+    here()
+    wait_for(lambda: played.study().retry_at is not None, "the study waits for its next try")
+    daemon.stop()
+
+    def stopped() -> bool:
+        here()  # as whoever follows does, again and again
+        return played.study().state == "STOPPED"
+
+    wait_for(stopped, "the daemon leaves, and the study is stopped")
     assert played.lease() is None
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import webbrowser
@@ -354,9 +355,15 @@ def run_job(
     for difference in job.differences:
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
     try:
-        os.execvpe(job.command[0], list(job.command), {**os.environ, **job.environment})
+        os.execvpe(_found(job.command[0]), list(job.command), {**os.environ, **job.environment})
     except OSError as error:
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
+
+
+def _found(program: str) -> str:
+    """A program of the user's: on the path, else beside this interpreter, as torchrun is."""
+    beside = Path(sys.executable).with_name(program)
+    return str(beside) if shutil.which(program) is None and beside.is_file() else program
 
 
 @app.command()

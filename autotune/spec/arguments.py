@@ -7,6 +7,7 @@ from search_spaces.knob import written
 
 ENVIRONMENT = "$"
 ASSIGNMENT = "="
+_END = "--"
 
 
 def changed(
@@ -72,7 +73,7 @@ def _assign(found: list[str], flag: str, value: str) -> None:
     for place in places:
         found[place] = flag + value
     if not places:
-        found.append(flag + value)
+        _add(found, flag + value)
 
 
 def _set(found: list[str], flag: str, value: str) -> None:
@@ -86,7 +87,7 @@ def _set(found: list[str], flag: str, value: str) -> None:
     for place in joined:
         found[place] = f"{flag}={value}"
     if not places and not joined:
-        found += [flag, value]
+        _add(found, flag, value)
 
 
 def _is_valued(found: Sequence[str], flag: str) -> bool:
@@ -98,4 +99,10 @@ def _switch(found: list[str], flag: str, *, on: bool) -> None:
     if flag in found and not on:
         found[:] = [given for given in found if given != flag]
     elif on and flag not in found:
-        found.append(flag)
+        _add(found, flag)
+
+
+def _add(found: list[str], *words: str) -> None:
+    """At the end of the options: nothing behind a bare `--` is one."""
+    end = found.index(_END) if _END in found else len(found)
+    found[end:end] = words

@@ -9,15 +9,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, few_steps, launcher_of
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
+from autotune.standalone.survey import surveying
+from autotune.trial.surveyed import Surveyed
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import KnobValue
-from search_spaces.constraints import broken
+from search_spaces.constraints import broken, global_batch
 from search_spaces.knob import written
 from storage import Database
 
@@ -30,6 +33,7 @@ _OPTIONAL = {
 """Package -> what alone needs it."""
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
+_COUNTED = ("micro_batch", "accumulation_steps")
 
 
 @dataclass(frozen=True)
@@ -185,9 +189,20 @@ def _takes(probe: Probe, name: str, value: KnobValue) -> str:
     if flag is None:
         return f"{written(value)} takes effect, from outside"
     # Samples tell of these two; nothing tells whether a script heeds any other argument.
-    if name in ("micro_batch", "accumulation_steps") and not workload.samples:
+    if name in _COUNTED and (not workload.samples or _is_seen(probe, name, knobs)):
         return f"{written(value)} takes effect, by {flag}"
     return f"{written(value)} runs, by {flag}; whether the script heeds it is not seen"
+
+
+def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
+    """Whether a script whose samples nobody counts while it is timed has as many in a step, when it is
+    looked at. One that goes sequence first has them in its columns."""
+    run = f"doctor-{name}-seen"
+    if why_not(probe.run(run, knobs, FitRun(), surveying)):
+        return False
+    seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
+    wanted = global_batch(knobs, 1)
+    return wanted in (seen.samples, seen.columns * seen.accumulation_steps)
 
 
 def _tried(name: str, action: Callable[[], str]) -> Check:

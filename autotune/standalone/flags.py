@@ -43,6 +43,13 @@ def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
     return seen == trial.value and other[0] == other[1]
 
 
+def turned_round(trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+    """Whether an option for the batch turns the columns of what the model is given, and not its rows: a
+    sequence comes first there (torch.nn.RNN's way)."""
+    changed = after.columns == trial.value != before.columns
+    return changed and not before.loader and after.micro_batch == before.micro_batch
+
+
 def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> bool:
     """Whether the option may count for all ranks together what the knob counts for one."""
     seen = after.micro_batch if knob == "micro_batch" else after.accumulation_steps

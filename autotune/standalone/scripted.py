@@ -156,7 +156,10 @@ def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
                 "{global_batch: free}` it can vary by itself"
             )
         else:
-            yield "micro_batch: no option was seen to turn it; map one under workload.flags"
+            yield (
+                "micro_batch: no option was seen to turn it. Where the script reads it from a file, "
+                "give it as an argument, if it takes one, or map one under workload.flags"
+            )
     if seen.sharded:
         yield "bucket_cap_mb, precision: they act through DistributedDataParallel"
     elif not seen.ddp:

@@ -44,8 +44,15 @@ def write_of_command(
 
     if path.exists():
         raise BadInput(f"{path} exists already; it is left as it was: autotune start {path}")
+    if odd := next((word for word in command if not _is_text(word)), None):
+        raise BadInput(
+            f"the argument {odd!r} is not UTF-8, and study.yaml is: leave it out here, and give it to "
+            "`autotune run` with the rest of the command"
+        )
     launched = taken_apart(command)
     found = survey(launched, path.parent.resolve(), say)
+    for doubt in found.doubts:
+        say(f"Not mapped: {doubt}.")
     text = scripted.study(command, launched, found, len(os.sched_getaffinity(0)))
     if not _written(path, text):
         raise BadInput(f"{path} exists already; it is left as it was")
@@ -75,15 +82,25 @@ def _template(name: str) -> str:
     return (resources.files("autotune") / name).read_text("utf-8")
 
 
+def _is_text(word: str) -> bool:
+    """Whether it is UTF-8: what is not, Python holds as surrogates."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _written(path: Path, text: str) -> bool:
     """Write a file that is not there yet; whether it was not.
 
     Raises:
         BadInput: it cannot be written.
     """
+    content = text.encode()
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("xb") as file:
+            file.write(content)
     except FileExistsError:
         return False
     except OSError as error:

@@ -53,6 +53,8 @@ def survey(launched: Launched, workdir: Path, say: Callable[[str], None]) -> Fin
         BadInput: it cannot be run, or no training was seen; with what it printed.
         LauncherError: there is no place for it.
     """
+    if not launched.is_module and not (workdir / launched.target).is_file():
+        raise BadInput(f"{launched.target}: no such file in {workdir}")
     spec = _spec(launched)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
@@ -63,7 +65,7 @@ def survey(launched: Launched, workdir: Path, say: Callable[[str], None]) -> Fin
         _check(seen, launched)
         turned = _Flags(look, seen, launcher.workers)
         return Findings(
-            seen,
+            turned.seen,
             launcher.workers,
             launcher.slots[0].device,
             turned.found,
@@ -112,18 +114,25 @@ class _Look:
         changed = ", ".join(f"{flag} {value}" for flag, value in options.items())
         self._say(f"Looking at {self._launched.target}{changed and f' with {changed}'} ...")
         args = arguments.changed(self._launched.args, own, options)
-        result = self._probe.run(name, self._probe.plan.baseline, FitRun(), _surveying(args))
+        result = self._probe.run(name, self._probe.plan.baseline, FitRun(), _with(args))
         path = self._probe.files(name).survey(0)
         if why := why_not(result):
             raise BadInput(f"{self._launched.target} does not run here: {why}")
         return Surveyed.from_text(path.read_text())
 
 
-def _surveying(args: tuple[str, ...]) -> Shape:
+def surveying(asked: TrialRequest) -> TrialRequest:
+    """The same trial of a script, looked at instead of timed."""
+    assert asked.script is not None
+    return dataclasses.replace(asked, script=dataclasses.replace(asked.script, survey=_STEPS))
+
+
+def _with(args: tuple[str, ...]) -> Shape:
     def shape(asked: TrialRequest) -> TrialRequest:
-        assert asked.script is not None
-        script = dataclasses.replace(asked.script, args=args, survey=_STEPS)
-        return dataclasses.replace(asked, script=script)
+        looked_at = surveying(asked)
+        assert looked_at.script is not None
+        script = dataclasses.replace(looked_at.script, args=args)
+        return dataclasses.replace(looked_at, script=script)
 
     return shape
 
@@ -150,7 +159,7 @@ class _Flags:
         self.over_all_ranks: list[str] = []
         self.doubts: list[str] = []
         self._look = look
-        self._seen = seen
+        self.seen = self._seen = seen
         self._workers = workers
         for knob, trials in flags.candidates(seen).items():
             others = (t for t in trials if t.option.flag not in self.found.values())
@@ -168,6 +177,9 @@ class _Flags:
                 if flags.answers(knob, trial, self._seen, together):
                     self.over_all_ranks.append(knob)
                     return True
+            if knob == "micro_batch" and flags.turned_round(trial, self._seen, after):
+                self.seen = dataclasses.replace(self._seen, micro_batch=self._seen.columns)
+                return True
         except BadInput as error:
             self.doubts.append(f"{flag} {trial.value} fails: {str(error).splitlines()[0]}")
             return False

@@ -35,6 +35,7 @@ class Surveyed:
     Attributes:
         steps: of the optimizer that were seen.
         micro_batch: rows of a forward pass with gradients on; 0 if none was seen.
+        columns: of the first tensor that the model is given; 0 if it has none.
         accumulation_steps: such passes per optimizer step.
         loader: whether a DataLoader yielded what it trained on.
         ddp: whether a model was in DistributedDataParallel.
@@ -50,6 +51,7 @@ class Surveyed:
 
     steps: int = 0
     micro_batch: int = 0
+    columns: int = 0
     accumulation_steps: int = 1
     loader: bool = False
     ddp: bool = False

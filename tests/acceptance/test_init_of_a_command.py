@@ -95,6 +95,10 @@ def test_hydra(folder: StudyFolder) -> None:
         ("raise SystemExit('no data here')", "no data here"),
         ("print('nothing is trained')", "no optimizer step of torch.optim was seen"),
         ("import no_such_module", "no_such_module"),
+        (
+            "import torch.multiprocessing as mp\nif __name__ == '__main__': mp.spawn(print, nprocs=2)",
+            "the script starts its ranks itself",
+        ),
     ],
 )
 def test_what_cannot_be_looked_at_says_why(folder: StudyFolder, script, told) -> None:
@@ -104,3 +108,36 @@ def test_what_cannot_be_looked_at_says_why(folder: StudyFolder, script, told) ->
     assert told in found.stderr
     assert "Traceback (most recent call last)" not in found.stderr.partition("error:")[0]
     assert not (folder.folder / "study.yaml").exists()
+
+
+def test_what_is_wrong_with_the_command_itself_is_told_at_once(folder: StudyFolder) -> None:
+    missing = folder.ask("init", "--", "python", "missing.py")
+    assert (missing.returncode, "missing.py: no such file" in missing.stderr) == (2, True)
+    odd = folder.ask("init", "--", "python", "plain_ddp.py", "caf\udce9")
+    assert odd.returncode == 2
+    assert "is not UTF-8" in odd.stderr
+    assert not (folder.folder / "study.yaml").exists()
+
+
+_SEQUENCE_FIRST = """
+import argparse, torch
+first = argparse.ArgumentParser()
+first.add_argument("-c", default="")
+_, rest = first.parse_known_args()
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch_size", type=int, default=20)
+batch = parser.parse_args(rest).batch_size
+model = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    data = torch.randint(50, (16, batch))
+    torch.nn.functional.cross_entropy(model(data).view(-1, 50), data.view(-1)).backward()
+    optimizer.step()
+"""
+
+
+def test_batches_whose_sequence_comes_first_and_two_parsers(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SEQUENCE_FIRST)
+    study = written(folder, "python own.py -c x")
+    assert study["workload"]["flags"] == {"micro_batch": "--batch_size"}
+    assert study["workload"]["samples"] == study["baseline"]["micro_batch"] == 20

@@ -249,3 +249,13 @@ def test_what_all_ranks_have_together_is_told_the_script_so():
     chosen = {**today, "micro_batch": 8, "accumulation_steps": 1}
     told = scripts.recipe(spec.workload, spec.flags, today, chosen, 8)
     assert told.turned == {"micro_batch": 8, "accumulation_steps": 8}
+
+
+def test_what_is_added_stands_before_what_is_no_option():
+    flags = {"micro_batch": "--batch", "accumulation_steps": "--steps=", "compile": "--compile"}
+    knobs = {"micro_batch": 4, "accumulation_steps": 2, "compile": True}
+    given = ("--lr", "1", "--", "-x", "--batch")
+    assert arguments.changed(given, flags, knobs) == (
+        *("--lr", "1", "--batch", "4", "--steps=2", "--compile"),
+        *("--", "-x", "--batch"),
+    )

@@ -13,7 +13,7 @@ def size(batch: Any) -> tuple[int, int]:
     pictures of different sizes): the number on which its fields agree; where they do not, that of the
     first. Tokens are all entries of its first tensor, if that holds whole numbers in two dimensions.
     """
-    first = next(_tensors(batch), None)
+    first = next(tensors(batch), None)
     if first is None and not isinstance(batch, Mapping):
         return (len(batch) if isinstance(batch, Sized) else 0), 0
     numbers = _numbers(batch)
@@ -36,7 +36,7 @@ def _numbers(part: Any) -> list[int]:
 def _one_by_one(entries: Sequence[Any]) -> bool:
     """Whether each is a sample of its own: a dict, a tensor of another length than the others, or what
     no tensor has been made of."""
-    if next(_tensors(entries), None) is None:
+    if next(tensors(entries), None) is None:
         return True
     if len(entries) == 1:
         return False
@@ -58,11 +58,12 @@ def _fractional(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """All that a batch is made of, in its order."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):
-        yield from _tensors(list(batch.values()))
+        yield from tensors(list(batch.values()))
     elif isinstance(batch, list | tuple):
         for part in batch:
-            yield from _tensors(part)
+            yield from tensors(part)

@@ -27,7 +27,8 @@ class Options:
             parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
         ) -> Any:
             found = parse(parser, args, *more, **named)
-            if args is None or list(args) == sys.argv[1:]:
+            # Often two parsers share the command line: what the first does not know is the other's.
+            if args is None or all(argument in sys.argv[1:] for argument in args):
                 for option in _of_parser(parser, found[0]):
                     self._parsed.setdefault(option.name, option)
             return found

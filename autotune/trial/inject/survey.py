@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autotune.trial.inject.batches import size
+from autotune.trial.inject.batches import size, tensors
 from autotune.trial.inject.changes import Changes
 from autotune.trial.inject.options import Options
 from autotune.trial.inject.sight import Sight
@@ -21,6 +21,8 @@ from autotune.trial.protocol import Knobs
 from autotune.trial.surveyed import Surveyed
 
 _NO_BACKWARD = -1
+_MOST_SIGNS = 4000
+"""Batches and backward passes before the first optimizer step: far more than anybody accumulates."""
 _ABOUT = 0.5
 """Of the parts of a batch, where some are seen before the next batch is drawn."""
 _MOST_FILES = 20
@@ -55,18 +57,26 @@ class Survey:
         self._options = Options()
         self._steps = 0
         self._within = False
+        self._signs = 0
+        self._columns: list[int] = []
         self._passes: dict[int, _Passes] = {}
         self._drawn_by_steps: list[int] = []
         self._drawn_by_passes: list[int] = [0]
         self._scaled = False
         self._written: dict[str, None] = {}
 
-    def watch(self, went_on: Callable[[], None], taken: Callable[[int], None]) -> None:
+    def watch(
+        self,
+        went_on: Callable[[], None],
+        taken: Callable[[int], None],
+        given_up: Callable[[str], None],
+    ) -> None:
         """Look from now on.
 
         Args:
             went_on: called whenever the script shows that it is alive.
             taken: called after each optimizer step, with how many there were.
+            given_up: called where there is much of a training, and never a step; with that in words.
         """
         self._options.watch()
         self._changes.begin()
@@ -82,7 +92,13 @@ class Survey:
                 passes.since_step = 0
             taken(self._steps)
 
-        self._sight.watch(went_on=went_on, before=_nothing, after=after)
+        def alive() -> None:
+            went_on()
+            self._signs += 1
+            if not self._steps and self._signs >= _MOST_SIGNS:
+                given_up(f"not in {_MOST_SIGNS:,} batches and backward passes")
+
+        self._sight.watch(went_on=alive, before=_nothing, after=after)
 
     def surveyed(self, ended: str = "") -> Surveyed:
         """What was seen; to be called where the script is under way, as its variables are looked at."""
@@ -92,6 +108,7 @@ class Survey:
         return Surveyed(
             steps=self._steps,
             micro_batch=micro_batch,
+            columns=statistics.mode(self._columns) if self._columns else 0,
             accumulation_steps=self._accumulation(trained, micro_batch),
             loader=self._sight.saw_loader,
             ddp=self._changes.built.model is not None,
@@ -153,6 +170,9 @@ class Survey:
         own = self._passes[id(module)]
         own.since_step += 1
         self._drawn_by_passes.append(self._sight.samples)
+        tensor = next(tensors(inputs), None)
+        if own.parameters and tensor is not None:
+            self._columns.append(tensor.shape[1] if tensor.dim() > 1 else 0)
         rows, _ = size(inputs)
         own.rows.append(rows)
 

@@ -6,6 +6,7 @@ import faulthandler
 import io
 import os
 import random
+import runpy
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 import torch
@@ -41,6 +43,11 @@ from autotune.trial.rank.training import no_span
 from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
 
 _AGENT_IS_GONE = 86
+_RUNNING = (
+    *(__file__, script.__file__, surveying.__file__),
+    *("<frozen runpy>", runpy.__file__),
+)
+"""What stands above a script in its traceback."""
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a rank print the stacks of all its threads to its log."""
@@ -60,9 +67,17 @@ def main(
         end = RankEnd(rank, None, "finished", at=time.time())
     except BaseException as error:
         at = time.time()
-        traceback.print_exc()
+        traceback.print_exception(error.with_traceback(_of_user(error, request)))
         end = RankEnd(rank, failure.of_exception(error), _describe(error), at=at)
     _leave(connection, end)
+
+
+def _of_user(error: BaseException, request: TrialRequest) -> TracebackType | None:
+    """Where it was raised, less how a script came to be run: that tells nobody anything."""
+    place = error.__traceback__
+    while request.script and place and place.tb_frame.f_code.co_filename in _RUNNING:
+        place = place.tb_next
+    return place or error.__traceback__
 
 
 def _leave(connection: Connection, end: RankEnd) -> NoReturn:

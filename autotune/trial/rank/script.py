@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from autotune.trial.inject import own
+from autotune.trial.inject import own, spawning
 from autotune.trial.inject.changes import LOADER, Changes
 from autotune.trial.inject.sight import Sight
 from autotune.trial.observers import communication
@@ -132,6 +132,7 @@ class ScriptRun:
 
     def run(self) -> NoReturn:
         """Run the script for as long as its steps are wanted."""
+        spawning.watch(lambda why: self._leave(Outcome.ERROR, why))
         self._changes.begin()
         self._sight.watch(
             went_on=self._progressed, before=self._before_step, after=self._after_step

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from autotune.trial.files import TrialFiles
+from autotune.trial.inject import spawning
 from autotune.trial.inject.survey import Survey
 from autotune.trial.protocol import Outcome, TrialRequest
 from autotune.trial.rank.script import Leave, execute
@@ -32,6 +33,7 @@ def survey(
         if steps >= script.survey:
             done()
 
-    seen.watch(progressed, taken)
+    spawning.watch(lambda why: leave(Outcome.ERROR, why))
+    seen.watch(progressed, taken, done)
     ended = execute(script)
     done(f"the script ended {ended}".rstrip())

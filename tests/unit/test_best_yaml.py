@@ -355,7 +355,14 @@ def test_import_and_load_need_the_standard_library_and_yaml_only(tmp_path):
 
 
 def test_what_is_public_is_there_and_nothing_else():
-    assert set(autotune.__all__) == {"BestConfig", "Update", "Workload", "__version__", "load"}
+    assert set(autotune.__all__) == {
+        "BestConfig",
+        "Update",
+        "Workload",
+        "__version__",
+        "load",
+        "report",
+    }
     assert autotune.load is best.load
     assert autotune.BestConfig is best.BestConfig
     with pytest.raises(AttributeError, match="nothing"):

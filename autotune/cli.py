@@ -362,7 +362,7 @@ def run_job(
 
 def _found(program: str) -> str:
     """A program of the user's: on the path, else beside this interpreter, as torchrun is."""
-    beside = Path(sys.executable).with_name(program)
+    beside = Path(sys.executable).parent / program  # which leaves an absolute path as it is
     return str(beside) if shutil.which(program) is None and beside.is_file() else program
 
 

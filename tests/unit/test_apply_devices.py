@@ -1,6 +1,7 @@
 """What the knobs that are meant for GPUs change, where that shows without one: compilation by blocks,
 FSDP2's sums, processors, and what the library is told."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -227,7 +228,8 @@ def processors():
     before = os.sched_getaffinity(0)
     yield sorted(before)
     for task in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(task.name), before)
+        with contextlib.suppress(ProcessLookupError):  # a thread that has ended meanwhile
+            os.sched_setaffinity(int(task.name), before)
 
 
 def described(folder, listed):

@@ -103,8 +103,10 @@ def _tell(text: str) -> None:
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
-    """A study file comes first, if it is there; whatever follows is a command."""
-    if words and Path(words[0]).suffix in (".yaml", ".yml"):
+    """A study file comes first, if it is there; whatever follows is a command. A single word is a file,
+    whatever its name, unless it is a script."""
+    is_file = len(words) == 1 and not words[0].endswith(".py")
+    if words and (is_file or Path(words[0]).suffix in (".yaml", ".yml")):
         return Path(words[0]), words[1:]
     return Path("study.yaml"), words
 
@@ -267,7 +269,7 @@ def export(
     if study.endswith((".yaml", ".yml")) and best.is_best(study):
         if trials:
             raise BadInput(f"{study} holds no attempts; give the name of the study")
-        _hand_over(_read_best(Path(study)), form, output)
+        _hand_over(_best_in(Path(study), best.read), form, output)
         return
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
@@ -321,9 +323,7 @@ def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
     print(target)
 
 
-def _read_best(path: Path) -> "BestConfig":
-    from autotune.export.best import read
-
+def _best_in(path: Path, read: Callable[[Path], "BestConfig"]) -> "BestConfig":
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -347,10 +347,7 @@ def run_job(
     from autotune.export.command import recommended
     from autotune.export.job import Job, tuned
 
-    try:
-        config = load(best)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{best}: {error}") from None
+    config = _best_in(best, load)
     job = tuned(config, command, os.environ) if command else Job(recommended(config), {}, ())
     for difference in job.differences:
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)

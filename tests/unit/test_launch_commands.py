@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.cli import _path_and_command
 from autotune.errors import BadInput
 from autotune.standalone.command import Launched, taken_apart
 
@@ -51,3 +52,19 @@ def test_variables_that_a_command_sets_are_set():
 def test_what_is_no_launch_of_a_script_is_told(command, told):
     with pytest.raises(BadInput, match=told):
         taken_apart(command.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ([], ("study.yaml", [])),
+        (["my-study"], ("my-study", [])),
+        (["a.yml"], ("a.yml", [])),
+        (["./train.py"], ("study.yaml", ["./train.py"])),
+        (["python", "train.py"], ("study.yaml", ["python", "train.py"])),
+        (["a.yaml", "python", "train.py"], ("a.yaml", ["python", "train.py"])),
+    ],
+)
+def test_a_study_file_and_a_command_are_told_apart(words, taken):
+    path, command = _path_and_command(words)
+    assert (str(path), command) == taken

@@ -2,6 +2,7 @@
 many ranks."""
 
 import contextlib
+import dataclasses
 import io
 import re
 from argparse import Namespace
@@ -61,13 +62,7 @@ def taken_apart(command: Sequence[str]) -> Launched:
 
 
 def _with(launched: Launched, env: dict[str, str]) -> Launched:
-    return Launched(
-        launched.target,
-        launched.is_module,
-        launched.args,
-        launched.workers,
-        {**env, **launched.env},
-    )
+    return dataclasses.replace(launched, env={**env, **launched.env})
 
 
 def _of_python(words: Sequence[str]) -> Launched:
@@ -108,9 +103,7 @@ def _of_accelerate(words: Sequence[str]) -> Launched:
     try:
         from accelerate.commands.launch import launch_command_parser
     except ImportError:
-        raise BadInput(
-            "accelerate is not installed here, so that its arguments are not known"
-        ) from (None)
+        raise _not_installed("accelerate") from None
     told = _parsed("accelerate launch", launch_command_parser().parse_args, words[1:])
     env = {"ACCELERATE_MIXED_PRECISION": told.mixed_precision} if told.mixed_precision else {}
     return Launched(
@@ -126,13 +119,15 @@ def _of_deepspeed(words: Sequence[str]) -> Launched:
     try:
         from deepspeed.launcher.runner import parse_args
     except ImportError:
-        raise BadInput(
-            "deepspeed is not installed here, so that its arguments are not known"
-        ) from (None)
+        raise _not_installed("deepspeed") from None
     told = _parsed("deepspeed", parse_args, words)
     nodes = max(1, told.num_nodes)
     workers = nodes * told.num_gpus if told.num_gpus > 0 else None
     return Launched(told.user_script, bool(told.module), tuple(told.user_args), workers)
+
+
+def _not_installed(launcher: str) -> BadInput:
+    return BadInput(f"{launcher} is not installed here, so that its arguments are not known")
 
 
 def _parsed(

@@ -129,10 +129,9 @@ def surveying(asked: TrialRequest) -> TrialRequest:
 
 def _with(args: tuple[str, ...]) -> Shape:
     def shape(asked: TrialRequest) -> TrialRequest:
-        looked_at = surveying(asked)
-        assert looked_at.script is not None
-        script = dataclasses.replace(looked_at.script, args=args)
-        return dataclasses.replace(looked_at, script=script)
+        assert asked.script is not None
+        changed = dataclasses.replace(asked.script, args=args)
+        return surveying(dataclasses.replace(asked, script=changed))
 
     return shape
 

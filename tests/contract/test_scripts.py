@@ -92,7 +92,7 @@ def test_samples_and_steps_are_seen(bench: Bench) -> None:
     assert "exposed_seconds" in report.blocks[-1].observed
 
 
-_EVALUATES = """
+_TRAINS = """
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 dist.init_process_group("gloo")
@@ -104,6 +104,8 @@ while True:
     for number, (x,) in enumerate(training):
         model(x).square().mean().backward()
         optimizer.step()
+"""
+_EVALUATES = f"""{_TRAINS}\
         if number % 8 == 7:
             for (y,) in evaluation:
                 with torch.no_grad():
@@ -397,18 +399,7 @@ def test_autocast_inside_of_the_wrapped_model_is_seen(bench: Bench) -> None:
     assert "precision bf16: is what the script has by itself" in report.cause
 
 
-_LEFT = """
-import torch, torch.distributed as dist
-from torch.utils.data import DataLoader, TensorDataset
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-training = DataLoader(TensorDataset(torch.randn(64, 8)), 4)
-evaluation = DataLoader(TensorDataset(torch.randn(64, 8)), 4, num_workers=1, persistent_workers=True)
-while True:
-    for number, (x,) in enumerate(training):
-        model(x).square().mean().backward()
-        optimizer.step()
+_LEFT = f"""{_TRAINS}\
         if number % 4 == 3:
             model.eval()
             for place, (y,) in enumerate(evaluation):

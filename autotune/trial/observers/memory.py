@@ -33,7 +33,19 @@ def peak_bytes(device: torch.device, *, alone: bool = True) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device)) + beside_allocator(device, alone=alone)
-    for line in _STATUS.read_text().splitlines():
+    return peak_resident(_STATUS)
+
+
+def peak_resident(status: Path) -> int:
+    """Peak resident memory of a process, bytes; 0 of one that has ended and is not cleared away.
+
+    Args:
+        status: /proc/PID/status.
+
+    Raises:
+        OSError: it is gone.
+    """
+    for line in status.read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0

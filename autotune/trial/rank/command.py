@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from autotune.trial import failure, processes, reporting
 from autotune.trial.files import TrialFiles
+from autotune.trial.observers import memory
 from autotune.trial.observers.contention import NodeLoad
 from autotune.trial.protocol import BlockPlan, BlockReport, Command, Observed, Outcome, TrialRequest
 from autotune.trial.rank.readings import (
@@ -241,7 +242,6 @@ def _of_failure(tail: str) -> Outcome:
 def _largest_resident(pid: int) -> int:
     """Peak of a process, bytes; 0 if it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return memory.peak_resident(Path(f"/proc/{pid}/status"))
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

@@ -17,6 +17,8 @@ _POLL_SECONDS = 0.002
 MARKER = "AUTOTUNE_AGENT"
 """Environment variable that names the agent in everything that descends from it."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a rank print the stacks of all its threads to its log."""
 
 
 def become_subreaper() -> None:

@@ -218,7 +218,7 @@ class TestPages:
         rate = re.search(r"throughput: ([\d,.]+) samples/s \(95 % interval (\S+) to", shown)
         assert rate, shown
         assert number(rate[1]) == pytest.approx(result.throughput, rel=0.01)
-        low = result.throughput * (1 - result.half_width)
+        low = max(0.0, result.throughput * (1 - result.half_width))
         assert number(rate[2]) == pytest.approx(low, rel=0.01, abs=0.6)
         memory = re.search(r"peak memory of a rank: ([\d,.]+) MiB", shown)
         assert memory, shown

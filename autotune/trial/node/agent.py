@@ -3,11 +3,12 @@
 It reads commands as JSON lines from standard input, first of all what to import besides torch, and
 writes reports to standard output. When its input ends, whoever started it is gone: it kills
 everything it started and leaves.
+
+It does not import torch itself: the fork server does, once, and whatever needs it is forked from there.
 """
 
 import argparse
 import dataclasses
-import datetime
 import multiprocessing
 import os
 import sys
@@ -18,8 +19,9 @@ from typing import Any, NoReturn
 
 from autotune.trial import processes
 from autotune.trial.imports import PRELOAD_FILE
-from autotune.trial.node import environment
 from autotune.trial.node.network import interface_of
+from autotune.trial.node.store import StoreProcess
+from autotune.trial.node.trial import NodeTrial
 from autotune.trial.protocol import (
     PROTOCOL,
     EndTrial,
@@ -39,11 +41,11 @@ _PRELOADED = [
     "torch._dynamo",
     "torch.onnx",
     "autotune.trial.rank.main",
+    "autotune.trial.node.trial",
     "autotune.trial.node.preloaded",
 ]
 _PROGRESS_CHECK_SECONDS = 0.1
 _READ_BYTES = 1 << 20
-_STORE_TIMEOUT = datetime.timedelta(seconds=60)
 
 
 def main() -> NoReturn:
@@ -83,13 +85,11 @@ class Agent:
 
     def serve(self) -> None:
         """Answer commands until the input ends."""
-        # The fork server imports torch meanwhile, on another core.
-        from autotune.trial.rank.meeting import open_store
-
+        hello = self._introduction(interface_of(self._host))
         # For all trials.
-        self._store = open_store(self._host, _STORE_TIMEOUT)
-        interface = interface_of(self._host)
-        self._send(self._introduction(interface))
+        self._store = StoreProcess(self._context, self._host)
+        self._helpers.add(self._store.pid)
+        self._send(dataclasses.replace(hello, store_port=self._store.port))
         while True:
             watched: list[Any] = [self._commands]
             watched += self._trial.waitables() if self._trial else []
@@ -118,8 +118,6 @@ class Agent:
         return bool(data)
 
     def _handle(self, command: Message) -> None:
-        from autotune.trial.node.trial import NodeTrial
-
         if isinstance(command, StartTrial):
             try:
                 self._trial = NodeTrial(
@@ -159,32 +157,31 @@ class Agent:
         while unsent:
             unsent = unsent[os.write(self._reports, unsent) :]
 
-    def _introduction(self, interface: str) -> Message:
-        """Made in a forked process: CUDA is never initialised in this one."""
+    def _introduction(self, interface: str) -> Hello:
+        """Made in a forked process: CUDA is never initialised in those that stay."""
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=_introduce, args=(theirs, os.getpid(), self._store.port, interface)
-        )
+        process = self._context.Process(target=_introduce, args=(theirs, os.getpid(), interface))
         process.start()
         theirs.close()
         hello = from_line(ours.recv_bytes())
+        assert isinstance(hello, Hello)
         process.join()
         return hello
 
 
-def _introduce(connection: Connection, agent: int, store_port: int, interface: str) -> None:
-    from autotune.trial.node import preloaded
+def _introduce(connection: Connection, agent: int, interface: str) -> None:
+    from autotune.trial.node import environment, preloaded
 
     unfit = preloaded.unfit()
     if unfit:
         print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
     if not preloaded.began_cuda():
         fingerprint, devices = environment.describe(), environment.cuda_devices()
-        hello = Hello(agent, store_port, interface, fingerprint, devices, unfit, PROTOCOL)
+        hello = Hello(agent, 0, interface, fingerprint, devices, unfit, PROTOCOL)
     elif (
         preloaded.wanted()
     ):  # no fork of this process can look at the devices; there will be another agent
-        hello = Hello(agent, store_port, interface, {}, (), unfit, PROTOCOL)
+        hello = Hello(agent, 0, interface, {}, (), unfit, PROTOCOL)
     else:
         sys.exit(
             "No rank can use a device: CUDA begins before the fork, with torch or sitecustomize."

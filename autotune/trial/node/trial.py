@@ -23,7 +23,6 @@ from autotune.trial.protocol import (
     TrialRequest,
     from_line,
 )
-from autotune.trial.rank import main as rank
 
 SETTLE_SECONDS = 0.5
 """After the first failure, how long other ranks may still tell of theirs: the cause is among them."""
@@ -72,7 +71,7 @@ class NodeTrial:
     def _start(self, context: ForkServerContext, local_rank: int) -> _Rank:
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=rank.main, args=(self.request, self._placement, local_rank, theirs)
+            target=_become_a_rank, args=(self.request, self._placement, local_rank, theirs)
         )
         process.start()
         theirs.close()
@@ -188,7 +187,7 @@ class NodeTrial:
         for member in self._ranks:
             if member.process.pid and not member.exit_seen:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(member.process.pid, rank.DUMP_SIGNAL)
+                    os.kill(member.process.pid, processes.DUMP_SIGNAL)
         time.sleep(_DUMP_SECONDS)
         for end in hung:
             self._note(end)
@@ -199,3 +198,12 @@ class NodeTrial:
         except OSError:
             return ""
         return content[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+def _become_a_rank(
+    request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
+) -> None:
+    # Imported by the fork server, not by the agent: that has no use for torch.
+    from autotune.trial.rank.main import main
+
+    main(request, placement, local_rank, connection)

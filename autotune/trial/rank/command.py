@@ -18,6 +18,7 @@ from autotune.trial.files import TrialFiles
 from autotune.trial.observers import memory
 from autotune.trial.observers.contention import NodeLoad
 from autotune.trial.protocol import BlockPlan, BlockReport, Command, Observed, Outcome, TrialRequest
+from autotune.trial.rank import raised
 from autotune.trial.rank.readings import (
     FileLines,
     Lines,
@@ -236,7 +237,7 @@ def _of_failure(tail: str) -> Outcome:
     """By the last that a command has printed."""
     if "MemoryError" in tail:  # Python's own, NumPy's, torch's
         return Outcome.OOM
-    return failure.of_exception(RuntimeError(tail))
+    return raised.of_exception(RuntimeError(tail))
 
 
 def _largest_resident(pid: int) -> int:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.trial import failure, imports, processes, workload
+from autotune.trial import imports, processes, workload
 from autotune.trial.effects import binding, process
 from autotune.trial.files import TrialFiles
 from autotune.trial.observers import memory
@@ -35,7 +35,7 @@ from autotune.trial.protocol import (
     RankEnd,
     TrialRequest,
 )
-from autotune.trial.rank import command, meeting, profiling, script, surveying
+from autotune.trial.rank import command, meeting, profiling, raised, script, surveying
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
@@ -49,8 +49,6 @@ _RUNNING = (
 )
 """What stands above a script in its traceback."""
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a rank print the stacks of all its threads to its log."""
 
 
 def main(
@@ -68,7 +66,7 @@ def main(
     except BaseException as error:
         at = time.time()
         traceback.print_exception(error.with_traceback(_of_user(error, request)))
-        end = RankEnd(rank, failure.of_exception(error), _describe(error), at=at)
+        end = RankEnd(rank, raised.of_exception(error), _describe(error), at=at)
     _leave(connection, end)
 
 
@@ -285,7 +283,7 @@ def _redirect_output(log: Path) -> None:
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(line_buffering=True)  # a rank is killed: nothing flushes for it
     faulthandler.enable()
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    faulthandler.register(processes.DUMP_SIGNAL, all_threads=True)
 
 
 def _die_with_agent(connection: Connection) -> None:
@@ -299,6 +297,6 @@ def _die_with_agent(connection: Connection) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text, place = failure.text_of(error), failure.place_of(error)
+    text, place = raised.text_of(error), raised.place_of(error)
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"{named} ({place})" if place else named

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import launchers
+from autotune.trial.node.store import NAME
 from autotune.trial.processes import MARKER
 from autotune.trial.protocol import (
     BlockReport,
@@ -75,7 +76,7 @@ class Site:
         return [p for p in marked(self.mark) if "autotune.trial.node.agent" in command(p)]
 
     def strays(self) -> list[str]:
-        """What lives, descends from an agent, and is no agent nor one of its two helpers."""
+        """What lives, descends from an agent, and is no agent nor one of its helpers."""
         alive = {p.pid: p for p in marked(self.mark) if MARKER in environment(p)}
         for agent in self.agents():
             alive.pop(agent.pid, None)
@@ -146,15 +147,27 @@ def kill_all(mark: str) -> None:
 
 
 def helpers(agent: psutil.Process) -> list[psutil.Process]:
-    """The agent's resource tracker and its newest fork server."""
+    """The agent's resource tracker, its newest fork server, and the store that is forked from it."""
     children = agent.children()
     names = ("resource_tracker", "multiprocessing.forkserver")
     kinds = ([child for child in children if name in command(child)] for name in names)
-    return [kind[-1] for kind in kinds if kind]
+    found = [kind[-1] for kind in kinds if kind]
+    return found + [child for server in found for child in server.children() if is_store(child)]
+
+
+def is_store(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.name() == NAME
+    return False
 
 
 def fork_server(agent: psutil.Process) -> psutil.Process:
-    return helpers(agent)[-1]
+    return next(helper for helper in helpers(agent) if "forkserver" in command(helper))
+
+
+def ranks(agent: psutil.Process) -> list[psutil.Process]:
+    """Those of the trial that runs."""
+    return [child for child in fork_server(agent).children() if not is_store(child)]
 
 
 class WatchedLink(LocalLink):

@@ -16,6 +16,7 @@ import pytest
 
 import launchers
 from autotune.errors import LauncherError
+from autotune.trial.node.store import NAME
 from autotune.trial.protocol import BlockPlan, BlockReport
 from launchers import Resources
 from tests.contract.launchers.sites import (
@@ -98,7 +99,7 @@ def test_only_loopback_is_listened_on(site: Site) -> None:
         return block.index >= 2
 
     site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), look)
-    assert any("autotune.trial.node.agent" in line for line in open_ports)
+    assert any(NAME in line for line in open_ports)
     reachable = [line for line in open_ports if not loopback(line.split()[0])]
     assert reachable == []
 
@@ -107,7 +108,7 @@ def listening(process: psutil.Process) -> Iterator[str]:
     with contextlib.suppress(psutil.Error):
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
-                yield f"{connection.laddr.ip} {connection.laddr.port} {command(process)[:120]}"
+                yield f"{connection.laddr.ip} {connection.laddr.port} {process.name()} {command(process)[:120]}"
 
 
 def loopback(address: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, Outcome
-from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, fork_server, sites
+from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, ranks, sites
 from tests.trials import ENDLESS, knobs
 
 pytestmark = pytest.mark.timeout(600)
@@ -129,7 +129,7 @@ def test_a_rank_that_hangs_after_the_last_step_is_the_one_named(site: Site) -> N
 def test_a_rank_killed_from_outside_is_a_crash(site: Site) -> None:
     def kill_a_rank(block: BlockReport) -> bool:
         if block.index == 1:
-            fork_server(site.agents()[0]).children()[0].kill()
+            ranks(site.agents()[0])[0].kill()
         return False
 
     report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), kill_a_rank)

@@ -43,6 +43,14 @@ def test_blocks_account_for_every_step_sample_and_second(site: Site) -> None:
     assert report.wall_seconds >= sum(block.seconds for block in report.blocks)
 
 
+@sites("local")
+def test_the_agent_itself_never_loads_torch(site: Site) -> None:
+    site.check_next_trial()
+    agent = site.agents()[0]
+    assert "libtorch" not in Path(f"/proc/{agent.pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{fork_server(agent).pid}/maps").read_text()
+
+
 @sites("local", "ray")
 def test_a_factory_finds_what_it_was_promised(site: Site, tmp_path: Path) -> None:
     report = site.run("odd:looking", args={"folder": str(tmp_path)}, env={"COLOUR": "green"})

@@ -1,0 +1,50 @@
+"""The store at which the ranks of all trials meet, in a process of its own beside the agent."""
+
+import contextlib
+import ctypes
+import datetime
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+
+NAME = "autotune-store"
+"""Of its process, as `top` shows it; at most 15 characters."""
+_PR_SET_NAME = 15
+_TIMEOUT = datetime.timedelta(seconds=60)
+
+
+class StoreProcess:
+    """A `TCPStore` that lives as long as whoever has started it.
+
+    Attributes:
+        pid: of the process that serves it.
+        port: free, of the host's address alone.
+    """
+
+    def __init__(self, context: ForkServerContext, host: str) -> None:
+        """Start it.
+
+        Args:
+            context: forks processes that have torch imported.
+            host: address to listen on.
+
+        Raises:
+            EOFError: it could not listen there; what it was is in the log.
+        """
+        self._line, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, host), daemon=True)
+        process.start()
+        theirs.close()
+        self.port = int.from_bytes(self._line.recv_bytes())
+        assert process.pid is not None
+        self.pid = process.pid
+
+
+def _serve(line: Connection, host: str) -> None:
+    from autotune.trial.rank.meeting import open_store
+
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
+    store = open_store(host, _TIMEOUT)
+    line.send_bytes(store.port.to_bytes(2))
+    # Nothing is ever sent this way: the read ends when its owner does.
+    with contextlib.suppress(EOFError, OSError):
+        line.recv_bytes()

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.report.presets import presets_listed
+from autotune.views.presets import presets_listed
 
 _WORKLOAD = "my_workload.py"
 _SPACE = "search_space: quick\n"

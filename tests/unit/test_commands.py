@@ -1,6 +1,7 @@
 """Commands in study.yaml, what they tell, and what is made of it: what needs no process."""
 
 import functools
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import autotune
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.command import command_of, recommended
@@ -151,6 +153,12 @@ def test_reporting_does_nothing_outside_a_study_and_loads_nothing() -> None:
         "assert not {'torch', 'yaml', 'pydantic'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", text], check=True)
+
+
+def test_no_public_name_is_that_of_a_module() -> None:
+    """Importing the module would put it in the place of the function."""
+    modules = {module.name for module in pkgutil.iter_modules(autotune.__path__)}
+    assert not modules & {*autotune.__all__}
 
 
 def best(tmp_path: Path) -> BestConfig:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import yaml
 
-from autotune.spec import arguments, commands, mistakes
+from autotune.spec import arguments, commands, fields, mistakes
+from autotune.trial.surveyed import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.scripts import refusal
 
@@ -16,6 +17,8 @@ _COUNTED = ("micro_batch", "accumulation_steps")
 """Knobs that all ranks may have together, in a script's words."""
 _KINDS = ("name", "script", "module", "command")
 _FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+_FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
+_FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 
 
 class Workload(Protocol):
@@ -94,9 +97,23 @@ def _of_factory(workload: Workload) -> mistakes.Problems:
 
 def of_flag(flag: str) -> str | None:
     """What is wrong with where a knob goes."""
-    if _FLAG.fullmatch(flag):
-        return None
-    return f"must be --flag, --flag=, key= or $VARIABLE, got {mistakes.in_yaml(flag)}"
+    found = fields.parted(flag)
+    if found is None:
+        if _FLAG.fullmatch(flag):
+            return None
+        return (
+            "must be --flag, --flag=, key= or $VARIABLE, or a field of a file, such as "
+            f"config.yaml::a.field, got {mistakes.in_yaml(flag)}"
+        )
+    holder, field = found
+    if not (_FLAG.fullmatch(holder.text) or _FILE.fullmatch(holder.text)):
+        return (
+            "must have --flag, --flag=, key=, $VARIABLE or a file of "
+            f"{', '.join(SETTINGS)} before `::`, got {mistakes.in_yaml(flag)}"
+        )
+    if not _FIELD.fullmatch(field):
+        return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
+    return None
 
 
 def of_knobs(
@@ -130,8 +147,9 @@ def of_knobs(
                 f"then say under baseline what {name} is for one rank today"
             )
         elif name not in told and name not in baseline:
+            who = "it does not" if fields.parted(flag) else "workload.args do not"
             problems["workload", "flags", name] = (
-                f"workload.args do not say what {flag} is today; add it there, or say under baseline "
+                f"{who} say what {flag} is today; add it there, or say under baseline "
                 f"what the script takes without it"
             )
     split = "micro_batch" in space and len(space["micro_batch"]) > 1
@@ -204,7 +222,7 @@ def of_arguments(workload: Workload) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, flag in workload.flags.items():
         text = arguments.given(workload.arguments, flag)
-        if name not in CATALOGUE or name in workload.over_all_ranks:
+        if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
             continue
         value = _value(text)
         if text is not None:

@@ -307,7 +307,7 @@ def test_a_job_reads_the_copy_and_is_told_of_what_it_does_not_read(
         check=True,
     )
     assert found.stdout == "  warmup: 1.0\n"
-    assert "autotune: train.yaml: has not been read" in found.stderr, "the copy that --config names"
+    assert f"autotune: {tmp_path / 'train.yaml'}: has not been read" in found.stderr, "of --config"
     assert found.stderr.count("autotune:") == 1
 
 

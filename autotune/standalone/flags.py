@@ -104,6 +104,14 @@ def _fitting(knob: str, options: Sequence[Option]) -> Iterator[Option]:
             yield option
 
 
+def knob_named(option: str) -> str | None:
+    """The knob that an option is named for; None if for none."""
+    words = set(_words(option))
+    if words & _ELSEWHERE:
+        return None
+    return next((knob for knob, fits in _KNOBS.items() if fits(words)), None)
+
+
 def _is_micro_batch(words: set[str]) -> bool:
     sized = bool(words & {"size", "per", "micro", "local"}) or words <= {"batch", "train", "b"}
     return bool(words & {"bs", "mbs", "batchsize"}) or ("batch" in words and sized)

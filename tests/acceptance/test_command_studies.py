@@ -1,6 +1,8 @@
 """Studies over a command that is no script of torch, as a user would give them."""
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,6 +10,7 @@ import yaml
 from storage import Purpose
 from tests.steering import StudyFolder, quick_measurement
 
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "commands"
 BENCH = """
 import json, sys, time
 batch, pause, path = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
@@ -78,3 +81,40 @@ def test_what_may_change_the_loss_is_refused(tiny: StudyFolder) -> None:
     assert "nobody sees the loss of a command" in told
     assert "unchecked_numerics: allow would recommend it" in told
     assert yaml.safe_load((tiny.folder / "best.yaml").read_text())["knobs"]["pause"] == 0.02
+
+
+def write_example(tiny: StudyFolder, **changes: object) -> dict[str, str]:
+    """examples/commands/spawned.py and its study; the environment in which python3 is this one."""
+    script = EXAMPLES / "spawned.py"
+    (tiny.folder / script.name).write_bytes(script.read_bytes())
+    study = yaml.safe_load((EXAMPLES / "spawned.yaml").read_text())
+    sections = ("workload", "search_space", "baseline", "resources")
+    kept: dict[str, object] = {name: study[name] for name in sections}
+    tiny.write(**{**kept, "objective": {"global_batch": "keep"}, **changes})
+    return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+
+
+def test_the_example_runs(tiny: StudyFolder) -> None:
+    """It starts two ranks by itself."""
+    path = write_example(
+        tiny, search_space={"micro_batch": [8, 32]}, objective={"global_batch": "free"}
+    )
+    told = tiny.run("doctor", "study.yaml", "--storage", tiny.url, env=path).stdout
+    assert "ok    baseline" in told, told
+    assert "ok    knob micro_batch: 32 runs, by {micro_batch}" in told, told
+
+
+@pytest.mark.slow
+def test_the_example_is_tuned(tiny: StudyFolder) -> None:
+    path = write_example(tiny, budget={"trials": 3, "least_gain": 0})
+    found = tiny.run("start", "study.yaml", "--foreground", env=path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=3)
+    attempts = tiny.attempts(Purpose.SEARCH)
+    assert all(attempt.result.cause == "" for attempt in attempts), [a.result for a in attempts]
+    assert {a.knobs["micro_batch"] * a.knobs["accumulation_steps"] for a in attempts} == {32}
+    rates = {a.knobs["micro_batch"]: a.result.throughput for a in attempts}
+    assert rates[32] > rates[8], "a fourth of the passes for the same samples"
+    best = yaml.safe_load((tiny.folder / "best.yaml").read_text())
+    argv = tiny.ask("export", "best.yaml", "--format", "argv").stdout
+    assert f"--batch-size {best['knobs']['micro_batch']} --grad-accum" in argv

@@ -288,6 +288,15 @@ def few_steps(asked: TrialRequest) -> TrialRequest:
     return dataclasses.replace(asked, blocks=_FEW_STEPS)
 
 
+def step_by_step(asked: TrialRequest) -> TrialRequest:
+    """The same, with a report of each of its steps; of a command, whose reports are what it makes them,
+    as few as before."""
+    if asked.command:
+        return few_steps(asked)
+    several = BlockPlan(seconds=0.0, min_steps=1, max_blocks=_FEW_STEPS.min_steps + 2)
+    return dataclasses.replace(asked, blocks=several)
+
+
 def profiled(asked: TrialRequest) -> TrialRequest:
     """The same trial under the profiler instead of timed."""
     return dataclasses.replace(asked, profile=_PROFILED_STEPS)

@@ -61,7 +61,7 @@ def _workload(words: Sequence[str]) -> Iterator[str]:
     yield from (f"    - {json.dumps(word, ensure_ascii=False)}" for word in words)
     yield "  # Where its throughput is read, one of these; or take the field out, and have the program,"
     yield "  # if it is Python, call autotune.report(samples=64)."
-    yield '  #   {pattern: "([0-9.]+) samples/s"}: over each line of its output, with one group, the rate'
+    yield '  #   {pattern: "([0-9.]+) samples/s"}: over each line of its output, one group: the rate'
     yield '  #   {json_lines: "{folder}/metrics.jsonl"}: lines of {"samples": 64, "seconds": 0.8}'
     yield f"  throughput: {TODO}"
     yield ""

@@ -85,6 +85,22 @@ def test_a_script_is_not_diagnosed_by_mistake(tiny: StudyFolder) -> None:
     assert "scripts cannot be profiled yet" in told.stderr
 
 
+def test_doctor_says_which_knob_has_every_step_compiled(tiny: StudyFolder) -> None:
+    script = SCRIPTS / "varied" / "recompiling.py"
+    (tiny.folder / script.name).write_bytes(script.read_bytes())
+    tiny.write(
+        workload={"script": script.name},
+        resources={"workers": 1},
+        search_space={"loader_workers": [0, 1]},
+        baseline={"micro_batch": 32},
+        knobs={"ragged": {"values": [False, True], "flag": "--ragged"}},
+    )
+    told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
+    assert "ok    baseline" in told, "the first steps compile, too"
+    assert "ok    knob loader_workers" in told
+    assert "warn  knob ragged: true: torch.compile has compiled anew in each of the last 3" in told
+
+
 @pytest.mark.slow
 def test_a_script_is_tuned_and_left_as_it_is(tiny: StudyFolder) -> None:
     space = {"micro_batch": [4, 64], "precision": ["fp32", "bf16"]}

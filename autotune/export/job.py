@@ -10,10 +10,10 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.export.command import command_of, is_of_command
+from autotune.export.command import command_of, is_of_command, write_copies
 from autotune.paths import tuned_files
 from autotune.spec import StudySpec, fields, scripts
-from autotune.trial.inject import copies, job
+from autotune.trial.inject import job
 from autotune.trial.protocol import FileCopy
 
 _SITE = Path(job.__file__).parent / "site"
@@ -68,8 +68,7 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         workdir=Path.cwd(),
         folder=tuned_files(Path.cwd()),
     )
-    for copy in given.copies:
-        _write(copy)
+    write_copies(given.copies)
     order = job.Order(
         target, script["is_module"], best.knobs, tuple(script["changes"]), _named(given.copies)
     )
@@ -81,13 +80,6 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     }
     differences = tuple(_differences(best, command[place], script))
     return Job((*command[: place + 1], *given.arguments), found, differences)
-
-
-def _write(copy: FileCopy) -> None:
-    try:
-        copies.write(copy)
-    except OSError as error:
-        raise BadInput(f"{copy.path} cannot be written: {error.strerror}") from None
 
 
 def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:

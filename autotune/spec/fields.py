@@ -74,6 +74,7 @@ def given(
     variables: Mapping[str, str],
     workdir: Path,
     folder: Path,
+    in_process: bool = True,
 ) -> Given:
     """Arguments, variables and files with these knobs as they are to be.
 
@@ -84,6 +85,8 @@ def given(
         variables: of the script's environment.
         workdir: where it runs.
         folder: for the copies, which are yet to be written.
+        in_process: a copy can stand in for a file wherever that is opened; else the file is one of the
+            words, and the copy takes its place there.
 
     Raises:
         BadInput: a file or a field is not there.
@@ -98,7 +101,13 @@ def given(
         text = changed_text(workdir / file, changes)
         digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
         path = str(folder.absolute() / digest / Path(file).name)
-        copies.append(FileCopy(file, path, text, stands_in=holder.is_file))
+        copies.append(FileCopy(file, path, text, stands_in=holder.is_file and in_process))
+        if holder.is_file and not in_process:
+            if file not in found:
+                raise BadInput(
+                    f"no word of the command is {file}: name the file as it stands there"
+                )
+            found = tuple(path if word == file else word for word in found)
         if holder.text.startswith(ENVIRONMENT):
             set_[holder.text.removeprefix(ENVIRONMENT)] = path
         elif not holder.is_file:

@@ -43,17 +43,19 @@ def with_files(
 
 def _of_files(data: Mapping[str, Any]) -> Iterator[tuple[mistakes.FieldPath, str, str]]:
     """Knobs that are a field of a file: where that stands, the name, the field."""
-    for name, flag in _mapping(_mapping(data.get("workload")).get("flags")).items():
-        if _is_field(flag):
+    workload = _mapping(data.get("workload"))
+    problem = scripts.of_field if workload.get("command") else scripts.of_flag
+    for name, flag in _mapping(workload.get("flags")).items():
+        if _is_field(flag) and not problem(flag):
             yield ("workload", "flags", name), name, flag
     for name, knob in _mapping(data.get("knobs")).items():
         flag = _mapping(knob).get("flag")
-        if _is_field(flag):
+        if _is_field(flag) and not problem(str(flag)):
             yield ("knobs", name, "flag"), name, str(flag)
 
 
 def _is_field(flag: Any) -> bool:
-    return isinstance(flag, str) and bool(fields.parted(flag)) and not scripts.of_flag(flag)
+    return isinstance(flag, str) and fields.parted(flag) is not None
 
 
 def _misfit(data: Mapping[str, Any], name: str, today: Any) -> str:

@@ -138,12 +138,10 @@ def of_knobs(knobs: Knobs, *, of_command: bool) -> mistakes.Problems:
 
 
 def _of_flag(name: str, flag: str | None, *, of_command: bool) -> str | None:
+    if of_command and flag and not _is_field(flag):
+        return f"is for scripts: a command takes it where {{{name}}} stands; take it out"
     if of_command:
-        return (
-            f"is for scripts: a command takes it where {{{name}}} stands; take it out"
-            if flag
-            else None
-        )
+        return scripts.of_field(flag) if flag else None
     return "is missing" if flag is None else scripts.of_flag(flag)
 
 

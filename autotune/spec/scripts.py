@@ -54,7 +54,7 @@ def of_workload(workload: Workload) -> mistakes.Problems:
     if len(kinds) > 1:
         return {("workload", kinds[1]): f"does not go with {kinds[0]}; give one of them"}
     if workload.command is not None:
-        return commands.of_workload(workload)
+        return commands.of_workload(workload) | _of_flags(workload)
     problems: mistakes.Problems = {}
     if workload.throughput is not None:
         problems["workload", "throughput"] = "is for commands only; take it out"
@@ -74,9 +74,10 @@ def of_workload(workload: Workload) -> mistakes.Problems:
 def _of_flags(workload: Workload) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     for knob, flag in workload.flags.items():
-        if problem := mistakes.unknown_knob(knob) or of_flag(flag):
+        wrong = of_flag(flag) if workload.command is None else of_field(flag)
+        if problem := mistakes.unknown_knob(knob) or wrong:
             problems["workload", "flags", knob] = problem
-    for place, knob in enumerate(workload.over_all_ranks):
+    for place, knob in enumerate(() if workload.command else workload.over_all_ranks):
         if knob not in workload.flags or knob not in _COUNTED:
             shown = mistakes.in_yaml(knob)
             problems["workload", "over_all_ranks", place] = (
@@ -114,6 +115,18 @@ def of_flag(flag: str) -> str | None:
     if not _FIELD.fullmatch(field):
         return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
     return None
+
+
+def of_field(flag: str) -> str | None:
+    """What is wrong with where a knob of a command goes, if not to a placeholder."""
+    found = fields.parted(flag)
+    if found and not found[0].text.startswith(arguments.ENVIRONMENT):
+        return of_flag(flag)
+    return (
+        "must be a field of a file that the command names, such as --config::a.field or "
+        f"config.json::a.field, got {mistakes.in_yaml(flag)}; else the command takes a knob where it "
+        "stands in braces"
+    )
 
 
 def of_knobs(

@@ -412,7 +412,12 @@ class StudySpec(_Section):
         values, fixed_batch = self.values(), self.objective.global_batch not in ("free", None)
         if self.workload.command:
             return commands.of_knobs(
-                self.workload, values, self.knobs, self.baseline, fixed_batch=fixed_batch
+                self.workload,
+                values,
+                self.knobs,
+                self.baseline,
+                fields=self.flags,
+                fixed_batch=fixed_batch,
             )
         return scripts.of_knobs(
             self.workload,

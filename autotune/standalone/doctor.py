@@ -217,10 +217,10 @@ def _takes(probe: Probe, name: str, value: KnobValue, *, settles: bool) -> str:
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     if settles and (compiled := _compiled_again([seen.block for seen in judge.seen])):
         raise _Doubt(f"{written(value)}: {compiled}")
-    workload = probe.plan.spec.workload
+    workload, flag = probe.plan.spec.workload, probe.plan.spec.flags.get(name)
     if workload.command:
-        return f"{written(value)} runs, by {{{name}}}; whether the command heeds it is not seen"
-    flag = probe.plan.spec.flags.get(name)
+        how = flag or f"{{{name}}}"
+        return f"{written(value)} runs, by {how}; whether the command heeds it is not seen"
     if flag is None:
         return f"{written(value)} takes effect, from outside"
     # Samples tell of these two; nothing tells whether a script heeds any other argument.

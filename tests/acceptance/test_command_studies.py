@@ -118,3 +118,33 @@ def test_the_example_is_tuned(tiny: StudyFolder) -> None:
     best = yaml.safe_load((tiny.folder / "best.yaml").read_text())
     argv = tiny.ask("export", "best.yaml", "--format", "argv").stdout
     assert f"--batch-size {best['knobs']['micro_batch']} --grad-accum" in argv
+
+
+CONFIGURED = """
+import json, sys, time
+batch = json.load(open(sys.argv[2]))["train"]["batch"]
+with open("told", "a") as told:
+    print(batch, file=told)
+while True:
+    time.sleep(0.02)
+    print(batch / 0.02, "samples/s", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_field_of_a_file_that_a_command_is_given(tiny: StudyFolder) -> None:
+    (tiny.folder / "bench.py").write_text(CONFIGURED)
+    (tiny.folder / "config.json").write_text('{"train": {"batch": 4}}')
+    tiny.write(
+        workload={
+            "command": [sys.executable, "bench.py", "--config", "config.json"],
+            "throughput": {"pattern": "([0-9.]+) samples/s"},
+            "flags": {"micro_batch": "--config::train.batch"},
+        },
+        search_space={"micro_batch": [4, 64]},
+        baseline={},
+        objective={"global_batch": "free"},
+    )
+    told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
+    assert "ok    knob micro_batch: 64 runs, by --config::train.batch" in told, told
+    assert (tiny.folder / "told").read_text().split() == ["4", "64"]

@@ -1,6 +1,7 @@
 """Commands in study.yaml, what they tell, and what is made of it: what needs no process."""
 
 import functools
+import json
 import pkgutil
 import re
 import subprocess
@@ -177,3 +178,36 @@ def test_the_command_is_recommended_whole(tmp_path: Path) -> None:
         tuned(found, ["./bench"], {})
     with pytest.raises(BadInput, match="give your launch command after"):
         recommended(BestConfig({}, 2, {}))
+
+
+def test_a_field_of_a_file_that_a_command_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text('{"train": {"bs": 8}, "tp": 1}')
+    workload = {
+        "command": ["./bench", "--config", "a.json", "a.json"],
+        "throughput": {"pattern": "(x)"},
+        "flags": {"micro_batch": "a.json::train.bs"},
+    }
+    knobs = {"tp": {"values": [1, 2], "flag": "a.json::tp"}}
+    spec = study(tmp_path, workload, knobs=knobs, baseline={})
+    today = spec.full_baseline()
+    assert (today["micro_batch"], today["tp"]) == (8, 1)
+    chosen = {**today, "micro_batch": 16, "tp": 2}
+    found = recommended(BestConfig(chosen, 2, {}, script=command_of(spec, chosen)))
+    assert found[:2] == ("./bench", "--config")
+    assert found[2] == found[3]
+    assert json.loads(Path(found[2]).read_text()) == {"train": {"bs": 16}, "tp": 2}
+    named = {**workload, "flags": {"micro_batch": "--config::train.bs"}}
+    spec = study(tmp_path, named, knobs={}, baseline={})
+    chosen = {**spec.full_baseline(), "micro_batch": 16}
+    found = recommended(BestConfig(chosen, 2, {}, script=command_of(spec, chosen)))
+    assert json.loads(Path(found[2]).read_text())["train"] == {"bs": 16}
+    assert found[3] == "a.json", "only the argument that the study names"
+
+
+@pytest.mark.parametrize("flag", ["--bs", "$CONFIG::a"])
+def test_other_flags_are_no_business_of_commands(tmp_path: Path, flag: str) -> None:
+    with pytest.raises(SpecError, match="micro_batch: must be a field of a file that the comm"):
+        study(tmp_path, {"flags": {"micro_batch": flag}})

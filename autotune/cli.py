@@ -202,7 +202,7 @@ def status(
     study: StudyArgument, storage: StorageOption = None, as_json: JsonOption = False
 ) -> None:
     """Where a study stands."""
-    from autotune.report.overview import describe, status_of
+    from autotune.views.overview import describe, status_of
 
     url, name = _locate(study, storage)
     standing = status_of(_open(url, existing=True), name)
@@ -212,7 +212,7 @@ def status(
 @app.command("list")
 def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:
     """All studies in the storage."""
-    from autotune.report.overview import status_of, table
+    from autotune.views.overview import status_of, table
 
     repository = _open(_url(storage), existing=True)
     rows = [status_of(repository, study.name) for study in repository.studies.all()]
@@ -226,7 +226,7 @@ def logs(
     storage: StorageOption = None,
 ) -> None:
     """What a study's daemon had to say, or what a trial printed."""
-    from autotune.report.logs import study_log, trial_log
+    from autotune.views.logs import study_log, trial_log
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
@@ -261,7 +261,7 @@ def export(
     """Write what a study recommends, or has in hand by now, as best.yaml or in the terms of another
     tool; or all attempts as CSV."""
     from autotune.export import best, formats, offering, writing
-    from autotune.report.in_hand import in_hand
+    from autotune.views.in_hand import in_hand
 
     formats.known(form)
     if trials and form != "yaml":
@@ -290,7 +290,7 @@ def export(
 
 
 def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
-    from autotune.report.frame import attempts_frame
+    from autotune.views.frame import attempts_frame
 
     frame = attempts_frame(repository, name)
     if str(target) == "-":
@@ -373,9 +373,9 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """The verdict in full, or before there is one what the study has in hand, and what supports it."""
-    from autotune.report import paper
-    from autotune.report.in_hand import in_hand
-    from autotune.report.recompute import recomputed_verdict
+    from autotune.views import paper
+    from autotune.views.in_hand import in_hand
+    from autotune.views.recompute import recomputed_verdict
     from storage import Attempts
 
     url, name = _locate(study, storage)
@@ -399,7 +399,7 @@ def dashboard(
     storage: StorageOption = None,
 ) -> None:
     """Open the study in optuna-dashboard, on loopback only."""
-    from autotune.report.dashboard import serve
+    from autotune.views.dashboard import serve
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
@@ -514,7 +514,7 @@ def simulate(
 @app.command()
 def knobs() -> None:
     """Print the catalogue of knobs, in Markdown."""
-    from autotune.report.catalogue import knobs_page
+    from autotune.views.catalogue import knobs_page
 
     print(knobs_page({}), end="")
 
@@ -522,7 +522,7 @@ def knobs() -> None:
 @app.command()
 def presets() -> None:
     """Print the search spaces that have a name: what each is for, and its values per knob."""
-    from autotune.report.presets import presets_listed
+    from autotune.views.presets import presets_listed
 
     print("\n".join(presets_listed()))
 
@@ -562,9 +562,9 @@ def _attend(
     repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
 ) -> None:
     """See that a submitted study runs, and follow it."""
-    from autotune.report.overview import status_of
     from autotune.service.follow import conclusion, exit_code, follow
     from autotune.service.submission import Keeper
+    from autotune.views.overview import status_of
 
     study = repository.studies.named(name)
     # The daemon works in the study's folder: a relative path must not be taken from there.

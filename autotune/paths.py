@@ -41,6 +41,11 @@ def compiled(folder: Path) -> Path:
     return folder.absolute() / "compiled"
 
 
+def tuned_files(workdir: Path) -> Path:
+    """Copies of settings files that `autotune run` gives to a job that is started in a folder."""
+    return workdir / _FOLDER / "run"
+
+
 def daemon_log(workdir: Path) -> Path:
     """Where a daemon that `autotune start` spawned in a folder writes its messages."""
     return workdir / _FOLDER / "daemon.log"

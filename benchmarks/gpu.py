@@ -30,7 +30,7 @@ from gpu.bench import GPU, REHEARSAL, Bench, Figures
 from gpu.journal import Journal
 from gpu.page import page
 
-from autotune.report.catalogue import knobs_page, recorded_effects
+from autotune.views.catalogue import knobs_page, recorded_effects
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"

@@ -17,10 +17,10 @@ from typing import Any
 
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.watch import Limits
-from autotune.report.catalogue import knobs_page, recorded_effects
 from autotune.runs import plan
 from autotune.runs.judging import TimedRun
 from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.views.catalogue import knobs_page, recorded_effects
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import CATALOGUE, defaults, infeasible
 

@@ -28,15 +28,15 @@ from optuna.storages._rdb import models as optunas
 from optuna.trial import TrialState
 from sqlalchemy import insert
 
-from autotune.report import paper
-from autotune.report.overview import status_of
-from autotune.report.recompute import recomputed_verdict
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.spec import StudySpec
 from autotune.study.bench import Job
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.trial.protocol import Knobs
+from autotune.views import paper
+from autotune.views.overview import status_of
+from autotune.views.recompute import recomputed_verdict
 from launchers.behaviours import noisy, running_at
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Lease, Repository, StudyState, TrialLedger

@@ -1,11 +1,15 @@
 """The command of a study with the recommended values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.spec import StudySpec, commands
+from autotune.paths import tuned_files
+from autotune.spec import StudySpec, commands, fields
+from autotune.trial.inject import copies
+from autotune.trial.protocol import FileCopy
 
 HERE = "."
 """What stands for the folder of a trial outside a study."""
@@ -21,8 +25,7 @@ def command_of(spec: StudySpec, knobs: Mapping[str, Any]) -> dict[str, Any]:
     assert spec.workload.command is not None
     command, baseline = spec.workload.command, spec.full_baseline()
     turned = {name: value for name, value in knobs.items() if value != baseline[name]}
-    nothing: dict[str, Any] = {"flags": {}, "changes": []}
-    return {"command": list(command), "turned": turned, **nothing}
+    return {"command": list(command), "turned": turned, "flags": spec.flags, "changes": []}
 
 
 def is_of_command(best: BestConfig) -> bool:
@@ -31,11 +34,36 @@ def is_of_command(best: BestConfig) -> bool:
 
 
 def recommended(best: BestConfig) -> tuple[str, ...]:
-    """The command with the recommended values; `{folder}` is the present one.
+    """The command with the recommended values; `{folder}` is the present one. Of files of settings that
+    it is given, copies are written below .autotune.
 
     Raises:
-        BadInput: the file is not of a command.
+        BadInput: the file is not of a command, or a file of settings has no such field.
     """
     if best.script is None or not is_of_command(best):
         raise BadInput("best.yaml is of no command of its own: give your launch command after `--`")
-    return commands.argv(best.script["command"], best.knobs, HERE)
+    flags: dict[str, str] = best.script["flags"]
+    given = fields.given(
+        commands.argv(best.script["command"], best.knobs, HERE),
+        flags,
+        {name: value for name, value in best.script["turned"].items() if name in flags},
+        variables={},
+        workdir=Path.cwd(),
+        folder=tuned_files(Path.cwd()),
+        in_process=False,
+    )
+    write_copies(given.copies)
+    return given.arguments
+
+
+def write_copies(several: Iterable[FileCopy]) -> None:
+    """Write copies of files of settings.
+
+    Raises:
+        BadInput: one cannot be written.
+    """
+    for copy in several:
+        try:
+            copies.write(copy)
+        except OSError as error:
+            raise BadInput(f"{copy.path} cannot be written: {error.strerror}") from None

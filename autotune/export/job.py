@@ -2,17 +2,19 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.export.command import command_of, is_of_command
-from autotune.spec import StudySpec, arguments, scripts
+from autotune.export.command import command_of, is_of_command, write_copies
+from autotune.paths import tuned_files
+from autotune.spec import StudySpec, fields, scripts
 from autotune.trial.inject import job
+from autotune.trial.protocol import FileCopy
 
 _SITE = Path(job.__file__).parent / "site"
 
@@ -33,7 +35,8 @@ class Job:
 
 
 def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, str]) -> Job:
-    """The command as the trials of the recommended configuration ran it.
+    """The command as the trials of the recommended configuration ran it; of files of settings that the
+    script reads, copies are written below .autotune.
 
     Args:
         best: of a study over a script.
@@ -41,7 +44,8 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         environment: that the command would have.
 
     Raises:
-        BadInput: the file is not of a script, or the command does not run that script.
+        BadInput: the file is not of a script, the command does not run that script, or a file that it
+            reads has no such field.
     """
     script = best.script
     if script is None:
@@ -56,16 +60,31 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     target = script["target"] if script["is_module"] else Path(script["target"]).name
     place = _place(target, script["is_module"], command)
     turned: dict[str, Any] = script["turned"]
-    changed = arguments.changed(command[place + 1 :], script["flags"], turned)
-    order = job.Order(target, script["is_module"], best.knobs, tuple(script["changes"]))
+    given = fields.given(
+        command[place + 1 :],
+        script["flags"],
+        turned,
+        variables=environment,
+        workdir=Path.cwd(),
+        folder=tuned_files(Path.cwd()),
+    )
+    write_copies(given.copies)
+    order = job.Order(
+        target, script["is_module"], best.knobs, tuple(script["changes"]), _named(given.copies)
+    )
     found = {
-        **arguments.variables(script["flags"], turned),
+        **given.variables,
         **_of_process(best.knobs, order.changes),
         job.VARIABLE: order.to_text(),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
     }
     differences = tuple(_differences(best, command[place], script))
-    return Job((*command[: place + 1], *changed), found, differences)
+    return Job((*command[: place + 1], *given.arguments), found, differences)
+
+
+def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:
+    """Without their texts, by paths that mean the same wherever a process is."""
+    return tuple(replace(copy, file=str(Path.cwd() / copy.file), text="") for copy in copies)
 
 
 def _place(target: str, is_module: bool, command: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from autotune.spec import StudySpec, commands
+from autotune.spec import StudySpec, commands, fields
 from autotune.trial.files import TrialFiles
 from autotune.trial.protocol import Command, TrialRequest
 
@@ -23,6 +23,16 @@ def request(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
     assert workload.command is not None
     folder = str(TrialFiles(Path(asked.log_dir)).command().absolute())
     told = workload.throughput
+    differing = {n: v for n, v in asked.knobs.items() if v != spec.full_baseline()[n]}
+    given = fields.given(
+        commands.argv(workload.command, asked.knobs, folder),
+        spec.flags,
+        {name: value for name, value in differing.items() if name in spec.flags},
+        variables=asked.env,
+        workdir=Path(asked.workdir),
+        folder=TrialFiles(Path(asked.log_dir)).copies(),
+        in_process=False,
+    )
     # Agents have a value of their own.
     threads = {_THREADS: os.environ[_THREADS]} if _THREADS in os.environ else {}
     return dataclasses.replace(
@@ -30,9 +40,10 @@ def request(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
         world_size=1,
         cpus_per_rank=ranks * asked.cpus_per_rank,
         import_paths=(),
+        copies=given.copies,
         env={**threads, **asked.env},
         command=Command(
-            argv=commands.argv(workload.command, asked.knobs, folder),
+            argv=given.arguments,
             folder=folder,
             json_lines=commands.filled((told and told.json_lines) or "", {"folder": folder}),
             pattern=(told and told.pattern) or "",

@@ -15,7 +15,8 @@ from autotune.measurement.watch import FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.runs import commanded
 from autotune.search.space import Space
-from autotune.spec import StudySpec, arguments, scripts
+from autotune.spec import StudySpec, fields, scripts
+from autotune.trial.files import TrialFiles
 from autotune.trial.protocol import (
     COMPRESSION_WARM_UP,
     BlockPlan,
@@ -185,13 +186,22 @@ class Plan:
             # They are the baseline's: a larger micro-batch has more.
             counted = round(workload.samples * counted / global_batch(self.baseline, 1))
             known = True
+        given = fields.given(
+            workload.arguments,
+            recipe.flags,
+            recipe.turned,
+            variables=asked.env,
+            workdir=Path(asked.workdir),
+            folder=TrialFiles(Path(asked.log_dir)).copies(),
+        )
         return dataclasses.replace(
             asked,
             import_paths=(),
-            env={**asked.env, **arguments.variables(recipe.flags, recipe.turned)},
+            env={**asked.env, **given.variables},
+            copies=given.copies,
             script=Script(
                 path=recipe.target,
-                args=arguments.changed(workload.arguments, recipe.flags, recipe.turned),
+                args=given.arguments,
                 is_module=recipe.is_module,
                 changes=recipe.changes,
                 samples=counted if known else 0,
@@ -276,6 +286,15 @@ def within(asked: TrialRequest, seconds: float, timed: float) -> TrialRequest:
 def few_steps(asked: TrialRequest) -> TrialRequest:
     """The same trial, over as soon as everything that training keeps in memory is there."""
     return dataclasses.replace(asked, blocks=_FEW_STEPS)
+
+
+def step_by_step(asked: TrialRequest) -> TrialRequest:
+    """The same, with a report of each of its steps; of a command, whose reports are what it makes them,
+    as few as before."""
+    if asked.command:
+        return few_steps(asked)
+    several = BlockPlan(seconds=0.0, min_steps=1, max_blocks=_FEW_STEPS.min_steps + 2)
+    return dataclasses.replace(asked, blocks=several)
 
 
 def profiled(asked: TrialRequest) -> TrialRequest:

@@ -11,8 +11,8 @@ from rich.markup import escape
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
-from autotune.report.in_hand import in_hand
-from autotune.report.progress import ProgressLines
+from autotune.views.in_hand import in_hand
+from autotune.views.progress import ProgressLines
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 

@@ -7,6 +7,8 @@ from search_spaces.knob import written
 
 ENVIRONMENT = "$"
 ASSIGNMENT = "="
+FIELD = "::"
+"""Between what names a file and a field in it: see `autotune.spec.fields`."""
 _END = "--"
 
 
@@ -17,17 +19,18 @@ def changed(
 
     `--flag` takes its value as the next argument or after `=`, and a switch is there or not;
     `key=` is an assignment in one argument (Hydra). What is not among the arguments is added at
-    their end. Variables of the environment are not arguments: see `variables`.
+    their end. Variables of the environment are not arguments, see `variables`; nor are fields of
+    files.
 
     Args:
         arguments: as the user gives them.
-        flags: knob -> `--flag`, `key=` or `$VARIABLE`.
+        flags: knob -> `--flag`, `key=` or `$VARIABLE`, or a field of a file.
         knobs: those to be set, each with its value.
     """
     found = list(arguments)
     for name, value in knobs.items():
         flag = flags.get(name, ENVIRONMENT)
-        if flag.startswith(ENVIRONMENT):
+        if flag.startswith(ENVIRONMENT) or FIELD in flag:
             continue
         text = _spelt(written(value), given(found, flag))
         if flag.endswith(ASSIGNMENT):
@@ -45,7 +48,7 @@ def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, s
     return {
         flag.removeprefix(ENVIRONMENT): written(knobs[name])
         for name, flag in named.items()
-        if flag.startswith(ENVIRONMENT)
+        if flag.startswith(ENVIRONMENT) and FIELD not in flag
     }
 
 

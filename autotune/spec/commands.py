@@ -12,7 +12,7 @@ from search_spaces.knob import written
 FOLDER = "folder"
 """The placeholder that is no knob: a folder of the trial's own."""
 _BRACES = re.compile(r"(\{\{)|(\}\})|\{([^{}]*)\}|([{}])")
-_OF_SCRIPTS = ("args", "flags", "over_all_ranks", "samples")
+_OF_SCRIPTS = ("args", "over_all_ranks", "samples")
 
 
 class Throughput(Protocol):
@@ -111,6 +111,7 @@ def of_knobs(
     own: Collection[str],
     baseline: Mapping[str, Any],
     *,
+    fields: Collection[str],
     fixed_batch: bool,
 ) -> mistakes.Problems:
     """Placeholders that nothing fills, knobs that nothing takes, and what is not known today.
@@ -120,6 +121,7 @@ def of_knobs(
         space: values to try, those of the study's own knobs as well.
         own: names of the study's own knobs, whose values of today are known.
         baseline: as the study gives it.
+        fields: names of knobs that are fields of files.
         fixed_batch: only configurations with the baseline's global batch compete.
     """
     command = workload.command or []
@@ -128,7 +130,7 @@ def of_knobs(
         for name in placeholders(word):
             if problem := _of_placeholder(name, own, baseline):
                 problems["workload", "command", place] = problem
-    taken = {name for word in command for name in placeholders(word)}
+    taken = {name for word in command for name in placeholders(word)} | {*fields}
     for name in space:
         if name not in taken:
             section = "knobs" if name in own else "search_space"

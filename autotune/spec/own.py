@@ -87,12 +87,17 @@ def _told(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> 
 
 def _is_switch(knob: OwnKnob) -> bool:
     flag = knob.flag or ""
-    bare = flag.startswith("-") and not flag.endswith(arguments.ASSIGNMENT)
+    bare = flag.startswith("-") and not (flag.endswith(arguments.ASSIGNMENT) or _is_field(flag))
     return bare and kind(knob.values[0]) == "boolean"
 
 
+def _is_field(flag: str | None) -> bool:
+    """Of a file, which has told the baseline what it is today."""
+    return arguments.FIELD in (flag or "")
+
+
 def _text(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
-    if knob.flag is None:
+    if knob.flag is None or _is_field(knob.flag):
         return None
     if knob.flag.startswith(arguments.ENVIRONMENT):
         return variables.get(knob.flag.removeprefix(arguments.ENVIRONMENT))
@@ -133,12 +138,10 @@ def of_knobs(knobs: Knobs, *, of_command: bool) -> mistakes.Problems:
 
 
 def _of_flag(name: str, flag: str | None, *, of_command: bool) -> str | None:
+    if of_command and flag and not _is_field(flag):
+        return f"is for scripts: a command takes it where {{{name}}} stands; take it out"
     if of_command:
-        return (
-            f"is for scripts: a command takes it where {{{name}}} stands; take it out"
-            if flag
-            else None
-        )
+        return scripts.of_field(flag) if flag else None
     return "is missing" if flag is None else scripts.of_flag(flag)
 
 
@@ -205,7 +208,7 @@ def of_values_today(
 
 
 def _of_unknown(knob: OwnKnob) -> str:
-    if knob.flag is None:
+    if knob.flag is None or _is_field(knob.flag):
         return "nobody knows its value of today; say it under baseline"
     return (
         f"{knob.flag} is not among workload.args, so that nobody knows its value of today; add it "

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import yaml
 
-from autotune.spec import arguments, commands, mistakes
+from autotune.spec import arguments, commands, fields, mistakes
+from autotune.trial.surveyed import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.scripts import refusal
 
@@ -16,6 +17,8 @@ _COUNTED = ("micro_batch", "accumulation_steps")
 """Knobs that all ranks may have together, in a script's words."""
 _KINDS = ("name", "script", "module", "command")
 _FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+_FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
+_FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 
 
 class Workload(Protocol):
@@ -51,7 +54,7 @@ def of_workload(workload: Workload) -> mistakes.Problems:
     if len(kinds) > 1:
         return {("workload", kinds[1]): f"does not go with {kinds[0]}; give one of them"}
     if workload.command is not None:
-        return commands.of_workload(workload)
+        return commands.of_workload(workload) | _of_flags(workload)
     problems: mistakes.Problems = {}
     if workload.throughput is not None:
         problems["workload", "throughput"] = "is for commands only; take it out"
@@ -71,9 +74,10 @@ def of_workload(workload: Workload) -> mistakes.Problems:
 def _of_flags(workload: Workload) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     for knob, flag in workload.flags.items():
-        if problem := mistakes.unknown_knob(knob) or of_flag(flag):
+        wrong = of_flag(flag) if workload.command is None else of_field(flag)
+        if problem := mistakes.unknown_knob(knob) or wrong:
             problems["workload", "flags", knob] = problem
-    for place, knob in enumerate(workload.over_all_ranks):
+    for place, knob in enumerate(() if workload.command else workload.over_all_ranks):
         if knob not in workload.flags or knob not in _COUNTED:
             shown = mistakes.in_yaml(knob)
             problems["workload", "over_all_ranks", place] = (
@@ -94,9 +98,35 @@ def _of_factory(workload: Workload) -> mistakes.Problems:
 
 def of_flag(flag: str) -> str | None:
     """What is wrong with where a knob goes."""
-    if _FLAG.fullmatch(flag):
-        return None
-    return f"must be --flag, --flag=, key= or $VARIABLE, got {mistakes.in_yaml(flag)}"
+    found = fields.parted(flag)
+    if found is None:
+        if _FLAG.fullmatch(flag):
+            return None
+        return (
+            "must be --flag, --flag=, key= or $VARIABLE, or a field of a file, such as "
+            f"config.yaml::a.field, got {mistakes.in_yaml(flag)}"
+        )
+    holder, field = found
+    if not (_FLAG.fullmatch(holder.text) or _FILE.fullmatch(holder.text)):
+        return (
+            "must have --flag, --flag=, key=, $VARIABLE or a file of "
+            f"{', '.join(SETTINGS)} before `::`, got {mistakes.in_yaml(flag)}"
+        )
+    if not _FIELD.fullmatch(field):
+        return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
+    return None
+
+
+def of_field(flag: str) -> str | None:
+    """What is wrong with where a knob of a command goes, if not to a placeholder."""
+    found = fields.parted(flag)
+    if found and not found[0].text.startswith(arguments.ENVIRONMENT):
+        return of_flag(flag)
+    return (
+        "must be a field of a file that the command names, such as --config::a.field or "
+        f"config.json::a.field, got {mistakes.in_yaml(flag)}; else the command takes a knob where it "
+        "stands in braces"
+    )
 
 
 def of_knobs(
@@ -130,8 +160,9 @@ def of_knobs(
                 f"then say under baseline what {name} is for one rank today"
             )
         elif name not in told and name not in baseline:
+            who = "it does not" if fields.parted(flag) else "workload.args do not"
             problems["workload", "flags", name] = (
-                f"workload.args do not say what {flag} is today; add it there, or say under baseline "
+                f"{who} say what {flag} is today; add it there, or say under baseline "
                 f"what the script takes without it"
             )
     split = "micro_batch" in space and len(space["micro_batch"]) > 1
@@ -204,7 +235,7 @@ def of_arguments(workload: Workload) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, flag in workload.flags.items():
         text = arguments.given(workload.arguments, flag)
-        if name not in CATALOGUE or name in workload.over_all_ranks:
+        if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
             continue
         value = _value(text)
         if text is not None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -16,7 +17,7 @@ from pydantic import (
 )
 
 from autotune.errors import SpecError
-from autotune.spec import commands, document, mistakes, own, scripts
+from autotune.spec import commands, document, known, mistakes, own, scripts
 from autotune.spec.units import Bytes, Seconds
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, defaults, preset, preset_names
@@ -88,7 +89,8 @@ class WorkloadSpec(_Section):
     )
     flags: dict[str, str] = Field(
         default_factory=dict,
-        description="Knobs that the script turns by itself: `--flag`, `key=` or `$VARIABLE` for each.",
+        description="Knobs that the script turns by itself: for each `--flag`, `key=`, `$VARIABLE`, or "
+        "a field of a file that it reads: `config.yaml::a.field`, `--config::a.field`.",
     )
     over_all_ranks: list[str] = Field(
         default_factory=list,
@@ -293,8 +295,8 @@ class OwnKnobSpec(_Section):
     )
     flag: str | None = Field(
         default=None,
-        description="How the script takes it: `--flag`, `--flag=`, `key=` or `$VARIABLE`. A command "
-        "takes it where `{knob}` stands.",
+        description="How the script takes it: `--flag`, `--flag=`, `key=`, `$VARIABLE`, or a field of a "
+        "file such as `config.yaml::a.field`. A command takes it where `{knob}` stands.",
     )
     default: Scalar | None = Field(
         default=None, description="What the script takes where its arguments do not say it."
@@ -410,7 +412,12 @@ class StudySpec(_Section):
         values, fixed_batch = self.values(), self.objective.global_batch not in ("free", None)
         if self.workload.command:
             return commands.of_knobs(
-                self.workload, values, self.knobs, self.baseline, fixed_batch=fixed_batch
+                self.workload,
+                values,
+                self.knobs,
+                self.baseline,
+                fields=self.flags,
+                fixed_batch=fixed_batch,
             )
         return scripts.of_knobs(
             self.workload,
@@ -484,13 +491,17 @@ def load(path: Path) -> StudySpec:
     Raises:
         SpecError: with one line per mistake.
     """
-    spec = check(document.read(path))
+    beside = path.parent.absolute()
+    spec = check(document.read(path), (Path.cwd(), beside))
     folder = (path.parent / (spec.folder or "")).resolve()
     return spec.model_copy(update={"folder": str(folder)})
 
 
-def check(written: document.Document) -> StudySpec:
+def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec:
     """The study in a document.
+
+    Args:
+        folders: in which the files are that a script reads; without any they are not looked at.
 
     Raises:
         SpecError: with one line per mistake.
@@ -508,12 +519,15 @@ def check(written: document.Document) -> StudySpec:
         }
     if data.get("knobs") and "search_space" not in data:
         data["search_space"] = {}
+    data, problems = known.with_files(data, folders) if folders else (data, {})
     try:
-        return StudySpec.model_validate(data)
+        spec = StudySpec.model_validate(data)
+        if not problems:
+            return spec
     except mistakes.Inconsistent as inconsistent:
-        problems = inconsistent.problems
+        problems = {**inconsistent.problems, **problems}
     except ValidationError as error:
-        problems = mistakes.of_fields(error, data, StudySpec)
+        problems |= mistakes.of_fields(error, data, StudySpec)
         problems |= _beside(problems, data)
     in_order = sorted(problems.items(), key=lambda item: written.line(item[0]))
     raise SpecError(

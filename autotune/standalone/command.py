@@ -18,6 +18,10 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
+class NoScript(BadInput):
+    """A command runs no script of torch, as far as it can be taken apart."""
+
+
 @dataclass(frozen=True)
 class Launched:
     """What a command comes to.
@@ -42,7 +46,8 @@ def taken_apart(command: Sequence[str]) -> Launched:
     them (srun, env, uv run) is left out, but for variables that it sets.
 
     Raises:
-        BadInput: no script is in it, or the launcher does not know its arguments.
+        NoScript: no script is in it.
+        BadInput: the launcher does not know its arguments.
     """
     env: dict[str, str] = {}
     for place, word in enumerate(command):
@@ -55,9 +60,9 @@ def taken_apart(command: Sequence[str]) -> Launched:
             return Launched(word, False, tuple(rest), env=env)
         if variable := _VARIABLE.fullmatch(word):
             env[variable[1]] = variable[2]
-    raise BadInput(
+    raise NoScript(
         f"the command runs no training script that is known here: {' '.join(command)}; give one with "
-        "torchrun, accelerate launch, deepspeed, or python, or write study.yaml by hand"
+        "torchrun, accelerate launch, deepspeed, or python"
     )
 
 

@@ -6,17 +6,18 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.judging import FitRun
-from autotune.runs.plan import Plan, few_steps, launcher_of
+from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
 from autotune.standalone.survey import surveying
+from autotune.trial.protocol import BlockReport
 from autotune.trial.surveyed import Surveyed
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import KnobValue
@@ -34,6 +35,12 @@ _OPTIONAL = {
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
 _COUNTED = ("micro_batch", "accumulation_steps")
+_COMPILED_AGAIN = 3
+"""Steps at the end of a run, each with a compilation: after the second shape graphs are dynamic."""
+
+
+class _Doubt(AutotuneError):
+    """It runs, but something is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +135,8 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
                 trained = functools.partial(_baseline, probe)
                 baseline = _tried("baseline", trained)
                 yield baseline
-                if spec.workload.is_script and baseline.level == "ok":
-                    yield from _knobs(probe)
+                if spec.workload.is_script and baseline.level != "fail":
+                    yield from _knobs(probe, settles=baseline.level == "ok")
     except DevicesTaken as error:
         yield Check(f"{kind} launcher", "warn", str(error))
     except AutotuneError as error:
@@ -148,15 +155,38 @@ def _baseline(probe: Probe) -> str:
         AutotuneError: it cannot be.
     """
     probe.plan.check_baseline()
-    result = probe.run("doctor", probe.plan.baseline, FitRun(), few_steps)
+    judge = FitRun()
+    result = probe.run("doctor", probe.plan.baseline, judge, step_by_step)
     if problem := why_not(result):
         raise AutotuneError(problem)
+    if compiled := _compiled_again([seen.block for seen in judge.seen]):
+        raise _Doubt(compiled)
     size = f"{result.peak_bytes / 2**20:,.0f} MiB"
     return f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
 
 
-def _knobs(probe: Probe) -> Iterator[Check]:
-    """Whether each knob of the search takes effect in the script, by one value of each."""
+def _compiled_again(blocks: Sequence[BlockReport]) -> str:
+    """What to say of a training in which every step compiles anew; empty if they do not.
+
+    Args:
+        blocks: of single steps.
+    """
+    last = [block.observed.get("compilations", 0) for block in blocks[-_COMPILED_AGAIN:]]
+    if len(last) < _COMPILED_AGAIN or not all(last):
+        return ""
+    return (
+        f"torch.compile has compiled anew in each of the last {len(last)} steps ({sum(last)} graphs): "
+        "something changes from step to step that graphs hold fast, such as a shape or a number of "
+        "Python; TORCH_LOGS=recompiles says what"
+    )
+
+
+def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
+    """Whether each knob of the search takes effect in the script, by one value of each.
+
+    Args:
+        settles: the baseline does not compile anew at every step.
+    """
     plan = probe.plan
     for name, values in plan.spec.values().items():
         others = [value for value in values if value != plan.baseline[name]]
@@ -164,7 +194,8 @@ def _knobs(probe: Probe) -> Iterator[Check]:
         refused = {value: [*broken({**plan.baseline, name: value}, plan.facts)] for value in others}
         other = next((value for value in others if not refused[value]), None)
         if other is not None:
-            yield _tried(f"knob {name}", functools.partial(_takes, probe, name, other))
+            takes = functools.partial(_takes, probe, name, other, settles=settles)
+            yield _tried(f"knob {name}", takes)
         elif others:
             rule = refused[others[0]][0].text
             yield Check(
@@ -172,20 +203,24 @@ def _knobs(probe: Probe) -> Iterator[Check]:
             )
 
 
-def _takes(probe: Probe, name: str, value: KnobValue) -> str:
+def _takes(probe: Probe, name: str, value: KnobValue, *, settles: bool) -> str:
     """Run the script for a few steps with one knob at another value.
 
     Raises:
         AutotuneError: it does not take effect, or fails.
+        _Doubt: it makes the script compile at every step.
     """
     knobs = {**probe.plan.baseline, name: value}
-    result = probe.run(f"doctor-{name}", knobs, FitRun(), few_steps)
+    judge = FitRun()
+    result = probe.run(f"doctor-{name}", knobs, judge, step_by_step)
     if why_not(result):
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
-    workload = probe.plan.spec.workload
+    if settles and (compiled := _compiled_again([seen.block for seen in judge.seen])):
+        raise _Doubt(f"{written(value)}: {compiled}")
+    workload, flag = probe.plan.spec.workload, probe.plan.spec.flags.get(name)
     if workload.command:
-        return f"{written(value)} runs, by {{{name}}}; whether the command heeds it is not seen"
-    flag = probe.plan.spec.flags.get(name)
+        how = flag or f"{{{name}}}"
+        return f"{written(value)} runs, by {how}; whether the command heeds it is not seen"
     if flag is None:
         return f"{written(value)} takes effect, from outside"
     # Samples tell of these two; nothing tells whether a script heeds any other argument.
@@ -208,5 +243,7 @@ def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
 def _tried(name: str, action: Callable[[], str]) -> Check:
     try:
         return Check(name, "ok", action())
+    except _Doubt as doubt:
+        return Check(name, "warn", str(doubt))
     except AutotuneError as error:
         return Check(name, "fail", str(error))

@@ -1,9 +1,14 @@
 """Which of a script's own options turn a knob: by their names, then by what they do. Pure."""
 
+import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from autotune.spec import settings
+from autotune.spec.arguments import ASSIGNMENT, FIELD
 from autotune.trial.surveyed import Option, Surveyed
 
 _MOST_TRIED = 3
@@ -34,6 +39,39 @@ def candidates(seen: Surveyed) -> dict[str, tuple[Trial, ...]]:
     return {knob: several for knob, several in found.items() if several}
 
 
+def fields(
+    file: str, text: str, words: Sequence[str], variables: Mapping[str, str]
+) -> Iterator[Option]:
+    """The settings in a file that the script has read: each by what names the file, then by its own
+    name.
+
+    Args:
+        file: as it is named from the working directory on.
+        text: of the file.
+        words: arguments of the script.
+        variables: that the command sets for it.
+    """
+    holders = [*_naming(file, words, variables), file]
+    for field, value in settings.scalars(text, Path(file).suffix):
+        for holder in holders:
+            yield Option(f"{holder}{FIELD}{field}", field.rpartition(".")[2], value)
+
+
+def _naming(file: str, words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """Arguments and variables whose value is the file."""
+    for before, word in itertools.pairwise(["", *words]):
+        name, sign, value = word.partition(ASSIGNMENT)
+        if sign and _is(file, value):
+            yield name if name.startswith("-") else name + sign
+        elif before.startswith("-") and ASSIGNMENT not in before and _is(file, word):
+            yield before
+    yield from (f"${name}" for name, value in variables.items() if _is(file, value))
+
+
+def _is(file: str, named: str) -> bool:
+    return os.path.normpath(file) == os.path.normpath(named)
+
+
 def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
     """Whether the script did with that value what the knob is."""
     seen = after.micro_batch if knob == "micro_batch" else after.accumulation_steps
@@ -59,9 +97,19 @@ def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> bool:
 def _fitting(knob: str, options: Sequence[Option]) -> Iterator[Option]:
     fits = _KNOBS[knob]
     for option in options:
-        words = set(_words(option.name)) | set(_words(option.flag))
-        if fits(words) and not words & _ELSEWHERE and _whole(option.value):
+        holder, _, field = option.flag.rpartition(FIELD)
+        words = set(_words(option.name)) | (set() if holder else set(_words(option.flag)))
+        around = words | set(_words(field))
+        if fits(words) and not around & _ELSEWHERE and _whole(option.value):
             yield option
+
+
+def knob_named(option: str) -> str | None:
+    """The knob that an option is named for; None if for none."""
+    words = set(_words(option))
+    if words & _ELSEWHERE:
+        return None
+    return next((knob for knob, fits in _KNOBS.items() if fits(words)), None)
 
 
 def _is_micro_batch(words: set[str]) -> bool:

@@ -157,8 +157,8 @@ def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
             )
         else:
             yield (
-                "micro_batch: no option was seen to turn it. Where the script reads it from a file, "
-                "give it as an argument, if it takes one, or map one under workload.flags"
+                "micro_batch: no option, and no field of a file, was seen to turn it. Map what does "
+                "under workload.flags: --flag, key=, $VARIABLE or config.yaml::a.field"
             )
     if seen.sharded:
         yield "bucket_cap_mb, precision: they act through DistributedDataParallel"

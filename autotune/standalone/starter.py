@@ -1,12 +1,13 @@
 """The files that `autotune init` writes: a study with comments, and a workload of one's own."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.report.presets import presets_listed
+from autotune.views.presets import presets_listed
 
 _WORKLOAD = "my_workload.py"
 _SPACE = "search_space: quick\n"
@@ -26,7 +27,8 @@ def write_study(path: Path) -> None:
 def write_of_command(
     path: Path, command: Sequence[str], say: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Look at what a launch command trains, and write a study of it; returns what was seen.
+    """Look at what a launch command trains, and write a study of it; returns what was seen. Where no
+    script of torch is in it, nothing is run, and what is not known stands as TODO.
 
     Args:
         path: of the study.
@@ -38,8 +40,8 @@ def write_of_command(
         LauncherError: there is no place to run it.
     """
     from autotune.spec import load
-    from autotune.standalone import scripted
-    from autotune.standalone.command import taken_apart
+    from autotune.standalone import scripted, unseen
+    from autotune.standalone.command import NoScript, taken_apart
     from autotune.standalone.survey import survey
 
     if path.exists():
@@ -49,7 +51,14 @@ def write_of_command(
             f"the argument {odd!r} is not UTF-8, and study.yaml is: leave it out here, and give it to "
             "`autotune run` with the rest of the command"
         )
-    launched = taken_apart(command)
+    try:
+        launched = taken_apart(command)
+    except NoScript as reason:
+        if shutil.which(command[0]) is None:
+            raise BadInput(f"{reason}; there is no program {command[0]} either") from None
+        if not _written(path, unseen.study(command)):
+            raise BadInput(f"{path} exists already; it is left as it was") from None
+        return f"a study over a command; fill in what is marked {unseen.TODO} there"
     found = survey(launched, path.parent.resolve(), say)
     for doubt in found.doubts:
         say(f"Not mapped: {doubt}.")

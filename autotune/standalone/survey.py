@@ -11,11 +11,11 @@ from autotune.errors import BadInput
 from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.spec import StudySpec, arguments
+from autotune.spec import StudySpec, fields
 from autotune.standalone import flags
 from autotune.standalone.command import Launched
 from autotune.trial.protocol import TrialRequest
-from autotune.trial.surveyed import Surveyed
+from autotune.trial.surveyed import Option, Surveyed
 
 _STEPS = 4
 
@@ -60,9 +60,10 @@ def survey(launched: Launched, workdir: Path, say: Callable[[str], None]) -> Fin
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
         launcher_of(spec, Path(folder)) as launcher,
     ):
-        look = _Look(Probe(Plan(spec, launcher), Path(folder), workdir), launched, say)
+        look = _Look(Probe(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say)
         seen = look.at({})
         _check(seen, launched)
+        seen = _with_fields(seen, launched, workdir)
         turned = _Flags(look, seen, launcher.workers)
         return Findings(
             turned.seen,
@@ -93,8 +94,11 @@ def _spec(launched: Launched) -> StudySpec:
 class _Look:
     """Runs the script with some options changed."""
 
-    def __init__(self, probe: Probe, launched: Launched, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, probe: Probe, launched: Launched, workdir: Path, say: Callable[[str], None]
+    ) -> None:
         self._probe = probe
+        self._workdir = workdir
         self._say = say
         self._launched = launched
         self._runs = 0
@@ -113,8 +117,15 @@ class _Look:
         own = {flag: flag for flag in options}
         changed = ", ".join(f"{flag} {value}" for flag, value in options.items())
         self._say(f"Looking at {self._launched.target}{changed and f' with {changed}'} ...")
-        args = arguments.changed(self._launched.args, own, options)
-        result = self._probe.run(name, self._probe.plan.baseline, FitRun(), _with(args))
+        given = fields.given(
+            self._launched.args,
+            own,
+            options,
+            variables=self._launched.env,
+            workdir=self._workdir,
+            folder=self._probe.files(name).copies(),
+        )
+        result = self._probe.run(name, self._probe.plan.baseline, FitRun(), _with(given))
         path = self._probe.files(name).survey(0)
         if why := why_not(result):
             raise BadInput(f"{self._launched.target} does not run here: {why}")
@@ -127,13 +138,29 @@ def surveying(asked: TrialRequest) -> TrialRequest:
     return dataclasses.replace(asked, script=dataclasses.replace(asked.script, survey=_STEPS))
 
 
-def _with(args: tuple[str, ...]) -> Shape:
+def _with(given: fields.Given) -> Shape:
     def shape(asked: TrialRequest) -> TrialRequest:
         assert asked.script is not None
-        changed = dataclasses.replace(asked.script, args=args)
-        return surveying(dataclasses.replace(asked, script=changed))
+        changed = dataclasses.replace(asked.script, args=given.arguments)
+        env = {**asked.env, **given.variables}
+        return surveying(dataclasses.replace(asked, script=changed, env=env, copies=given.copies))
 
     return shape
+
+
+def _with_fields(seen: Surveyed, launched: Launched, workdir: Path) -> Surveyed:
+    """The same, the settings that it reads from files among its options."""
+    found: list[Option] = []
+    for file in seen.settings:
+        try:
+            text = (workdir / file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        found += flags.fields(file, text, launched.args, launched.env)
+    # Where a parser knows none, variables of the script are but guesses.
+    sure = [option for option in seen.options if option.sure]
+    guessed = [option for option in seen.options if not option.sure]
+    return dataclasses.replace(seen, options=(*sure, *found, *guessed))
 
 
 def _check(seen: Surveyed, launched: Launched) -> None:

@@ -21,7 +21,6 @@ from autotune.analysis.verdict import (
 )
 from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, BaselineFails, LeaseLost
-from autotune.report.notes import trial_note
 from autotune.search.outline import outline
 from autotune.search.sampling import sampler
 from autotune.study.bench import Bench, Finished, Job
@@ -30,6 +29,7 @@ from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.opening import Opening
 from autotune.study.schedule import Schedule
+from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
 from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
 

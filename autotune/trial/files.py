@@ -33,6 +33,10 @@ class TrialFiles:
         """The folder of a command for what it writes."""
         return self.folder / "command"
 
+    def copies(self) -> Path:
+        """The folder of copies of the files that a script reads its settings from."""
+        return self.folder / "copies"
+
     def traces(self) -> list[Path]:
         """Of all ranks, as far as this machine has them."""
         return sorted(self.folder.glob("trace-*.json.gz"))

@@ -16,7 +16,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -62,6 +62,19 @@ class Deadlines:
 
     startup: float = 300.0
     step: float = 60.0
+
+
+@dataclass(frozen=True)
+class FileCopy:
+    """A file of settings with other values, written on every node before ranks start."""
+
+    file: str
+    """That the script would read, as it names it."""
+    path: str
+    """Of the copy, absolute."""
+    text: str
+    stands_in: bool = False
+    """Whether whoever opens the file gets the copy; else the script is told its path."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +159,8 @@ class TrialRequest:
     """What trains instead of a workload."""
     command: Command | None = None
     """What trains instead of both, as the only rank of the trial."""
+    copies: tuple[FileCopy, ...] = ()
+    """Of files that a script or a command reads."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 from autotune.trial.decoding import decoder
 
+SETTINGS = (".yaml", ".yml", ".json", ".toml")
+"""How names of files end from which scripts read their settings."""
 Scalar = bool | int | float | str
 
 
@@ -46,6 +48,8 @@ class Surveyed:
         own: knob -> what the script has by itself, as far as that shows.
         options: all that were found, in the order of the script.
         written: files that it opened for writing.
+        settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
+            its arguments.
         ended: how it ended by itself; empty if it was left.
     """
 
@@ -62,6 +66,7 @@ class Surveyed:
     own: dict[str, Any] = field(default_factory=dict)
     options: tuple[Option, ...] = ()
     written: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     ended: str = ""
 
     @property

@@ -144,7 +144,7 @@ def gain(runs: list[Figures], against: list[Figures]) -> Figures | None:
 
 
 def effects(parts: dict[str, Figures]) -> dict[str, Figures]:
-    """Per knob what docs/knobs.md shows of it, as autotune.report.catalogue reads it.
+    """Per knob what docs/knobs.md shows of it, as autotune.views.catalogue reads it.
 
     Args:
         parts: figures of parts by title.

@@ -1,6 +1,8 @@
 """Studies over a command that is no script of torch, as a user would give them."""
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,6 +10,7 @@ import yaml
 from storage import Purpose
 from tests.steering import StudyFolder, quick_measurement
 
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "commands"
 BENCH = """
 import json, sys, time
 batch, pause, path = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
@@ -78,3 +81,70 @@ def test_what_may_change_the_loss_is_refused(tiny: StudyFolder) -> None:
     assert "nobody sees the loss of a command" in told
     assert "unchecked_numerics: allow would recommend it" in told
     assert yaml.safe_load((tiny.folder / "best.yaml").read_text())["knobs"]["pause"] == 0.02
+
+
+def write_example(tiny: StudyFolder, **changes: object) -> dict[str, str]:
+    """examples/commands/spawned.py and its study; the environment in which python3 is this one."""
+    script = EXAMPLES / "spawned.py"
+    (tiny.folder / script.name).write_bytes(script.read_bytes())
+    study = yaml.safe_load((EXAMPLES / "spawned.yaml").read_text())
+    sections = ("workload", "search_space", "baseline", "resources")
+    kept: dict[str, object] = {name: study[name] for name in sections}
+    tiny.write(**{**kept, "objective": {"global_batch": "keep"}, **changes})
+    return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+
+
+def test_the_example_runs(tiny: StudyFolder) -> None:
+    """It starts two ranks by itself."""
+    path = write_example(
+        tiny, search_space={"micro_batch": [8, 32]}, objective={"global_batch": "free"}
+    )
+    told = tiny.run("doctor", "study.yaml", "--storage", tiny.url, env=path).stdout
+    assert "ok    baseline" in told, told
+    assert "ok    knob micro_batch: 32 runs, by {micro_batch}" in told, told
+
+
+@pytest.mark.slow
+def test_the_example_is_tuned(tiny: StudyFolder) -> None:
+    path = write_example(tiny, budget={"trials": 3, "least_gain": 0})
+    found = tiny.run("start", "study.yaml", "--foreground", env=path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    tiny.assert_complete(trials=3)
+    attempts = tiny.attempts(Purpose.SEARCH)
+    assert all(attempt.result.cause == "" for attempt in attempts), [a.result for a in attempts]
+    assert {a.knobs["micro_batch"] * a.knobs["accumulation_steps"] for a in attempts} == {32}
+    rates = {a.knobs["micro_batch"]: a.result.throughput for a in attempts}
+    assert rates[32] > rates[8], "a fourth of the passes for the same samples"
+    best = yaml.safe_load((tiny.folder / "best.yaml").read_text())
+    argv = tiny.ask("export", "best.yaml", "--format", "argv").stdout
+    assert f"--batch-size {best['knobs']['micro_batch']} --grad-accum" in argv
+
+
+CONFIGURED = """
+import json, sys, time
+batch = json.load(open(sys.argv[2]))["train"]["batch"]
+with open("told", "a") as told:
+    print(batch, file=told)
+while True:
+    time.sleep(0.02)
+    print(batch / 0.02, "samples/s", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_field_of_a_file_that_a_command_is_given(tiny: StudyFolder) -> None:
+    (tiny.folder / "bench.py").write_text(CONFIGURED)
+    (tiny.folder / "config.json").write_text('{"train": {"batch": 4}}')
+    tiny.write(
+        workload={
+            "command": [sys.executable, "bench.py", "--config", "config.json"],
+            "throughput": {"pattern": "([0-9.]+) samples/s"},
+            "flags": {"micro_batch": "--config::train.batch"},
+        },
+        search_space={"micro_batch": [4, 64]},
+        baseline={},
+        objective={"global_batch": "free"},
+    )
+    told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
+    assert "ok    knob micro_batch: 64 runs, by --config::train.batch" in told, told
+    assert (tiny.folder / "told").read_text().split() == ["4", "64"]

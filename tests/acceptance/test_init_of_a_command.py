@@ -12,6 +12,7 @@ from autotune.spec import load
 from tests.steering import StudyFolder, quick_measurement, study_folder
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+SETTINGS = SCRIPTS / "varied" / "settings" / "train.yaml"
 
 
 @pytest.fixture
@@ -69,6 +70,28 @@ def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
     assert "loader_workers" not in study["search_space"]
     told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
     assert "ok    knob accumulation_steps: 1 " in told, told
+
+
+def test_settings_in_a_file_that_an_argument_names(folder: StudyFolder) -> None:
+    command = "torchrun --nproc-per-node 2 from_file.py --config settings/train.yaml"
+    study = written(folder, command)
+    assert study["workload"]["flags"] == {
+        "micro_batch": "--config::training.batch_size",
+        "accumulation_steps": "--config::training.accumulate",
+    }
+    assert study["search_space"]["micro_batch"] == [1, 2, 4, 8]
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "takes effect, by --config::training.batch_size" in told, told
+    assert (folder.folder / "settings/train.yaml").read_bytes() == SETTINGS.read_bytes()
+
+
+@pytest.mark.slow
+def test_settings_in_a_file_at_a_fixed_place(folder: StudyFolder) -> None:
+    study = written(folder, "torchrun --nproc-per-node 2 from_file.py")
+    assert study["workload"]["flags"] == {
+        "micro_batch": "settings/train.toml::training.batch_size",
+        "accumulation_steps": "settings/train.toml::training.accumulate",
+    }
 
 
 @pytest.mark.slow

@@ -60,11 +60,45 @@ def test_doctor_says_knob_by_knob_what_takes_effect(tiny: StudyFolder) -> None:
     assert "4 a step, are not the 8 that the configuration says" in told
 
 
+def test_a_file_that_nobody_reads_is_told(tiny: StudyFolder) -> None:
+    """plain_ddp.py has its settings from arguments: it would be measured as what it is not."""
+    (tiny.folder / "train.yaml").write_text("batch: 4\nlr: 1.0\n")
+    write(
+        tiny,
+        {**OURS, "flags": {"micro_batch": "train.yaml::batch"}},
+        search_space={"micro_batch": [4, 8]},
+        baseline={},
+        objective={"global_batch": "free"},
+        knobs={"lr": {"values": [0.5, 1.0], "flag": "train.yaml::lr"}},
+    )
+    told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
+    assert "ok    baseline" in told
+    failed = [line for line in told.splitlines() if line.startswith("fail  knob ")]
+    assert len(failed) == 2
+    assert all("train.yaml: no rank has read it" in line for line in failed), told
+
+
 def test_a_script_is_not_diagnosed_by_mistake(tiny: StudyFolder) -> None:
     write(tiny, OURS, search_space={"micro_batch": [4, 8]}, baseline={"accumulation_steps": 1})
     told = tiny.ask("diagnose", "study.yaml")
     assert told.returncode == 2
     assert "scripts cannot be profiled yet" in told.stderr
+
+
+def test_doctor_says_which_knob_has_every_step_compiled(tiny: StudyFolder) -> None:
+    script = SCRIPTS / "varied" / "recompiling.py"
+    (tiny.folder / script.name).write_bytes(script.read_bytes())
+    tiny.write(
+        workload={"script": script.name},
+        resources={"workers": 1},
+        search_space={"loader_workers": [0, 1]},
+        baseline={"micro_batch": 32},
+        knobs={"ragged": {"values": [False, True], "flag": "--ragged"}},
+    )
+    told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
+    assert "ok    baseline" in told, "the first steps compile, too"
+    assert "ok    knob loader_workers" in told
+    assert "warn  knob ragged: true: torch.compile has compiled anew in each of the last 3" in told
 
 
 @pytest.mark.slow

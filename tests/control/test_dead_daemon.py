@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.report.overview import describe, status_of, table
 from autotune.service.daemon import this_cluster
 from autotune.service.follow import detached
+from autotune.views.overview import describe, status_of, table
 from storage import StudyState
 from storage.holders import this_host
 from tests.control.replayed import Replayed

@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from autotune.analysis.verdict import Verdict
-from autotune.report import paper
-from autotune.report.frame import attempts_frame
-from autotune.report.overview import describe, status_of
-from autotune.report.recompute import recomputed_verdict
 from autotune.trial.protocol import Outcome
+from autotune.views import paper
+from autotune.views.frame import attempts_frame
+from autotune.views.overview import describe, status_of
+from autotune.views.recompute import recomputed_verdict
 from launchers.behaviours import noisy, where
 from launchers.replay import Launch
 from tests.control.replayed import PLAIN, Replayed, configuration

@@ -16,12 +16,12 @@ import autotune
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import rate_text
 from autotune.export import offering
-from autotune.report.in_hand import in_hand
-from autotune.report.notes import study_note
-from autotune.report.recompute import recomputed_verdict
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.follow import conclusion
 from autotune.trial.protocol import Outcome
+from autotune.views.in_hand import in_hand
+from autotune.views.notes import study_note
+from autotune.views.recompute import recomputed_verdict
 from launchers.behaviours import noisy, where
 from launchers.replay import Behaviour, Launch
 from storage import Repository, StoredAttempt

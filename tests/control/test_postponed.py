@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.errors import LauncherError, NotHere
-from autotune.report.overview import describe, status_of, table
 from autotune.service import retrying
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import Here
+from autotune.views.overview import describe, status_of, table
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from tests.control.replayed import PLAIN, Machine, Replayed

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from autotune.analysis.verdict import Verdict
-from autotune.report import paper
-from autotune.report.overview import describe, status_of
+from autotune.views import paper
+from autotune.views.overview import describe, status_of
 from launchers.behaviours import noisy, running_at, where
 from launchers.replay import Launch
 from tests.control.replayed import Replayed

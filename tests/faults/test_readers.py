@@ -22,7 +22,7 @@ READERS = 32
 PROCESSES = 4
 POLLER = """
 import json, sys, threading
-from autotune.report.overview import status_of
+from autotune.views.overview import status_of
 from storage import Database, Repository
 
 over, looks, errors = threading.Event(), [], []

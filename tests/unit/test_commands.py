@@ -1,6 +1,8 @@
 """Commands in study.yaml, what they tell, and what is made of it: what needs no process."""
 
 import functools
+import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import autotune
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.command import command_of, recommended
@@ -153,6 +156,12 @@ def test_reporting_does_nothing_outside_a_study_and_loads_nothing() -> None:
     subprocess.run([sys.executable, "-c", text], check=True)
 
 
+def test_no_public_name_is_that_of_a_module() -> None:
+    """Importing the module would put it in the place of the function."""
+    modules = {module.name for module in pkgutil.iter_modules(autotune.__path__)}
+    assert not modules & {*autotune.__all__}
+
+
 def best(tmp_path: Path) -> BestConfig:
     spec = study(tmp_path)
     knobs = {**spec.full_baseline(), "tp": 2}
@@ -169,3 +178,36 @@ def test_the_command_is_recommended_whole(tmp_path: Path) -> None:
         tuned(found, ["./bench"], {})
     with pytest.raises(BadInput, match="give your launch command after"):
         recommended(BestConfig({}, 2, {}))
+
+
+def test_a_field_of_a_file_that_a_command_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text('{"train": {"bs": 8}, "tp": 1}')
+    workload = {
+        "command": ["./bench", "--config", "a.json", "a.json"],
+        "throughput": {"pattern": "(x)"},
+        "flags": {"micro_batch": "a.json::train.bs"},
+    }
+    knobs = {"tp": {"values": [1, 2], "flag": "a.json::tp"}}
+    spec = study(tmp_path, workload, knobs=knobs, baseline={})
+    today = spec.full_baseline()
+    assert (today["micro_batch"], today["tp"]) == (8, 1)
+    chosen = {**today, "micro_batch": 16, "tp": 2}
+    found = recommended(BestConfig(chosen, 2, {}, script=command_of(spec, chosen)))
+    assert found[:2] == ("./bench", "--config")
+    assert found[2] == found[3]
+    assert json.loads(Path(found[2]).read_text()) == {"train": {"bs": 16}, "tp": 2}
+    named = {**workload, "flags": {"micro_batch": "--config::train.bs"}}
+    spec = study(tmp_path, named, knobs={}, baseline={})
+    chosen = {**spec.full_baseline(), "micro_batch": 16}
+    found = recommended(BestConfig(chosen, 2, {}, script=command_of(spec, chosen)))
+    assert json.loads(Path(found[2]).read_text())["train"] == {"bs": 16}
+    assert found[3] == "a.json", "only the argument that the study names"
+
+
+@pytest.mark.parametrize("flag", ["--bs", "$CONFIG::a"])
+def test_other_flags_are_no_business_of_commands(tmp_path: Path, flag: str) -> None:
+    with pytest.raises(SpecError, match="micro_batch: must be a field of a file that the comm"):
+        study(tmp_path, {"flags": {"micro_batch": flag}})

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from autotune.report.catalogue import knobs_page, recorded_effects
 from autotune.spec import StudySpec, load
+from autotune.views.catalogue import knobs_page, recorded_effects
 from search_spaces import CATALOGUE
 
 ROOT = Path(__file__).parent.parent.parent

@@ -49,7 +49,7 @@ def _of_script(best: BestConfig) -> dict[str, Rule]:
     return {
         name: _as_tried(name, flags, best.script["turned"])
         for name, flag in flags.items()
-        if flag.startswith(arguments.ENVIRONMENT)
+        if flag.startswith(arguments.ENVIRONMENT) and arguments.FIELD not in flag
     }
 
 

@@ -11,6 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.trial.decoding import decoder
+from autotune.trial.inject.copies import Copies
+from autotune.trial.protocol import FileCopy
+
 VARIABLE = "AUTOTUNE_RUN"
 """Of the environment: an Order as JSON."""
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -26,12 +30,14 @@ class Order:
         is_module: which of them.
         knobs: a value for every knob.
         changes: names of those that are to act from outside.
+        copies: of settings files that the script reads; their texts are written already.
     """
 
     target: str
     is_module: bool
     knobs: dict[str, Any]
     changes: tuple[str, ...]
+    copies: tuple[FileCopy, ...] = ()
 
     def to_text(self) -> str:
         """For the environment."""
@@ -40,8 +46,9 @@ class Order:
     @classmethod
     def from_text(cls, text: str) -> "Order":
         """What `to_text` wrote."""
-        told = json.loads(text)
-        return cls(told["target"], told["is_module"], told["knobs"], tuple(told["changes"]))
+        hint: Any = cls
+        order: Order = decoder(hint)(json.loads(text))
+        return order
 
 
 def begin(command: Sequence[str]) -> None:
@@ -58,9 +65,11 @@ def begin(command: Sequence[str]) -> None:
         return
     from autotune.trial.inject.changes import Changes
 
+    copies = Copies(order.copies)
+    copies.begin()
     changes = Changes(order.knobs, order.changes)
     changes.begin()
-    _say_what_is_idle(changes)
+    _say_what_is_idle(changes, copies)
 
 
 def runs(command: Sequence[str]) -> tuple[str, bool] | None:
@@ -79,7 +88,7 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
     return None
 
 
-def _say_what_is_idle(changes: Any) -> None:
+def _say_what_is_idle(changes: Any, copies: Copies) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     def look(*_: Any) -> None:
@@ -88,6 +97,13 @@ def _say_what_is_idle(changes: Any) -> None:
             print(
                 f"autotune: {', '.join(idle)}: has found nothing to act on in this script; the speed-up "
                 "of the study is not to be expected",
+                file=sys.stderr,
+            )
+        unread = copies.unread() if os.environ.get("RANK", "0") == "0" else []
+        if unread:
+            print(
+                f"autotune: {', '.join(unread)}: has not been read, so what the study recommends in it "
+                "has no effect",
                 file=sys.stderr,
             )
 

@@ -18,7 +18,7 @@ from autotune.trial.inject.changes import Changes
 from autotune.trial.inject.options import Options
 from autotune.trial.inject.sight import Sight
 from autotune.trial.protocol import Knobs
-from autotune.trial.surveyed import Surveyed
+from autotune.trial.surveyed import SETTINGS, Surveyed
 
 _NO_BACKWARD = -1
 _MOST_SIGNS = 4000
@@ -26,6 +26,7 @@ _MOST_SIGNS = 4000
 _ABOUT = 0.5
 """Of the parts of a batch, where some are seen before the next batch is drawn."""
 _MOST_FILES = 20
+_NOT_OF_USERS = ("/dev/", "/proc/", "/tmp/", "/sys/")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -64,6 +65,8 @@ class Survey:
         self._drawn_by_passes: list[int] = [0]
         self._scaled = False
         self._written: dict[str, None] = {}
+        self._settings: dict[str, None] = {}
+        self._folder = Path.cwd()
 
     def watch(
         self,
@@ -120,6 +123,7 @@ class Survey:
             own=self._sight.own(),
             options=self._options.found(),
             written=tuple(self._written),
+            settings=tuple(self._settings),
             ended=ended,
         )
 
@@ -191,13 +195,23 @@ class Survey:
         torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or len(self._written) >= _MOST_FILES:
+        if event != "open" or not isinstance(arguments[0], str | bytes):
             return
-        path, _, flags = arguments
-        if isinstance(path, str | bytes) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            name = os.fsdecode(path)
-            if not name.startswith(("/dev/", "/proc/", "/tmp/", "/sys/")):
-                self._written[str(Path(name))] = None
+        name, flags = os.fsdecode(arguments[0]), arguments[2]
+        if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            if name.lower().endswith(SETTINGS) and len(self._settings) < _MOST_FILES:
+                self._read(Path(os.path.normpath(Path.cwd() / name)))
+        elif not name.startswith(_NOT_OF_USERS) and len(self._written) < _MOST_FILES:
+            self._written[str(Path(name))] = None
+
+    def _read(self, path: Path) -> None:
+        """A file that may hold settings: not one of a library or of a cache."""
+        if path.is_relative_to(sys.prefix) or not path.is_file():
+            return
+        if path.is_relative_to(self._folder):
+            self._settings[str(path.relative_to(self._folder))] = None
+        elif any(path.name in argument for argument in sys.argv[1:]):
+            self._settings[str(path)] = None
 
 
 def _nothing(*, by_closure: bool) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from autotune.trial import failure, processes
 from autotune.trial.files import TrialFiles
+from autotune.trial.inject import copies
 from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import (
     BlockReport,
@@ -56,6 +57,8 @@ class NodeTrial:
         self._spare = spare
         self._files = TrialFiles(Path(request.log_dir))
         self._files.folder.mkdir(parents=True, exist_ok=True)
+        for copy in request.copies:
+            copies.write(copy)
         self._progress = Progress.create(
             self._files.progress(placement.first_rank), placement.local_world_size
         )

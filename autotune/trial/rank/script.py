@@ -14,6 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.trial.inject import own, spawning
 from autotune.trial.inject.changes import LOADER, Changes
+from autotune.trial.inject.copies import Copies
 from autotune.trial.inject.sight import Sight
 from autotune.trial.observers import communication
 from autotune.trial.protocol import BlockReport, Outcome, Script, TrialRequest
@@ -122,6 +123,7 @@ class ScriptRun:
         self._report = report
         self._leave = leave
         self._changes = Changes(request.knobs, self._script.changes)
+        self._copies = Copies(request.copies)
         self._sight = Sight(self._changes.built)
         self._norms = _LeaderNorms(self._sight)
         self._gather = over_store(store, context.rank, context.world_size)
@@ -133,6 +135,7 @@ class ScriptRun:
     def run(self) -> NoReturn:
         """Run the script for as long as its steps are wanted."""
         spawning.watch(lambda why: self._leave(Outcome.ERROR, why))
+        self._copies.begin()
         self._changes.begin()
         self._sight.watch(
             went_on=self._progressed, before=self._before_step, after=self._after_step
@@ -170,7 +173,14 @@ class ScriptRun:
 
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
-        drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader))
+        unread = self._copies.unread()
+        drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader, len(unread)))
+        if all(rank.unread for rank in drew):
+            self._leave(
+                Outcome.ERROR,
+                f"{', '.join(unread)}: no rank has read it, so what the configuration says in it has "
+                "no effect; say under workload.flags which file the script reads, or what names it",
+            )
         if not self._script.told:
             self._drawing = sum(rank.any > 0 for rank in drew) or self._context.world_size
         self._check_samples()
@@ -250,6 +260,8 @@ class _Drew(NamedTuple):
 
     any: float
     """Batches from a DataLoader: 1; none: 0."""
+    unread: float
+    """Copies of files that it has not opened."""
 
 
 _END = object()

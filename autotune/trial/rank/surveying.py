@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from autotune.trial.files import TrialFiles
 from autotune.trial.inject import spawning
+from autotune.trial.inject.copies import Copies
 from autotune.trial.inject.survey import Survey
 from autotune.trial.protocol import Outcome, TrialRequest
 from autotune.trial.rank.script import Leave, execute
@@ -34,6 +35,7 @@ def survey(
             done()
 
     spawning.watch(lambda why: leave(Outcome.ERROR, why))
+    Copies(request.copies).begin()
     seen.watch(progressed, taken, done)
     ended = execute(script)
     done(f"the script ended {ended}".rstrip())

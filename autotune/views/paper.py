@@ -8,10 +8,10 @@ from autotune.analysis.batches import BatchBest, best_per_batch
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT
-from autotune.report.composition import composition_table, held_back, recorded_facts
-from autotune.report.notes import study_note
-from autotune.report.running import Racing, Running, racing, running
 from autotune.spec import StudySpec
+from autotune.views.composition import composition_table, held_back, recorded_facts
+from autotune.views.notes import study_note
+from autotune.views.running import Racing, Running, racing, running
 from search_spaces import Facts
 from search_spaces.constraints import global_batch
 from search_spaces.knob import written

@@ -17,8 +17,8 @@ from autotune.analysis.verdict import (
 )
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
-from autotune.report.in_hand import supported
 from autotune.spec import StudySpec
+from autotune.views.in_hand import supported
 from storage import (
     Attempts,
     AttemptState,

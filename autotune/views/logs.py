@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotune.errors import BadInput
 from autotune.paths import StudyPaths
-from autotune.report.progress import ProgressLines
+from autotune.views.progress import ProgressLines
 from storage import Repository
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.analysis.wording import duration, quantity
-from autotune.report.outlook import Outlook, outlook
-from autotune.report.progress import standing
 from autotune.spec import StudySpec
+from autotune.views.outlook import Outlook, outlook
+from autotune.views.progress import standing
 from storage import MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.wording import difference, quantity
-from autotune.report.outlook import Outlook, outlook
 from autotune.spec import StudySpec
+from autotune.views.outlook import Outlook, outlook
 from storage import (
     UNTIMED,
     AttemptFeed,

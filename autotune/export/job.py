@@ -57,7 +57,14 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     place = _place(target, script["is_module"], command)
     turned: dict[str, Any] = script["turned"]
     changed = arguments.changed(command[place + 1 :], script["flags"], turned)
-    order = job.Order(target, script["is_module"], best.knobs, tuple(script["changes"]))
+    order = job.Order(
+        target,
+        script["is_module"],
+        best.knobs,
+        tuple(script["changes"]),
+        samples=script.get("samples") or 0,
+        told=scripts.told(script["flags"]),
+    )
     found = {
         **arguments.variables(script["flags"], turned),
         **_of_process(best.knobs, order.changes),
@@ -121,7 +128,10 @@ def script_of(
     told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
-    return {**asdict(told), "changes": list(told.changes), "digest": digest}
+    found = {**asdict(told), "changes": list(told.changes), "digest": digest}
+    if samples := scripts.samples_of_step(spec.workload, spec.full_baseline(), knobs):
+        found["samples"] = samples
+    return found
 
 
 def _digest(path: Path) -> str:

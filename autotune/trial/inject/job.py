@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.trial.inject import pace
+
 VARIABLE = "AUTOTUNE_RUN"
 """Of the environment: an Order as JSON."""
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -26,12 +28,16 @@ class Order:
         is_module: which of them.
         knobs: a value for every knob.
         changes: names of those that are to act from outside.
+        samples: that one rank has in a step, where no loader shows them; 0: the study tells none.
+        told: they count even if a loader shows others.
     """
 
     target: str
     is_module: bool
     knobs: dict[str, Any]
     changes: tuple[str, ...]
+    samples: int = 0
+    told: bool = False
 
     def to_text(self) -> str:
         """For the environment."""
@@ -41,7 +47,7 @@ class Order:
     def from_text(cls, text: str) -> "Order":
         """What `to_text` wrote."""
         told = json.loads(text)
-        return cls(told["target"], told["is_module"], told["knobs"], tuple(told["changes"]))
+        return cls(**{**told, "changes": tuple(told["changes"])})
 
 
 def begin(command: Sequence[str]) -> None:
@@ -61,6 +67,10 @@ def begin(command: Sequence[str]) -> None:
     changes = Changes(order.knobs, order.changes)
     changes.begin()
     _say_what_is_idle(changes)
+    if address := os.environ.get(pace.ADDRESS):
+        from autotune.trial.inject import meter
+
+        meter.begin(address, changes.built, samples=order.samples, always=order.told)
 
 
 def runs(command: Sequence[str]) -> tuple[str, bool] | None:
@@ -82,8 +92,14 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
 def _say_what_is_idle(changes: Any) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    looked = False
+
     def look(*_: Any) -> None:
-        handle.remove()
+        nonlocal looked
+        # It stays: torch goes through the hooks meanwhile, and the script may have some of its own.
+        if looked:
+            return
+        looked = True
         if idle := changes.idle():
             print(
                 f"autotune: {', '.join(idle)}: has found nothing to act on in this script; the speed-up "
@@ -91,4 +107,4 @@ def _say_what_is_idle(changes: Any) -> None:
                 file=sys.stderr,
             )
 
-    handle = register_optimizer_step_post_hook(look)
+    register_optimizer_step_post_hook(look)

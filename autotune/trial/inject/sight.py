@@ -95,7 +95,8 @@ class Sight:
         self.first_backward: int | None = None
         self._unscaled: torch.Tensor | None = None
         self._formats = own.Formats()
-        self._workers: int | None = None
+        self._recomputation = own.Recomputation()
+        self._of_loader: dict[str, Any] = {}
         self._drawn: WeakKeyDictionary[Any, _Drawn] = WeakKeyDictionary()
 
     def watch(self, *, went_on: Callable[[], None], before: AtStep, after: AtStep) -> None:
@@ -110,6 +111,7 @@ class Sight:
         self._watch_backward(went_on)
         self._watch_scalers()
         self._formats.watch()
+        self._recomputation.watch()
 
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self.leader = self.leader or optimizer
@@ -126,15 +128,13 @@ class Sight:
 
     def own(self) -> dict[str, Any]:
         """What the script has in force, as far as it shows after a step: knob -> value."""
-        found: dict[str, Any] = {}
+        found = {**self._of_loader, **self._recomputation.own()}
         if self.leader is not None:
             found |= own.of_optimizer(self.leader)
             groups = self.leader.param_groups
             found["precision"] = self._formats.own(p for group in groups for p in group["params"])
         if self.built.model is not None:
             found |= own.of_model(self.built.model)
-        if self._workers is not None:
-            found["loader_workers"] = self._workers
         return found
 
     def _watch_loaders(self, went_on: Callable[[], None]) -> None:
@@ -150,11 +150,14 @@ class Sight:
                 raise
             if torch.is_grad_enabled():
                 self.wait_seconds += time.perf_counter() - asked
-                self._drawn.setdefault(loader, _Drawn()).add(*size(batch), self._evaluates())
+                self._saw(loader, batch)
             went_on()
             return batch
 
         iterator.__next__ = watched  # type: ignore[method-assign, assignment]
+
+    def _saw(self, loader: Any, batch: Any) -> None:
+        self._drawn.setdefault(loader, _Drawn()).add(*size(batch), self._evaluates())
 
     def _evaluates(self) -> bool:
         model = self.built.model
@@ -182,7 +185,8 @@ class Sight:
     def _count(self, loader: Any, drawn: _Drawn) -> None:
         if drawn.batches:
             self.saw_loader = True
-            self._workers = loader._num_workers
+            if not drawn.trained:
+                self._of_loader = own.of_loader(loader)
             self.samples += drawn.samples
             self.tokens += drawn.tokens
             drawn.clear()

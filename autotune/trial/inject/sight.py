@@ -157,7 +157,10 @@ class Sight:
         iterator.__next__ = watched  # type: ignore[method-assign, assignment]
 
     def _saw(self, loader: Any, batch: Any) -> None:
-        self._drawn.setdefault(loader, _Drawn()).add(*size(batch), self._evaluates())
+        drawn = self._drawn.get(loader)
+        if drawn is None:
+            drawn = self._drawn[loader] = _Drawn()
+        drawn.add(*size(batch), self._evaluates())
 
     def _evaluates(self) -> bool:
         model = self.built.model

@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.trial.inject.changes import Built
 from autotune.trial.inject.pace import Pace
@@ -79,6 +82,27 @@ class Guest(Sight):
 
     problem = ""
 
+    def watch_pace(self, taken: Callable[[], None]) -> None:
+        """Look at samples and steps only.
+
+        Args:
+            taken: called after every step of the training.
+        """
+        self._watch_loaders(_nothing)
+        backward: Callable[..., None] = torch.Tensor.backward
+
+        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            self._trained()
+            backward(loss, *args, **kwargs)
+
+        def after_step(optimizer: Optimizer, *_: Any) -> None:
+            self.leader = self.leader or optimizer
+            if optimizer is self.leader:
+                taken()
+
+        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+        register_optimizer_step_post_hook(after_step)
+
     def _saw(self, loader: Any, batch: Any) -> None:
         self._safely(super()._saw, loader, batch)
 
@@ -120,12 +144,11 @@ def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
         with contextlib.suppress(OSError):
             line.send(pace.to_bytes())
 
-    meter = Meter(sight, tell, told=samples, always=always)
-    sight.watch(
-        went_on=lambda: None,
-        before=lambda *, by_closure: None,
-        after=lambda *, by_closure: meter.taken(),
-    )
+    sight.watch_pace(Meter(sight, tell, told=samples, always=always).taken)
+
+
+def _nothing() -> None:
+    """It is alive."""
 
 
 def _place() -> tuple[int, int]:

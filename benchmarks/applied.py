@@ -9,11 +9,13 @@ import hashlib
 import os
 import random
 import signal
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ NAMES = ("ddp", "hf_trainer", "accelerate_loop", "lightning_module", "fsdp2")
 OURS = (sys.executable, "-P", "-m", "autotune")
 WARM_UP = 2.0
 """Seconds of a job's steps that do not count."""
+BLOCK_SECONDS = 0.25
 PATIENCE = 600.0
 """Seconds that a job may take to get there."""
 
@@ -82,13 +85,13 @@ def applied(name: str, *, trials: int, rounds: int, seconds: float) -> dict[str,
             "changes": {knob: best["knobs"][knob] for knob in best["script"]["changes"]},
         }
         if found["turned"] or found["changes"]:
-            found["applied"] = _in_turn(folder, study["workload"], rounds, seconds)
+            found |= _in_turn(folder, study["workload"], rounds, seconds)
         return {**found, "unchanged": before == _digest(script) == _digest(EXAMPLES / script.name)}
 
 
 def _in_turn(
     folder: Path, workload: dict[str, Any], rounds: int, seconds: float
-) -> dict[str, float]:
+) -> dict[str, dict[str, float]]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     today = [*torchrun, "--nproc-per-node", "2", workload["script"], *workload["args"]]
     tuned = [*OURS, "run", "best.yaml", "--", *today]
@@ -98,11 +101,16 @@ def _in_turn(
         rates = [_rate(command, folder, workload["script"], seconds) for command in
                  ((tuned, today) if swapped else (today, tuned))]  # fmt: skip
         pairs.append(rates[::-1] if swapped else rates)
-    return vars(paired_ratio([tuned for _, tuned in pairs], [today for today, _ in pairs]))
+    found = {}
+    for place, name in enumerate(("applied", "applied_between_pauses")):
+        ratio = paired_ratio([tuned[place] for _, tuned in pairs], [now[place] for now, _ in pairs])
+        found[name] = vars(ratio)
+    return found
 
 
-def _rate(command: list[str], folder: Path, script: str, seconds: float) -> float:
-    """Optimizer steps per second of a job, which is ended then; its global batch is the study's."""
+def _rate(command: list[str], folder: Path, script: str, seconds: float) -> tuple[float, float]:
+    """Optimizer steps per second of a job, which is ended then; its global batch is the study's. By the
+    wall clock, and the median over blocks, which pauses do not show in."""
     site, probe = folder / "site", folder / "probe"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(_PROBE)
@@ -128,7 +136,7 @@ def _rate(command: list[str], folder: Path, script: str, seconds: float) -> floa
             job.wait(60)
 
 
-def _counted(job: subprocess.Popen[bytes], probe: Path, seconds: float) -> float:
+def _counted(job: subprocess.Popen[bytes], probe: Path, seconds: float) -> tuple[float, float]:
     give_up = time.monotonic() + PATIENCE
     while time.monotonic() < give_up:
         time.sleep(0.2)
@@ -140,8 +148,17 @@ def _counted(job: subprocess.Popen[bytes], probe: Path, seconds: float) -> float
         times = [at for (at,) in struct.iter_unpack("d", told[: len(told) // 8 * 8])]
         late = [at for at in times if at >= times[0] + WARM_UP]
         if len(late) > 1 and late[-1] - late[0] >= seconds:
-            return (len(late) - 1) / (late[-1] - late[0])
+            return (len(late) - 1) / (late[-1] - late[0]), statistics.median(_of_blocks(late))
     raise RuntimeError("the job has taken no steps")
+
+
+def _of_blocks(ends: list[float]) -> Iterator[float]:
+    """Steps per second in blocks of whole steps, by the ends of all steps."""
+    began = 0
+    for number, at in enumerate(ends):
+        if at - ends[began] >= BLOCK_SECONDS:
+            yield (number - began) / (at - ends[began])
+            began = number
 
 
 def _digest(path: Path) -> str:

@@ -70,7 +70,13 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     )
     write_copies(given.copies)
     order = job.Order(
-        target, script["is_module"], best.knobs, tuple(script["changes"]), _named(given.copies)
+        target,
+        script["is_module"],
+        best.knobs,
+        tuple(script["changes"]),
+        _named(given.copies),
+        samples=script.get("samples") or 0,
+        told=scripts.told(script["flags"]),
     )
     found = {
         **given.variables,
@@ -140,7 +146,10 @@ def script_of(
     told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
-    return {**asdict(told), "changes": list(told.changes), "digest": digest}
+    found = {**asdict(told), "changes": list(told.changes), "digest": digest}
+    if samples := scripts.samples_of_step(spec.workload, spec.full_baseline(), knobs):
+        found["samples"] = samples
+    return found
 
 
 def _digest(path: Path) -> str:

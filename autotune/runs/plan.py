@@ -180,12 +180,9 @@ class Plan:
         recipe = scripts.recipe(
             workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
         )
-        counted = global_batch(asked.knobs, 1)
-        known = "micro_batch" in {*workload.flags, *self.spec.baseline}
-        if workload.samples:
-            # They are the baseline's: a larger micro-batch has more.
-            counted = round(workload.samples * counted / global_batch(self.baseline, 1))
-            known = True
+        counted = scripts.samples_of_step(workload, self.baseline, asked.knobs)
+        if counted is None and "micro_batch" in {*workload.flags, *self.spec.baseline}:
+            counted = global_batch(asked.knobs, 1)
         given = fields.given(
             workload.arguments,
             recipe.flags,
@@ -204,9 +201,9 @@ class Plan:
                 args=given.arguments,
                 is_module=recipe.is_module,
                 changes=recipe.changes,
-                samples=counted if known else 0,
+                samples=counted or 0,
                 draws_none=workload.samples is not None,
-                told=workload.samples is not None and not _sizes(recipe.flags),
+                told=workload.samples is not None and scripts.told(recipe.flags),
                 kept=tuple(sorted({*self.spec.values()} - {*recipe.flags, *recipe.changes})),
             ),
         )
@@ -256,11 +253,6 @@ class Plan:
             sigma_run=sigma_run,
             long_step=self._blocks().longest / self.spec.measurement.min_steps,
         )
-
-
-def _sizes(flags: Mapping[str, str]) -> set[str]:
-    """Of the knobs that a script turns, those that change how many samples a step has."""
-    return {"micro_batch", "accumulation_steps"} & flags.keys()
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:

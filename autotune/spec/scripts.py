@@ -11,6 +11,7 @@ import yaml
 from autotune.spec import arguments, commands, fields, mistakes
 from autotune.trial.surveyed import SETTINGS
 from search_spaces import CATALOGUE
+from search_spaces.constraints import global_batch
 from search_spaces.scripts import refusal
 
 _COUNTED = ("micro_batch", "accumulation_steps")
@@ -228,6 +229,32 @@ def recipe(
         turned=turned,
         changes=tuple(sorted(differing.keys() - turned.keys())),
     )
+
+
+def samples_of_step(
+    workload: Workload, baseline: Mapping[str, Any], knobs: Mapping[str, Any]
+) -> int | None:
+    """What one rank has in a step of a configuration, as the study tells it of the baseline: a larger
+    micro-batch has more. None where it tells nothing.
+
+    Args:
+        workload: of a script.
+        baseline: a value for every knob.
+        knobs: likewise.
+    """
+    if not workload.samples:
+        return None
+    return round(workload.samples * global_batch(knobs, 1) / global_batch(baseline, 1))
+
+
+def told(flags: Mapping[str, str]) -> bool:
+    """Whether samples count as the study tells them even if a loader shows others: the script turns
+    nothing that changes how many a step has.
+
+    Args:
+        flags: of the knobs that it turns.
+    """
+    return not {*_COUNTED} & flags.keys()
 
 
 def of_arguments(workload: Workload) -> dict[str, Any]:

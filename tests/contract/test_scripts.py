@@ -224,6 +224,56 @@ def test_what_else_the_script_has_by_itself_is_compared(
     assert f"{own}: is what the script has by itself" in report.cause
 
 
+_OF_ITS_LOADER = _OWN.replace(
+    "num_workers=1", "num_workers=1, prefetch_factor=4, persistent_workers=True"
+)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "own"),
+    [
+        ("prefetch_factor", 2, "prefetch_factor 4"),
+        ("persistent_workers", False, "persistent_workers True"),
+    ],
+)
+def test_arguments_of_its_loader_are_compared(
+    bench: Bench, knob: str, value: Any, own: str
+) -> None:
+    script = bench.write(_OF_ITS_LOADER)
+    report = bench.run(script, told={"kept": (knob,)})
+    assert report.outcome == Outcome.ERROR
+    assert f"{own}: is what the script has by itself" in report.cause
+    assert_well(bench.run(script, told={"kept": ("loader_workers",)}, loader_workers=0))
+    assert_well(bench.run(script, **{knob: value}))
+
+
+_SET_UP = "model = DistributedDataParallel(torch.nn.Linear(8, 2))\n"
+
+
+def test_a_hook_of_its_own_is_compared(bench: Bench) -> None:
+    hooks = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+    hooks += "model.register_comm_hook(None, default_hooks.HOOK)\n"
+    told = {"kept": ("gradient_compression",)}
+    narrow = _OWN.replace(_SET_UP, _SET_UP + hooks.replace("HOOK", "fp16_compress_hook"))
+    report = bench.run(bench.write(narrow), told=told)
+    assert "gradient_compression fp16: is what the script has by itself" in report.cause
+    plain = _OWN.replace(_SET_UP, _SET_UP + hooks.replace("HOOK", "allreduce_hook"))
+    assert_well(bench.run(bench.write(plain), told=told))
+    assert_well(bench.run(bench.write(_OWN), gradient_compression="fp16"))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_that_it_computes_anew_are_compared(bench: Bench, reentrant: bool) -> None:
+    anew = "from torch.utils.checkpoint import checkpoint\n" + _OWN.replace(
+        "model(x)", f"checkpoint(model, x.requires_grad_(), use_reentrant={reentrant})"
+    )
+    told = {"kept": ("activation_checkpointing",)}
+    report = bench.run(bench.write(anew), told=told)
+    assert "activation_checkpointing on: is what the script has by itself" in report.cause
+    assert_well(bench.run(bench.write(_OWN), told=told))
+    assert_well(bench.run("telling.py", activation_checkpointing=1))
+
+
 def test_the_loss_is_told_without_its_scale(bench: Bench) -> None:
     report = bench.run(bench.write(_OWN), told={"kept": ("bucket_cap_mb",)})
     assert_well(report)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.trial.decoding import decoder
+from autotune.trial.inject import pace
 from autotune.trial.inject.copies import Copies
 from autotune.trial.protocol import FileCopy
 
@@ -31,6 +32,8 @@ class Order:
         knobs: a value for every knob.
         changes: names of those that are to act from outside.
         copies: of settings files that the script reads; their texts are written already.
+        samples: that one rank has in a step, where no loader shows them; 0: the study tells none.
+        told: they count even if a loader shows others.
     """
 
     target: str
@@ -38,6 +41,8 @@ class Order:
     knobs: dict[str, Any]
     changes: tuple[str, ...]
     copies: tuple[FileCopy, ...] = ()
+    samples: int = 0
+    told: bool = False
 
     def to_text(self) -> str:
         """For the environment."""
@@ -70,6 +75,10 @@ def begin(command: Sequence[str]) -> None:
     changes = Changes(order.knobs, order.changes)
     changes.begin()
     _say_what_is_idle(changes, copies)
+    if address := os.environ.get(pace.ADDRESS):
+        from autotune.trial.inject import meter
+
+        meter.begin(address, changes.built, samples=order.samples, always=order.told)
 
 
 def runs(command: Sequence[str]) -> tuple[str, bool] | None:
@@ -91,8 +100,14 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
 def _say_what_is_idle(changes: Any, copies: Copies) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    looked = False
+
     def look(*_: Any) -> None:
-        handle.remove()
+        nonlocal looked
+        # It stays: torch goes through the hooks meanwhile, and the script may have some of its own.
+        if looked:
+            return
+        looked = True
         if idle := changes.idle():
             print(
                 f"autotune: {', '.join(idle)}: has found nothing to act on in this script; the speed-up "
@@ -107,4 +122,4 @@ def _say_what_is_idle(changes: Any, copies: Copies) -> None:
                 file=sys.stderr,
             )
 
-    handle = register_optimizer_step_post_hook(look)
+    register_optimizer_step_post_hook(look)

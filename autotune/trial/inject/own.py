@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -13,6 +14,16 @@ from autotune.trial.protocol import Knobs
 
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MIB = 1 << 20
+_ON = "on"
+"""Some way or other, which does not show."""
+_HOOKS = {
+    "allreduce_hook": "none",
+    "fp16_compress_hook": "fp16",
+    "bf16_compress_hook": "bf16",
+    "powerSGD_hook": "powersgd",
+}
+"""Of torch, by name -> gradient_compression."""
+_CHECKPOINTING = torch.utils.checkpoint
 
 
 class Formats:
@@ -49,6 +60,33 @@ class Formats:
         return "pure_bf16" if dtypes == {torch.bfloat16} else "fp32"
 
 
+class Recomputation:
+    """Whether activations are computed anew: torch.utils.checkpoint is entered, from wherever."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def watch(self) -> None:
+        """Look at every pass from now on."""
+        for owner, name in (
+            (_CHECKPOINTING, "_checkpoint_without_reentrant_generator"),
+            (_CHECKPOINTING.CheckpointFunction, "apply"),
+        ):
+            if entered := getattr(owner, name, None):
+                setattr(owner, name, self._noticed(entered))
+
+    def _noticed(self, entered: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.seen = True
+            return entered(*args, **kwargs)
+
+        return run
+
+    def own(self) -> dict[str, Any]:
+        """activation_checkpointing, if it was seen."""
+        return {"activation_checkpointing": _ON} if self.seen else {}
+
+
 def of_model(model: DistributedDataParallel) -> dict[str, Any]:
     """Knobs of its constructor."""
     bucket = model.bucket_bytes_cap / _MIB
@@ -58,7 +96,25 @@ def of_model(model: DistributedDataParallel) -> dict[str, Any]:
         "static_graph": bool(model.static_graph),
         "find_unused_parameters": bool(model.find_unused_parameters),
         "broadcast_buffers": bool(getattr(model, parallel.BUFFERS)),
+        "gradient_compression": _hooks(model),
     }
+
+
+def _hooks(model: DistributedDataParallel) -> str:
+    names = [getattr(hook, "__name__", type(hook).__name__) for hook, _ in model._comm_hooks]
+    return " and ".join(_HOOKS.get(name, name) for name in names) or "none"
+
+
+def of_loader(iterator: Any) -> dict[str, Any]:
+    """Knobs of the DataLoader whose iterator this is. Without workers two of them mean nothing, without
+    devices nobody pins memory, whatever was asked for."""
+    found: dict[str, Any] = {"loader_workers": iterator._num_workers}
+    if torch.accelerator.is_available():
+        found["pin_memory"] = bool(iterator._pin_memory)
+    if iterator._num_workers:
+        found["persistent_workers"] = bool(iterator._persistent_workers)
+        found["prefetch_factor"] = iterator._prefetch_factor
+    return found
 
 
 def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
@@ -79,6 +135,10 @@ def contrary(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -> Iter
         names: of those that are compared.
     """
     for name in sorted({*names} & own.keys()):
-        # Autocast does not tell one from the other.
-        if own[name] != knobs[name] and (own[name], knobs[name]) != ("fp32", "tf32"):
+        if not _agree(own[name], knobs[name]):
             yield f"{name} {own[name]}"
+
+
+def _agree(own: Any, wanted: Any) -> bool:
+    # Autocast does not tell tf32 from fp32.
+    return own == wanted or (own, wanted) == ("fp32", "tf32") or (own == _ON and bool(wanted))

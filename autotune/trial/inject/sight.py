@@ -5,10 +5,10 @@ pass begins.
 """
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -23,6 +23,9 @@ from autotune.trial.inject.batches import size
 from autotune.trial.inject.changes import Built
 from autotune.trial.observers import communication
 
+_DRAWN = "_drawn_seen_by_autotune"
+"""Of an iterator of a loader."""
+
 
 class AtStep(Protocol):
     """Called at a step of the optimizer."""
@@ -35,7 +38,7 @@ class AtStep(Protocol):
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(map(callable, (*args, kwargs.get("closure"))))
+    return bool(args or kwargs) and any(map(callable, (*args, kwargs.get("closure"))))
 
 
 @dataclass
@@ -45,22 +48,17 @@ class _Drawn:
     Many turn gradients off only inside the loop that evaluates, so that its batches come with them on.
 
     Attributes:
+        loader: the iterator, while it is there.
         evaluated: some of it while the model was evaluating.
         trained: earlier batches of this iterator were trained on.
     """
 
+    loader: weakref.ref[Any]
     batches: int = 0
     samples: int = 0
     tokens: int = 0
     evaluated: bool = False
     trained: bool = False
-
-    def add(self, samples: int, tokens: int, evaluates: bool) -> None:
-        """A batch."""
-        self.batches += 1
-        self.samples += samples
-        self.tokens += tokens
-        self.evaluated |= evaluates
 
     def clear(self) -> None:
         """All is counted, or not to be."""
@@ -95,8 +93,9 @@ class Sight:
         self.first_backward: int | None = None
         self._unscaled: torch.Tensor | None = None
         self._formats = own.Formats()
-        self._workers: int | None = None
-        self._drawn: WeakKeyDictionary[Any, _Drawn] = WeakKeyDictionary()
+        self._recomputation = own.Recomputation()
+        self._of_loader: dict[str, Any] = {}
+        self._waiting: list[_Drawn] = []
 
     def watch(self, *, went_on: Callable[[], None], before: AtStep, after: AtStep) -> None:
         """Look at everything that the script does from now on.
@@ -110,6 +109,7 @@ class Sight:
         self._watch_backward(went_on)
         self._watch_scalers()
         self._formats.watch()
+        self._recomputation.watch()
 
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self.leader = self.leader or optimizer
@@ -126,15 +126,13 @@ class Sight:
 
     def own(self) -> dict[str, Any]:
         """What the script has in force, as far as it shows after a step: knob -> value."""
-        found: dict[str, Any] = {}
+        found = {**self._of_loader, **self._recomputation.own()}
         if self.leader is not None:
             found |= own.of_optimizer(self.leader)
             groups = self.leader.param_groups
             found["precision"] = self._formats.own(p for group in groups for p in group["params"])
         if self.built.model is not None:
             found |= own.of_model(self.built.model)
-        if self._workers is not None:
-            found["loader_workers"] = self._workers
         return found
 
     def _watch_loaders(self, went_on: Callable[[], None]) -> None:
@@ -150,11 +148,27 @@ class Sight:
                 raise
             if torch.is_grad_enabled():
                 self.wait_seconds += time.perf_counter() - asked
-                self._drawn.setdefault(loader, _Drawn()).add(*size(batch), self._evaluates())
+                self._saw(loader, batch)
             went_on()
             return batch
 
         iterator.__next__ = watched  # type: ignore[method-assign, assignment]
+
+    def _saw(self, loader: Any, batch: Any) -> None:
+        # This is on the way of every batch, and finds nothing of its own in the processor's caches: the
+        # fewer objects, the better.
+        drawn = getattr(loader, _DRAWN, None)
+        if drawn is None:
+            drawn = _Drawn(weakref.ref(loader))
+            setattr(loader, _DRAWN, drawn)
+        if not drawn.batches:
+            self._waiting.append(drawn)
+        samples, tokens = size(batch)
+        drawn.batches += 1
+        drawn.samples += samples
+        drawn.tokens += tokens
+        if self._evaluates():
+            drawn.evaluated = True
 
     def _evaluates(self) -> bool:
         model = self.built.model
@@ -162,7 +176,7 @@ class Sight:
 
     def _exhausted(self, loader: Any) -> None:
         # Loaders with persistent workers keep their iterator, others forget what nobody trained on.
-        drawn = self._drawn.get(loader)
+        drawn = getattr(loader, _DRAWN, None)
         if drawn is None:
             return
         if drawn.trained:
@@ -172,8 +186,14 @@ class Sight:
 
     def _trained(self) -> None:
         """A backward pass: what was drawn is what is trained on."""
+        if not self._waiting:
+            return
         evaluates = self._evaluates()
-        for loader, drawn in list(self._drawn.items()):
+        waiting, self._waiting = self._waiting, []
+        for drawn in waiting:
+            loader = drawn.loader()
+            if loader is None:
+                continue  # left before anything was trained on it
             if drawn.trained or evaluates or not drawn.evaluated:
                 self._count(loader, drawn)
             else:
@@ -182,7 +202,8 @@ class Sight:
     def _count(self, loader: Any, drawn: _Drawn) -> None:
         if drawn.batches:
             self.saw_loader = True
-            self._workers = loader._num_workers
+            if not drawn.trained:
+                self._of_loader = own.of_loader(loader)
             self.samples += drawn.samples
             self.tokens += drawn.tokens
             drawn.clear()

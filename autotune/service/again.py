@@ -1,0 +1,30 @@
+"""A study once more, under another name."""
+
+import datetime
+from pathlib import Path
+
+from autotune.service.submission import Keeper, submit
+from autotune.spec import StudySpec
+from storage import Database, Repository
+
+_LONGEST_NAME = 80
+
+
+def queue(url: str, study: str) -> str:
+    """Queue a study with the settings of one that is stored, and see that a daemon runs it; its name.
+
+    Args:
+        url: of the storage.
+        study: name of the stored one.
+
+    Raises:
+        AutotuneError: there is none, or it cannot run here.
+    """
+    repository = Repository(Database(url))
+    stored = repository.studies.named(study)
+    now = datetime.datetime.now(datetime.UTC)
+    name = f"{study[:_LONGEST_NAME]}-{now:%Y%m%d-%H%M%S}"
+    spec = StudySpec.model_validate({**stored.spec, "name": name})
+    submitted = submit(repository, spec, Path(stored.workdir))
+    Keeper(repository, submitted, repository.database.url.render_as_string(hide_password=False))()
+    return name

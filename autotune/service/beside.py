@@ -1,0 +1,122 @@
+"""A process beside the user's own job, which watches it.
+
+The job takes the place of this command, so that its exit status, its signals and its terminal are its
+own. The watcher is no child of it, which would wait for it, and leaves when the job has ended.
+
+Imports little: it forks, and what is loaded by then should have started no threads.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn
+
+from autotune.errors import AutotuneError, BadInput
+from autotune.export.best import BestConfig
+
+_MINUTE = 60.0
+_LONGEST_FOLDER = 80
+"""Characters; the path of a socket may have 107."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be watched for.
+
+    Attributes:
+        port: of the metrics; 0: a free one.
+        storage: URL of the storage in which a new study is queued after a drift; None: in none.
+        every: seconds between two looks.
+    """
+
+    port: int = 0
+    storage: str | None = None
+    every: float = _MINUTE
+
+
+def begin(best: BestConfig, wishes: Wishes) -> str:
+    """Watch this process, whatever program it runs from now on; the address by which its ranks report.
+
+    Raises:
+        BadInput: the port is taken, or a package is missing.
+        AutotuneError: the watcher did not start.
+    """
+    try:
+        job = os.pidfd_open(os.getpid())
+    except OSError as error:
+        raise BadInput(f"--watch needs pidfd_open of Linux 5.3: {error.strerror}") from None
+    folder = tempfile.mkdtemp(prefix="autotune-", dir=_short())
+    answers, answer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(answers)
+        _detached(job, answer, folder, best, wishes)
+    os.close(job)
+    os.close(answer)
+    os.waitpid(child, 0)
+    with os.fdopen(answers) as file:
+        told = file.read()
+    if not told:
+        raise AutotuneError("the watcher did not start")
+    if problem := json.loads(told)["problem"]:
+        raise BadInput(problem)
+    return _address(folder)
+
+
+def _short() -> str | None:
+    """Where the folder of a socket goes; None: where temporary files do."""
+    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER else None
+
+
+def _address(folder: str) -> str:
+    return f"{folder}/socket"
+
+
+def _detached(job: int, answer: int, folder: str, best: BestConfig, wishes: Wishes) -> NoReturn:
+    """The child: what it starts is an orphan in a session of its own."""
+    try:
+        os.setsid()  # a Ctrl-C is for the job
+        if os.fork():
+            os._exit(0)
+        # It ends when the job does, whoever ends that. No signal is ignored for what it starts.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        _watch(job, answer, folder, best, wishes)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+
+def _watch(job: int, answer: int, folder: str, best: BestConfig, wishes: Wishes) -> None:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    line.bind(_address(folder))
+    problem = ""
+    try:
+        from autotune.service.watcher import Watcher
+
+        watcher = Watcher(best, wishes, say)
+    except ModuleNotFoundError as error:
+        problem = f"--watch needs {error.name}, which is not installed: pip install autotune"
+    except OSError as error:
+        problem = f"--metrics-port {wishes.port}: {error.strerror}"
+    os.write(answer, json.dumps({"problem": problem}).encode())
+    os.close(answer)
+    if not problem:
+        watcher.attend(line, job)
+
+
+def say(text: str) -> None:
+    """A line on standard error, in one piece; the job writes there, too."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"autotune: {text}\n".encode())

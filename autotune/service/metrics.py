@@ -1,0 +1,74 @@
+"""The speed of a job beside its promise, for Prometheus: on loopback only."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
+
+from autotune.measurement.drift import Promise
+from autotune.trial.inject.pace import Pace
+
+LOOPBACK = "127.0.0.1"
+
+
+class Metrics:
+    """What is exposed, all of it named autotune_job_* or autotune_promised_*."""
+
+    def __init__(self, promise: Promise, unit: str, study: str) -> None:
+        """Prepare.
+
+        Args:
+            promise: of best.yaml.
+            unit: 'samples/s' or 'tokens/s'.
+            study: that the promise is from.
+        """
+        self._registry = registry = CollectorRegistry()
+        what = unit.partition("/")[0]
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        promised = gauge(
+            f"autotune_promised_{what}_per_second", "By best.yaml, over all ranks.", ("bound",)
+        )
+        bounds = {"value": promise.value, "low": promise.low, "high": promise.high}
+        for bound, value in {**bounds, "next_run_low": promise.bound}.items():
+            promised.labels(bound).set(value)
+        Info("autotune_job", "What is watched.", registry=registry).info({"study": study})
+        self._rate = gauge(
+            f"autotune_job_{what}_per_second", "Median over the last minute, over all ranks."
+        )
+        self._rate.set(float("nan"))
+        self._drifted = gauge("autotune_job_drifted", "1: slower than promised; see docs.")
+        self._step = gauge(
+            "autotune_job_step_seconds", "Of an optimizer step in the last block.", ("rank",)
+        )
+        self._steps = Counter(
+            "autotune_job_steps", "Optimizer steps so far.", ("rank",), registry=registry
+        )
+        self._samples = Counter(
+            "autotune_job_samples", "Samples trained on so far.", ("rank",), registry=registry
+        )
+
+    def serve(self, port: int) -> int:
+        """Answer on this port, 0: on a free one; the port.
+
+        Raises:
+            OSError: somebody else has it.
+        """
+        server, _ = start_http_server(port, addr=LOOPBACK, registry=self._registry)
+        return int(server.server_port)
+
+    def block(self, pace: Pace) -> None:
+        """A rank has told of a block."""
+        rank = str(pace.rank)
+        self._step.labels(rank).set(pace.seconds / pace.steps)
+        self._steps.labels(rank).inc(pace.steps)
+        self._samples.labels(rank).inc(pace.samples)
+
+    def look(self, rate: float, drifted: bool) -> None:
+        """A minute is over.
+
+        Args:
+            rate: units per second of the job.
+            drifted: at present.
+        """
+        self._rate.set(rate)
+        self._drifted.set(drifted)

@@ -1,0 +1,178 @@
+"""Compares the speed of a job with what its configuration promises, once a minute."""
+
+import math
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from autotune.analysis.wording import duration, quantity
+from autotune.errors import AutotuneError
+from autotune.export.best import BestConfig
+from autotune.measurement.drift import LOOKS, Change, Drift, Promise, rate_of_job
+from autotune.service.beside import Wishes
+from autotune.service.metrics import LOOPBACK, Metrics
+from autotune.trial.inject.pace import Pace
+
+_LONGEST_REPORT = 65536
+
+
+def promise_of(best: BestConfig) -> Promise:
+    """What a best.yaml promises. A bound that is not there is none."""
+    told = best.throughput
+    return Promise(
+        value=float(told.get("value") or 0.0),
+        low=float(told.get("low") or 0.0),
+        high=math.inf if told.get("high") is None else float(told["high"]),
+        rounds=int(best.provenance.get("rounds") or 0),
+    )
+
+
+class Watcher:
+    """Of one job, from its first block to its end."""
+
+    def __init__(
+        self,
+        best: BestConfig,
+        wishes: Wishes,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the metrics, and say where.
+
+        Args:
+            best: what the job runs with.
+            wishes: of the user.
+            say: takes a line.
+            clock: seconds.
+
+        Raises:
+            OSError: somebody else has the port.
+        """
+        self._best = best
+        self._wishes = wishes
+        self._say = say
+        self._clock = clock
+        self._unit = str(best.throughput.get("unit", "samples/s"))
+        self._promise = promise_of(best)
+        self._study = str(best.provenance.get("study", ""))
+        self._metrics = Metrics(self._promise, self._unit, self._study)
+        self._drift = Drift(self._promise.bound)
+        self._rates: dict[int, list[float]] = {}
+        self._world_size = 0
+        self._problem = ""
+        self._due: float | None = None
+        self._began = 0.0
+        self._told: set[str] = set()
+        port = self._metrics.serve(wishes.port)
+        say(f"watching this job; metrics: http://{LOOPBACK}:{port}/metrics")
+        if not self._promise.bound:
+            say("best.yaml has no interval: the speed is shown, but nobody can tell a drift")
+
+    def attend(self, line: socket.socket, job: int) -> None:
+        """Watch until the job has ended.
+
+        Args:
+            line: on which its ranks report.
+            job: descriptor of its process.
+        """
+        with selectors.DefaultSelector() as ready:
+            ready.register(line, selectors.EVENT_READ)
+            ready.register(job, selectors.EVENT_READ)
+            ended = False
+            while not ended:
+                found = [key.fileobj for key, _ in ready.select(self._patience())]
+                ended = job in found
+                if line in found:
+                    self.hear(line.recv(_LONGEST_REPORT))
+                self.look()
+        self.ended()
+
+    def _patience(self) -> float | None:
+        """Seconds to the next look."""
+        return None if self._due is None else max(0.0, self._due - self._clock())
+
+    def hear(self, report: bytes) -> None:
+        """A rank has something to tell."""
+        try:
+            pace = Pace.of_bytes(report)
+        except (ValueError, TypeError):
+            return  # of another version
+        self._metrics.block(pace)
+        self._world_size = pace.world_size
+        self._problem = self._problem or pace.problem
+        units = pace.tokens if self._unit.startswith("tokens") else pace.samples
+        self._rates.setdefault(pace.rank, []).append(units / pace.seconds)
+        if self._due is None:
+            self._due = self._clock() + self._wishes.every
+
+    def look(self) -> None:
+        """Compare, if it is time for it and enough was seen."""
+        if self._due is None or self._clock() < self._due:
+            return
+        self._due = self._clock() + self._wishes.every
+        rate = rate_of_job(self._rates, self._world_size)
+        if rate is None:
+            return
+        self._rates.clear()
+        if why := self._incomparable(rate):
+            self._metrics.look(rate, drifted=False)
+            self._once(f"the speed of this job cannot be compared: {why}")
+            return
+        change = self._drift(rate)
+        self._metrics.look(rate, self._drift.drifted)
+        self._once(f"{self._rate(rate)} in the first minute; {self._promised()}")
+        if change == Change.BEGAN:
+            self._began = self._clock() - LOOKS * self._wishes.every
+            self._say(
+                f"slower than promised in each of the last {LOOKS} looks, now {self._rate(rate)}; "
+                f"{self._promised()}. {self._what_to_do()}"
+            )
+        elif change == Change.OVER:
+            lasted = duration(self._clock() - self._began)
+            self._say(f"as fast as promised again: {self._rate(rate)}; it was slower for {lasted}")
+
+    def _incomparable(self, rate: float) -> str:
+        """Why; empty: it can be."""
+        if self._problem:
+            return f"its batches are not understood ({self._problem})"
+        if self._world_size != self._best.world_size:
+            return f"it has {self._world_size} ranks, and {self._best.world_size} were measured"
+        if not rate:
+            what = self._unit.partition("/")[0]
+            return f"no {what} are seen in its steps; say workload.samples in study.yaml"
+        return ""
+
+    def _once(self, text: str) -> None:
+        if not self._told:
+            self._say(text)
+        self._told.add(text)
+
+    def _rate(self, rate: float) -> str:
+        return f"{quantity(rate)} {self._unit}"
+
+    def _promised(self) -> str:
+        promise = self._promise
+        bound = f", slower is below {quantity(promise.bound)}" if promise.bound else ""
+        return f"promised are {quantity(promise.value)}{bound}"
+
+    def _what_to_do(self) -> str:
+        if self._wishes.storage:
+            return "A new study is queued when the job ends, if it is slower then"
+        return (
+            "To tune again: give study.yaml another name and `autotune start` it, or have "
+            "--queue-on-drift do so when the job ends"
+        )
+
+    def ended(self) -> None:
+        """The job has."""
+        if not self._wishes.storage or not self._drift.drifted:
+            return
+        from autotune.service.again import queue
+
+        try:
+            name = queue(self._wishes.storage, self._study)
+        except AutotuneError as error:
+            self._say(f"no new study could be queued: {error}")
+        else:
+            self._say(f"study {name} is queued; autotune watch {name} follows it")

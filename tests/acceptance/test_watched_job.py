@@ -1,0 +1,183 @@
+"""`autotune run --watch`: the user's own job, watched from beside it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.service.again import queue
+from autotune.service.daemon import this_cluster
+from autotune.service.submission import submit
+from autotune.spec import load
+from search_spaces import defaults
+from storage import Database, Repository
+from tests.steering import write_study
+from tests.waiting import wait_for
+
+OURS = [sys.executable, "-P", "-m", "autotune", "run", "best.yaml"]
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+PROMISED = {"value": 1e6, "low": 0.99e6, "high": 1.01e6, "unit": "samples/s"}
+"""More than anybody reaches."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    script = {"target": "own.py", "is_module": False, "flags": {}, "turned": {}, "changes": []}
+    content = {"format": 1, "knobs": defaults(), "world_size": 1, "speedup": None}
+    content |= {"throughput": PROMISED, "provenance": {"study": "tiny", "rounds": 4}}
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump({**content, "script": script}))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(text: str, *args: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+    Path("own.py").write_text(text)
+    command = [*OURS, "--watch", *options, "--", sys.executable, "own.py", *args]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120)
+
+
+def nothing_left(folder: Path) -> bool:
+    return not [*(folder / "tmp").glob("autotune-*")]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), 9)", -9),
+        ("os.abort()", -6),
+        ("1 / 0", 1),
+        ("", 0),
+    ],
+)
+def test_the_exit_status_is_that_of_the_job(folder: Path, end: str, status: int) -> None:
+    done = run(f"import os, sys\nprint('said')\nsys.stdout.flush()\n{end}")
+    assert (done.returncode, done.stdout) == (status, b"said\n")
+    assert b"watching this job; metrics: http://127.0.0.1:" in done.stderr
+    wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
+
+
+def test_what_the_job_is_given_reaches_it_byte_for_byte() -> None:
+    words = ["a\nb", "$(x) 'y' \"z\"", "-n", "--", os.fsdecode(b"\xff")]
+    done = run("import os, sys\nos.write(1, b'|'.join(map(os.fsencode, sys.argv[1:])))", *words)
+    assert done.stdout == b"|".join(map(os.fsencode, words))
+
+
+def test_it_is_no_child_that_the_job_would_wait_for() -> None:
+    text = "import os\ntry:\n    os.wait()\nexcept ChildProcessError:\n    print('none')"
+    assert run(text).stdout == b"none\n"
+
+
+def test_a_port_that_is_taken_is_said_before_the_job_begins() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run("print('began')", options=("--metrics-port", port))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"error: --metrics-port {port}: Address already in use".encode() in done.stderr
+
+
+def test_a_study_that_is_not_stored_cannot_be_queued_again() -> None:
+    done = run("print('began')", options=("--queue-on-drift",))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"error: there is no " in done.stderr
+
+
+_TRAINS = """
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for x in DataLoader(torch.ones(4096, 8), batch_size=4):
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+_LOOKS_OFTEN = """
+import os, sys
+from autotune.export.best import load
+from autotune.service.beside import Wishes, begin
+from autotune.trial.inject.pace import ADDRESS
+address = begin(load("best.yaml"), Wishes(every=5.0, storage=os.environ.get("STORAGE")))
+from autotune.export.job import tuned
+job = tuned(load("best.yaml"), sys.argv[1:], os.environ)
+os.execvpe(job.command[0], list(job.command), {**os.environ, **job.environment, ADDRESS: address})
+"""
+
+
+def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) -> None:
+    content = yaml.safe_load(Path("best.yaml").read_text())
+    Path("best.yaml").write_text(yaml.safe_dump({**content, "world_size": 2}))
+    Path("own.py").write_text((SCRIPTS / "plain_ddp.py").read_text())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "own.py", "--epochs", "1000000"]
+    job = subprocess.Popen([*OURS, "--watch", "--", *torchrun], stderr=subprocess.PIPE)
+    try:
+        assert job.stderr is not None
+        (address,) = re.findall(rb"http://\S+", job.stderr.readline())
+
+        def told() -> bool:
+            with urllib.request.urlopen(address.decode()) as answer:
+                text = answer.read().decode()
+            return all(f'autotune_job_steps_total{{rank="{rank}"}}' in text for rank in (0, 1))
+
+        wait_for(told, "both ranks report")
+        job.send_signal(signal.SIGTERM)
+        rest = job.stderr.read()
+        assert job.wait(60) != 0
+        assert b"SIGTERM" in rest or b"signal 15" in rest, "torchrun itself was told"
+    finally:
+        job.kill()
+        job.wait()
+    wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address.decode())
+
+
+def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
+    url = f"sqlite:///{folder}/autotune.db"
+    (folder / "tiny.py").write_text("")
+    repository = Repository(Database(url))
+    submit(repository, load(write_study(folder)), folder)
+    # Somebody runs the studies of this machine already: no daemon is started here.
+    assert repository.leases.acquire(this_cluster(), "here", os.getpid(), 600)
+    Path("own.py").write_text(_TRAINS)
+    job = subprocess.Popen(
+        [sys.executable, "-c", _LOOKS_OFTEN, sys.executable, "own.py"],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "STORAGE": url},
+    )
+    assert job.stderr is not None
+    lines = []
+    while not lines or "looks" not in lines[-1]:
+        lines.append(job.stderr.readline().decode())
+        assert lines[-1], lines
+    assert "in the first minute; promised are 1,000,000" in lines[1]
+    assert "slower than promised in each of the last 3 looks" in lines[2]
+    assert "A new study is queued when the job ends" in lines[2]
+    job.send_signal(signal.SIGINT)
+    rest = job.stderr.read().decode()
+    job.wait(60)
+    (name,) = re.findall(r"autotune: study (\S+) is queued", rest)
+    assert repository.studies.named(name).spec == {
+        **repository.studies.named("tiny").spec,
+        "name": name,
+    }
+
+
+def test_a_study_is_queued_under_a_name_of_its_own(folder: Path) -> None:
+    url = f"sqlite:///{folder}/autotune.db"
+    repository = Repository(Database(url))
+    submit(repository, load(write_study(folder)), folder)
+    assert repository.leases.acquire(this_cluster(), "here", os.getpid(), 600)
+    assert re.fullmatch(r"tiny-\d{8}-\d{6}", queue(url, "tiny"))

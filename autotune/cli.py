@@ -147,7 +147,7 @@ def start(
         if storage is not None or spec.storage is None:
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
-    submitted = submit(repository, spec, Path.cwd())
+    submitted = submit(repository, spec, Path.cwd(), study)
     _attend(repository, submitted.name, detach, foreground, as_json)
 
 

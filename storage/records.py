@@ -72,6 +72,8 @@ class StoredStudy:
     """Queued, but not to be claimed before then, by the database's clock: `error` says why."""
     retries: int = 0
     """How many tries in a row have failed."""
+    file: str | None = None
+    """That its settings are from, where it is known."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,13 @@ class Studies:
         self._database = database
         self._transactions = transactions
 
-    def submit(self, name: str, cluster: str, spec: dict[str, Any], workdir: str) -> StoredStudy:
+    def submit(
+        self, name: str, cluster: str, spec: dict[str, Any], workdir: str, file: str | None = None
+    ) -> StoredStudy:
         """Put a new study into the queue.
+
+        Args:
+            file: that its settings are from.
 
         Raises:
             BadInput: there is one of that name already.
@@ -39,6 +44,7 @@ class Studies:
                         cluster=cluster,
                         spec=spec,
                         workdir=workdir,
+                        file=file,
                         state=StudyState.QUEUED,
                         created=self._transactions.now(session),
                     )
@@ -73,9 +79,13 @@ class Studies:
             return session.scalar(open_here) is not None
 
     def enqueue(
-        self, name: str, spec: dict[str, Any] | None = None, workdir: str | None = None
+        self,
+        name: str,
+        spec: dict[str, Any] | None = None,
+        workdir: str | None = None,
+        file: str | None = None,
     ) -> None:
-        """Have a study go on; a new spec or folder takes the place of the old one.
+        """Have a study go on; a new spec, folder or file takes the place of the old one.
 
         One that a daemon is still to stop is stopped first, and then goes on.
         """
@@ -85,6 +95,7 @@ class Studies:
                 row.spec = spec
                 row.search_ended = None  # with more budget there may be more to find
             row.workdir = row.workdir if workdir is None else workdir
+            row.file = file or row.file
             if row.state == StudyState.RUNNING:
                 row.resume_requested = row.stop_requested
             else:
@@ -265,4 +276,5 @@ def _study(row: StudyRow) -> StoredStudy:
         created=row.created,
         retry_at=row.retry_at,
         retries=row.retries,
+        file=row.file,
     )

@@ -56,7 +56,7 @@ FAULTS = {
     28: Fault("rank or agent in D state", ALL),
     29: Fault("package upgraded under a running daemon", ALL),
     30: Fault("a second local user, a web page", ALL),
-    31: Fault("secrets in env and storage URL", ALL),
+    31: Fault("secrets in env and storage URL"),
     32: Fault("a suspended machine", ALL),
     33: Fault("a name server that does not answer", ALL),
 }

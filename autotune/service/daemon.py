@@ -27,7 +27,7 @@ from autotune.export import offering, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, withheld
 from autotune.study.bench import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
@@ -296,7 +296,8 @@ class _Session:
         self._repository = repository
         self._signals = signals
         self._waits_for: Rival | None = None
-        self._spec = StudySpec.model_validate(study.spec)
+        file = Path(study.file) if study.file else None
+        self._spec = withheld.restored(study.spec, file, os.environ)
 
     def run(self, open_launcher: OpenLauncher) -> Verdict:
         """The study's verdict, exported and noted."""

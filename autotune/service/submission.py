@@ -13,7 +13,8 @@ from autotune.errors import AutotuneError, BadInput, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, withheld
+from autotune.trial.processes import without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 
@@ -24,21 +25,29 @@ _MOST_STARTS = 4
 _STARTUP_SECONDS = 30.0
 
 
-def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
+def submit(
+    repository: Repository, spec: StudySpec, workdir: Path, file: Path | None = None
+) -> StoredStudy:
     """A new study into the queue; one of that name goes on where it stood.
 
     A study whose folder is gone goes on in this one: somebody has moved it.
+
+    Args:
+        file: that the settings are from; values that are not stored are read there again.
 
     Raises:
         BadInput: one of that name was started with other settings, or nothing can be exported.
     """
     _check_export(workdir / spec.export)
-    stored = spec.model_dump(mode="json", exclude={"storage"})
+    stored, where = withheld.kept(spec), str(file.resolve()) if file else None
     try:
         known = repository.studies.named(spec.name)
     except StudyNotFound:
-        return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir))
-    changed = sorted(_differences(known.spec, stored))
+        return repository.studies.submit(
+            spec.name, cluster_of(spec), stored, str(workdir), where
+        )
+    before = withheld.kept(StudySpec.model_validate(known.spec))
+    changed = sorted(_differences(before, stored))
     forbidden = [name for name in changed if name.split(".")[0] not in _CHANGEABLE]
     if forbidden:
         raise BadInput(
@@ -49,7 +58,7 @@ def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStud
     if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
     moved = not Path(known.workdir).is_dir()
-    repository.studies.enqueue(spec.name, stored, str(workdir) if moved else None)
+    repository.studies.enqueue(spec.name, stored, str(workdir) if moved else None, where)
     return repository.studies.named(spec.name)
 
 
@@ -168,6 +177,7 @@ def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             cwd=folder,
+            env=without_storage(os.environ),
             start_new_session=True,
         )
     # Over the pipe, because a password in the arguments would show in the process list.

@@ -17,6 +17,8 @@ _POLL_SECONDS = 0.002
 MARKER = "AUTOTUNE_AGENT"
 """Environment variable that names the agent in everything that descends from it."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+STORAGE = "AUTOTUNE_STORAGE"
+"""Where studies are stored, maybe with a password: no rank needs to know it."""
 
 
 def become_subreaper() -> None:
@@ -25,10 +27,15 @@ def become_subreaper() -> None:
 
 
 def of_study(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a study without those that are ours alone to set: the mark, and the devices of
-    a slot."""
-    ours = (MARKER, VISIBLE_DEVICES)
+    """The variables of a study without those that are ours alone to set: the mark, the devices of a
+    slot, and where studies are stored."""
+    ours = (MARKER, VISIBLE_DEVICES, STORAGE)
     return {name: value for name, value in env.items() if name not in ours}
+
+
+def without_storage(environment: Mapping[str, str]) -> dict[str, str]:
+    """What may be passed on of an environment."""
+    return {name: value for name, value in environment.items() if name != STORAGE}
 
 
 def descendants(root: int) -> set[int]:

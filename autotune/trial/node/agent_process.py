@@ -49,7 +49,7 @@ class AgentProcess:
                 stderr=log_file,
                 env={
                     **_QUIET,
-                    **os.environ,
+                    **processes.without_storage(os.environ),
                     **processes.of_study(env or {}),
                     **(devices or {}),
                     MARKER: self.id,

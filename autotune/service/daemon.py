@@ -27,6 +27,7 @@ from autotune.export import offering, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
+from autotune.service.queues import owned
 from autotune.spec import StudySpec, withheld
 from autotune.study.bench import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
@@ -47,15 +48,15 @@ log = logging.getLogger(__name__)
 
 
 def cluster_of(spec: StudySpec) -> str:
-    """The queue that a study belongs to: one per Ray cluster, one per machine."""
+    """The queue that a study belongs to: one per Ray cluster, one per machine, for each `owned`."""
     if spec.ray_address and spec.ray_address != "auto":
-        return f"ray:{spec.ray_address}"
+        return owned(f"ray:{spec.ray_address}")
     return this_cluster()
 
 
 def this_cluster() -> str:
     """The queue of this machine."""
-    return f"host:{socket.gethostname()}"
+    return owned(f"host:{socket.gethostname()}")
 
 
 class Daemon:
@@ -75,18 +76,23 @@ class Daemon:
         """Its study is to be stopped, and not to be left to the next daemon."""
         self._signals: Signals | None = None
         self._lease: Lease | None = None
+        self._renewed = 0.0
         self._outage = _Outage(repository)
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
         """Run studies until told to shut down, or until there were none to run for so long.
 
         One that another daemon runs keeps this one, too: that daemon may die. So does one that is to be
-        tried again later.
+        tried again later. A daemon that is never to leave by itself holds its lease meanwhile, too: what
+        comes into its queue is its to run, and nobody else needs to start a daemon.
+
+        Args:
+            idle_seconds: without anything to run; None: for ever.
         """
         last_busy = time.monotonic()
         try:
             while not self._shutdown.is_set():
-                served, left = self._serve_or_wait()
+                served, left = self._serve_or_wait(stays=idle_seconds is None)
                 now = time.monotonic()
                 last_busy = now if served or left else last_busy
                 if idle_seconds is not None and not left and now - last_busy >= idle_seconds:
@@ -109,12 +115,12 @@ class Daemon:
         self.stops = True
         self.shut_down()
 
-    def _serve_or_wait(self) -> tuple[bool, bool]:
+    def _serve_or_wait(self, *, stays: bool) -> tuple[bool, bool]:
         """Run what is in the queue; whether anything was, and whether anything may still come of it."""
         try:
             served = self._serve_once()
             left = self._repository.studies.any_open(self._cluster)
-            if not left:
+            if not left and not stays:
                 self._let_go()
             self._outage.over()
             return served, left
@@ -130,7 +136,7 @@ class Daemon:
     def _serve_once(self) -> bool:
         """Hold the lease and run everything in the queue that is due; False if nothing was."""
         lease = self._held()
-        if lease is None:
+        if lease is None or not self._repository.studies.any_open(self._cluster):
             return False
         busy = False
         while not self._shutdown.is_set() and (study := self._repository.studies.claim(lease)):
@@ -142,10 +148,14 @@ class Daemon:
         """The lease. What this daemon holds already it goes on to hold: while studies wait to be tried
         again, and when the storage was away when it ought to have been given back."""
         leases = self._repository.leases
-        if self._lease:
+        now = time.monotonic()
+        if self._lease is None:
+            self._lease = leases.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
+        elif now - self._renewed >= _RENEW_SECONDS:
             leases.renew(self._lease, LEASE_SECONDS)
         else:
-            self._lease = leases.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
+            return self._lease
+        self._renewed = now
         return self._lease
 
     def _let_go(self) -> None:

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from autotune.errors import LauncherError
 from autotune.trial import failure
@@ -61,8 +62,7 @@ class AgentSlot(Slot):
         self._ending = False
         self._lock = threading.Lock()
         self._agents = _Agents(nodes, self._preloading)  # nothing is preloaded yet: they are fit
-        self._environments = self._agents.environments
-        self.environment = self._environments[0]
+        self.environment = _of_all(self._agents.environments)
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
         self.nodes = len(nodes)
@@ -131,17 +131,25 @@ class AgentSlot(Slot):
             self.close()
         if self._agents is None:
             self._agents = self._new_agents()
+            self.environment = _of_all(self._agents.environments)
+            self._check_devices()
         return self._agents
 
     def _new_agents(self) -> "_Agents":
         if self._preloading.wanted:
             with contextlib.suppress(LauncherError):
                 agents = _Agents(self._nodes, self._preloading)
-                if agents.fit and agents.environments == self._environments:
+                if agents.fit and _of_all(agents.environments) == self.environment:
                     return agents
                 agents.close()
             self._preloading.give_up()
         return _Agents(self._nodes, self._preloading)
+
+
+def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Where the trials of a slot run: its first node, and the others below that."""
+    first, *others = environments
+    return {**first, "others": others} if others else dict(first)
 
 
 class AgentDied(LauncherError):

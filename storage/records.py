@@ -286,6 +286,8 @@ class StoredAttempt:
     started: float
     ended: float | None
     result: AttemptResult
+    environment: int | None = None
+    """Id of where it ran, once it has ended."""
 
     @property
     def name(self) -> str:

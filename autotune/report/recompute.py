@@ -18,6 +18,7 @@ from autotune.analysis.verdict import (
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.report.in_hand import supported
+from autotune.report.machine import measured_on
 from autotune.spec import StudySpec
 from storage import (
     Attempts,
@@ -68,6 +69,11 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     if study.state != StudyState.DONE:
         return supported(repository, study, attempts)
+    verdict = _concluded(repository, name, spec, attempts)
+    return dataclasses.replace(verdict, measured_on=measured_on(repository, attempts))
+
+
+def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Attempts) -> Verdict:
     wanted = spec.measurement
     baseline = spec.full_baseline()
     confirmation = replay(

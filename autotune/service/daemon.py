@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from optuna.exceptions import StorageInternalError
 
@@ -25,6 +26,7 @@ from autotune.errors import (
 )
 from autotune.export import offering, writing
 from autotune.paths import StudyPaths
+from autotune.report.machine import measured_in
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
 from autotune.service.queues import owned
@@ -385,7 +387,7 @@ class _Session:
             self._study,
             self._spec,
             world_size=launcher.workers,
-            environment=launcher.slots[0].environment,
+            environment=self._measured_in() or launcher.slots[0].environment,
         )
         assert verdict.trial is not None
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)
@@ -400,6 +402,10 @@ class _Session:
             writing.write(target, content)
         except OSError as error:
             self._not_written(target, str(error.strerror))
+
+    def _measured_in(self) -> dict[str, Any] | None:
+        """Where; by now the launcher may have agents elsewhere."""
+        return measured_in(self._repository, self._repository.attempts.of(self._study.id))
 
     def _is_of_another_study(self, target: Path) -> bool:
         return target.exists() and not writing.is_of(target, self._study.name)

@@ -207,6 +207,7 @@ class Bench:
         """Relative standard deviation between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
         self._told = time.monotonic()
+        self._environments: list[tuple[dict[str, Any], int]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -279,10 +280,19 @@ class Bench:
                 attempt.id,
                 result,
                 [_stored(seen) for seen in judge.seen],
-                self._job.environment_id,
+                self._environment_of(self._slots[number]),
             )
             self._recorded()
             yield Finished(attempt, result)
+
+    def _environment_of(self, slot: Slot) -> int:
+        """Where the trial has run that has just ended: a slot's agents are replaced now and then."""
+        for body, known in self._environments:
+            if body == slot.environment:
+                return known
+        found = self._job.repository.environments.record(self._job.lease, slot.environment)
+        self._environments.append((dict(slot.environment), found))
+        return found
 
     def _tell(self) -> None:
         """Say how far what runs has come."""

@@ -1,5 +1,6 @@
 """One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from autotune.analysis.verdict import (
 )
 from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, BaselineFails, LeaseLost
+from autotune.report.machine import measured_on
 from autotune.report.notes import trial_note
 from autotune.search.outline import outline
 from autotune.search.sampling import sampler
@@ -103,7 +105,9 @@ class Tuner:
             self._end_search(self._search(bench))
             finals = Finals(self._job, bench, self._schedule)
             confirmation = finals.run()
-        return self._conclusion(confirmation, finals.checks())
+        verdict = self._conclusion(confirmation, finals.checks())
+        where = measured_on(self._job.repository, self._job.attempts())
+        return dataclasses.replace(verdict, measured_on=where)
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         attempts = self._job.attempts()

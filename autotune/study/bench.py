@@ -207,7 +207,8 @@ class Bench:
         """Relative standard deviation between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
         self._told = time.monotonic()
-        self._environments: list[tuple[dict[str, Any], int]] = []
+        first = self._slots[0].environment
+        self._environments: list[tuple[dict[str, Any], int]] = [(dict(first), job.environment_id)]
 
     def __enter__(self) -> Self:
         return self

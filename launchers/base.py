@@ -47,8 +47,12 @@ class Link(ABC):
         """The agent's next report; empty once it is gone and nothing of it is left."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End the agent and everything that it started."""
+    def close(self) -> str:
+        """End the agent and everything that it started, within half a minute.
+
+        Returns:
+            What cannot be ended, in words; empty if nothing is left.
+        """
 
 
 class Slot(ABC):
@@ -63,15 +67,19 @@ class Slot(ABC):
     """'cpu' or 'cuda'."""
     devices_per_rank: float
     nodes: int
+    unusable: str = ""
+    """Why nothing can be measured here any more, in words: something of an earlier trial is there still,
+    and nobody can end it. Empty as long as all is well."""
 
     @abstractmethod
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
-        """Run a trial to its end. When it returns no process of the trial is left.
+        """Run a trial to its end. When it returns no process of the trial is left, or the slot is
+        `unusable` from then on.
 
         Called by one thread at a time. A dead agent is replaced before the next trial.
 
         Raises:
-            LauncherError: no agent can be started.
+            LauncherError: no agent can be started, or the slot is unusable.
         """
 
     @abstractmethod

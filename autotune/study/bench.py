@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.analysis.costs import CostRecords, Costs
-from autotune.errors import DiskFull, StorageUnreachable
+from autotune.analysis.wording import counted
+from autotune.errors import DiskFull, LauncherError, StorageUnreachable
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
@@ -274,7 +275,8 @@ class Bench:
             self._tell()
         for future in done:
             number, attempt, judge, _ = self._running.pop(future)
-            self._free.add(number)
+            if not self._slots[number].unusable:
+                self._free.add(number)
             result = self._suspected(attempt, judge.result(future.result()))
             self._job.repository.attempts.finish(
                 self._job.lease,
@@ -285,6 +287,26 @@ class Bench:
             )
             self._recorded()
             yield Finished(attempt, result)
+            self._quarantine(number)
+
+    def _quarantine(self, number: int) -> None:
+        """Leave a slot alone that cannot be cleared; the others go on.
+
+        Raises:
+            LauncherError: there is no other.
+        """
+        slot = self._slots[number]
+        if not slot.unusable:
+            return
+        left = [one for one in self._slots if not one.unusable]
+        self._job.say(
+            f"Nothing more runs on {slot.name}: {slot.unusable}, which cannot be ended. "
+            f"{counted(len(left), 'slot')} left."
+        )
+        if not left:
+            raise LauncherError(
+                f"nothing can be measured beside what cannot be ended: {slot.unusable}"
+            )
 
     def _environment_of(self, slot: Slot) -> int:
         """Where the trial has run that has just ended: a slot's agents are replaced now and then."""

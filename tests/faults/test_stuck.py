@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from autotune.trial import processes
 from autotune.trial.node.agent_process import AgentProcess
@@ -183,3 +184,26 @@ def test_a_rank_is_what_the_kernel_ends_first_where_memory_is_short(tmp_path: Pa
         assert report.outcome is None, report.cause
         assert max(seen[0]) > own
         assert min(seen[0]) == own, "not the agent's helpers"
+
+
+def test_what_trials_leave_in_the_store_does_not_pile_up(tmp_path: Path) -> None:
+    agent = AgentProcess("127.0.0.1", str(tmp_path / "agent.log"))
+    try:
+        agent.send(Preload().to_line())
+        hello = heard(agent, Hello)
+        assert isinstance(hello, Hello)
+        place = Placement(0, 0, 1, "127.0.0.1", hello.store_port, hello.interface)
+        store = TCPStore("127.0.0.1", hello.store_port, is_master=False, wait_for_workers=False)
+        if not hasattr(store, "list_keys"):
+            pytest.skip("this PyTorch cannot list keys")
+        for name in ("1/0-search-1/1", "1/1-search-1/1", "1/2-search-1/1"):
+            asked = request_in(tmp_path, trial=name, blocks=BlockPlan(0.01, 2, max_blocks=1))
+            agent.send(StartTrial(asked, place).to_line())
+            report = heard(agent, NodeReport)
+            assert isinstance(report, NodeReport)
+            assert [end.outcome for end in report.ends] == [None]
+        left = store.list_keys()
+        assert left
+        assert all(key.startswith("1/2-search-1/1/") for key in left)
+    finally:
+        agent.close()

@@ -147,7 +147,7 @@ def start(
         if storage is not None or spec.storage is None:
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
-    submitted = submit(repository, spec, Path.cwd())
+    submitted = submit(repository, spec, Path.cwd(), study)
     _attend(repository, submitted.name, detach, foreground, as_json)
 
 
@@ -162,10 +162,11 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a study that was stopped or has failed, with its stored settings."""
+    from autotune.service.submission import go_on
+
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
-    if repository.studies.named(name).state.value != "DONE":
-        repository.studies.enqueue(name)
+    go_on(repository, name)
     _attend(repository, name, detach, foreground, as_json)
 
 
@@ -567,7 +568,7 @@ def schema() -> None:
 @app.command()
 def daemon(
     cluster: Annotated[
-        str | None, typer.Option(help="Whose queue: host:NAME or ray:ADDRESS; this machine's.")
+        str | None, typer.Option(help="Where: host:NAME or ray:ADDRESS; this machine.")
     ] = None,
     idle_exit: Annotated[
         float | None, typer.Option(help="Leave after so many seconds without a study.")
@@ -577,12 +578,13 @@ def daemon(
         bool, typer.Option("--storage-on-stdin", help="Read the storage URL as a line of input.")
     ] = False,
 ) -> None:
-    """Run the studies in the queue of a cluster. `start` starts one by itself."""
+    """Run what you queue with this Python and these devices. `start` starts one by itself."""
     from autotune.service.daemon import Daemon, this_cluster
+    from autotune.service.queues import owned
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     url = sys.stdin.readline().strip() if storage_on_stdin else _url(storage)
-    running = Daemon(_open(url), cluster or this_cluster())
+    running = Daemon(_open(url), owned(cluster) if cluster else this_cluster())
     _on_signals(running.shut_down)
     running.serve(idle_seconds=idle_exit)
 

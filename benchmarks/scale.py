@@ -30,7 +30,7 @@ from sqlalchemy import insert
 
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, withheld
 from autotune.study.bench import Job
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.trial.protocol import Knobs
@@ -82,7 +82,7 @@ class Recorded:
 
     def __init__(self, folder: Path, trials: int) -> None:
         self.repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
-        stored = SPEC.model_dump(mode="json", exclude={"storage"})
+        stored = withheld.kept(SPEC)
         self.repository.studies.submit(SPEC.name, CLUSTER, stored, str(folder))
         lease = self.repository.leases.acquire(CLUSTER, CLUSTER, 0, 1e6)
         assert lease is not None

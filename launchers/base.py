@@ -47,8 +47,12 @@ class Link(ABC):
         """The agent's next report; empty once it is gone and nothing of it is left."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End the agent and everything that it started."""
+    def close(self) -> str:
+        """End the agent and everything that it started, within half a minute.
+
+        Returns:
+            What cannot be ended, in words; empty if nothing is left.
+        """
 
 
 class Slot(ABC):
@@ -56,20 +60,26 @@ class Slot(ABC):
 
     name: str
     environment: dict[str, Any]
-    """Fingerprint of the first node, see autotune.trial.node.environment."""
+    """Fingerprint of the first node, see autotune.trial.node.environment; where there are several nodes,
+    those of the others under `others`. Of the agents that ran last: those that replace them may be
+    elsewhere."""
     device: str
     """'cpu' or 'cuda'."""
     devices_per_rank: float
     nodes: int
+    unusable: str = ""
+    """Why nothing can be measured here any more, in words: something of an earlier trial is there still,
+    and nobody can end it. Empty as long as all is well."""
 
     @abstractmethod
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
-        """Run a trial to its end. When it returns no process of the trial is left.
+        """Run a trial to its end. When it returns no process of the trial is left, or the slot is
+        `unusable` from then on.
 
         Called by one thread at a time. A dead agent is replaced before the next trial.
 
         Raises:
-            LauncherError: no agent can be started.
+            LauncherError: no agent can be started, or the slot is unusable.
         """
 
     @abstractmethod

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.errors import LauncherError
+from autotune.trial import processes
 from autotune.trial.node.agent_process import AgentProcess
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
@@ -31,8 +33,8 @@ class LocalLink(Link):
     def read(self) -> bytes:
         return self._agent.read()
 
-    def close(self) -> None:
-        self._agent.close()
+    def close(self) -> str:
+        return self._agent.close()
 
 
 class LocalLauncher(Launcher):
@@ -47,6 +49,8 @@ class LocalLauncher(Launcher):
         self.workers = layout.ranks_per_node
         self.slots = []
         self._reservation = Reservation(busy)
+        if left := processes.sweep():
+            raise LauncherError(f"what is left of an earlier study cannot be ended: {left}")
         try:
             if not layout.gpus_per_worker:
                 self._reservation.take(devices.processors())

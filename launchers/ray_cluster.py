@@ -75,13 +75,19 @@ class RayLink(Link):
             time.sleep(_FAREWELL_SECONDS)
             return b""
 
-    def close(self) -> None:
+    def close(self) -> str:
         if self._closed:
-            return
+            return ""
         self._closed = True
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self._actor.close.remote(), timeout=_CALL_SECONDS)
+        left = ""
+        try:
+            left = str(ray.get(self._actor.close.remote(), timeout=_CALL_SECONDS))
+        except ray.exceptions.GetTimeoutError:
+            left = f"the actor of its agent has not answered for {_CALL_SECONDS:g} s"
+        except ray.exceptions.RayError:
+            pass  # it is gone, and its node maybe, too
         ray.kill(self._actor)
+        return left
 
 
 class RayLauncher(Launcher):

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from autotune.errors import LauncherError
 from autotune.trial import failure
@@ -34,6 +35,10 @@ _log = logging.getLogger(__name__)
 
 START_SECONDS = 180.0
 """How long agents may take to import torch and look at their node."""
+SILENT_SECONDS = 60.0
+"""Then an agent is given up that runs a trial: it says every five seconds that it is there, unless it
+clears away, for half a minute at most."""
+_LISTEN_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +66,7 @@ class AgentSlot(Slot):
         self._ending = False
         self._lock = threading.Lock()
         self._agents = _Agents(nodes, self._preloading)  # nothing is preloaded yet: they are fit
-        self._environments = self._agents.environments
-        self.environment = self._environments[0]
+        self.environment = _of_all(self._agents.environments)
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
         self.nodes = len(nodes)
@@ -75,6 +79,8 @@ class AgentSlot(Slot):
         started = time.monotonic()
         with self._lock:
             self._ending = False
+        if self.unusable:
+            raise LauncherError(f"{self.name} is out of use: {self.unusable}")
         try:
             agents = self._living_agents()
         except AgentDied as error:
@@ -92,6 +98,7 @@ class AgentSlot(Slot):
                 self._run = None
         if self._preloading.learn(run.built) or run.lost_agent or run.agent_leaves:
             self.close()
+        self.unusable = run.stuck or self.unusable
         cause = failure.cause(run.ends)
         return TrialReport(
             trial=request.trial,
@@ -110,9 +117,9 @@ class AgentSlot(Slot):
                 self._run.end()
 
     def close(self) -> None:
-        """End the agents."""
+        """End the agents; what cannot be ended makes the slot unusable."""
         if self._agents:
-            self._agents.close()
+            self.unusable = self._agents.close() or self.unusable
             self._agents = None
 
     def _check_devices(self) -> None:
@@ -131,17 +138,25 @@ class AgentSlot(Slot):
             self.close()
         if self._agents is None:
             self._agents = self._new_agents()
+            self.environment = _of_all(self._agents.environments)
+            self._check_devices()
         return self._agents
 
     def _new_agents(self) -> "_Agents":
         if self._preloading.wanted:
             with contextlib.suppress(LauncherError):
                 agents = _Agents(self._nodes, self._preloading)
-                if agents.fit and agents.environments == self._environments:
+                if agents.fit and _of_all(agents.environments) == self.environment:
                     return agents
                 agents.close()
             self._preloading.give_up()
         return _Agents(self._nodes, self._preloading)
+
+
+def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Where the trials of a slot run: its first node, and the others below that."""
+    first, *others = environments
+    return {**first, "others": others} if others else dict(first)
 
 
 class AgentDied(LauncherError):
@@ -211,10 +226,9 @@ class _Agents:
         """
         return self._inbox.get(timeout=timeout)
 
-    def close(self) -> None:
-        """End all agents."""
-        for link in self.links:
-            link.close()
+    def close(self) -> str:
+        """End all agents; what is left of them, in words."""
+        return ", ".join(filter(None, [link.close() for link in self.links]))
 
     def _listen(self, index: int, link: Link) -> None:
         try:
@@ -285,7 +299,11 @@ class _Run:
         """By node."""
         self.lost_agent = False
         self.agent_leaves = False
+        self.stuck = ""
+        """What cannot be ended, in words."""
         self.loss = ""
+        self._silence = [0.0] * len(agents.links)
+        """Seconds since each node was heard last, as far as this process has listened."""
 
     def end(self) -> None:
         """Enough has been seen. What ranks raise from now on is no result."""
@@ -309,11 +327,12 @@ class _Run:
         while self._open:
             # What has been ended is waited for, however long it takes.
             patience = None if until is None or self._ending else until - time.monotonic()
-            try:
-                node, message = self._agents.receive(patience and max(0.0, patience))
-            except queue.Empty:
-                self.end()
+            heard = self._listen(patience)
+            if heard is None:
+                if patience is not None and until is not None and until <= time.monotonic():
+                    self.end()
                 continue
+            node, message = heard
             if message is None:
                 self._lose(node)
             elif isinstance(message, BlockReport) and message.trial == self._trial:
@@ -323,7 +342,33 @@ class _Run:
             elif isinstance(message, NodeReport) and message.trial == self._trial:
                 self._open.discard(node)
                 self.agent_leaves |= message.agent_leaves
+                self.stuck = self.stuck or message.stuck
                 self._conclude([end for end in message.ends if self._counts(end)])
+
+    def _listen(self, patience: float | None) -> tuple[int, Message | None] | None:
+        """What comes next; None if that is nothing for a moment. A node that has been silent for too
+        long is lost: its agent says every few seconds that it is there."""
+        silent = [node for node in sorted(self._open) if self._silence[node] > SILENT_SECONDS]
+        if silent:
+            return self._given_up(silent[0])
+        began, heard = time.monotonic(), None
+        with contextlib.suppress(queue.Empty):
+            shortest = _LISTEN_SECONDS if patience is None else min(_LISTEN_SECONDS, patience)
+            heard = self._agents.receive(max(0.0, shortest))
+        # Where this process was stopped itself, so may have been the others.
+        listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
+        self._silence = [silence + listened for silence in self._silence]
+        if heard:
+            self._silence[heard[0]] = 0.0
+        return heard
+
+    def _given_up(self, node: int) -> tuple[int, None]:
+        self._agents.lost = True
+        self._agents.losses[node] = (
+            f"the agent of node {node} has not said anything for {SILENT_SECONDS:g} s: it is frozen, or "
+            "waits for a disk or a file system that does not answer"
+        )
+        return node, None
 
     def _take(self, block: BlockReport) -> None:
         if self._ending:

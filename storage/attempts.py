@@ -23,7 +23,7 @@ from storage.records import (
 from storage.transactions import Transactions
 
 _NAMES = (
-    *("id", "trial", "purpose", "round", "attempt", "knobs", "started", "ended"),
+    *("id", "trial", "purpose", "round", "attempt", "knobs", "started", "ended", "environment_id"),
     *(field.name for field in dataclasses.fields(AttemptResult)),
 )
 _COLUMNS = [getattr(AttemptRow, name) for name in _NAMES]
@@ -209,7 +209,8 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
     Args:
         values: in the order of _NAMES.
     """
-    id_, trial, purpose, round_, attempt, knobs, started, ended, state, *result = values
+    id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
+    state, *result = rest
     return StoredAttempt(
         id_,
         trial,
@@ -220,6 +221,7 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         started,
         ended,
         AttemptResult(AttemptState(state), *result),
+        environment,
     )
 
 

@@ -67,6 +67,10 @@ class Attempts:
         """Those of this configuration."""
         return self._such(lambda attempt: attempt.knobs == knobs)
 
+    def in_environment(self, number: int | None) -> "Attempts":
+        """Those that ran there; None: not known where."""
+        return self._such(lambda attempt: attempt.environment == number)
+
     def ended_in(self, *states: AttemptState) -> "Attempts":
         """Those that stand so, or ended so."""
         return self._such(lambda attempt: attempt.result.state in states)

@@ -72,6 +72,8 @@ class StoredStudy:
     """Queued, but not to be claimed before then, by the database's clock: `error` says why."""
     retries: int = 0
     """How many tries in a row have failed."""
+    file: str | None = None
+    """That its settings are from, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,8 @@ class StoredAttempt:
     started: float
     ended: float | None
     result: AttemptResult
+    environment: int | None = None
+    """Id of where it ran, once it has ended."""
 
     @property
     def name(self) -> str:

@@ -25,8 +25,13 @@ class Studies:
         self._database = database
         self._transactions = transactions
 
-    def submit(self, name: str, cluster: str, spec: dict[str, Any], workdir: str) -> StoredStudy:
+    def submit(
+        self, name: str, cluster: str, spec: dict[str, Any], workdir: str, file: str | None = None
+    ) -> StoredStudy:
         """Put a new study into the queue.
+
+        Args:
+            file: that its settings are from.
 
         Raises:
             BadInput: there is one of that name already.
@@ -39,6 +44,7 @@ class Studies:
                         cluster=cluster,
                         spec=spec,
                         workdir=workdir,
+                        file=file,
                         state=StudyState.QUEUED,
                         created=self._transactions.now(session),
                     )
@@ -73,18 +79,32 @@ class Studies:
             return session.scalar(open_here) is not None
 
     def enqueue(
-        self, name: str, spec: dict[str, Any] | None = None, workdir: str | None = None
+        self,
+        name: str,
+        spec: dict[str, Any] | None = None,
+        workdir: str | None = None,
+        *,
+        file: str | None = None,
+        cluster: str | None = None,
     ) -> None:
-        """Have a study go on; a new spec or folder takes the place of the old one.
+        """Have a study go on; a new spec, folder or file takes the place of the old one.
 
         One that a daemon is still to stop is stopped first, and then goes on.
+
+        Args:
+            cluster: the queue that it moves to unless a daemon runs it. One that was left running there
+                writes nothing any more.
         """
         with self._transactions.writing() as session:
+            lease = self._lease_of(session, name)
             row = self._locked(session, name)
             if spec is not None and spec != row.spec:
                 row.spec = spec
                 row.search_ended = None  # with more budget there may be more to find
             row.workdir = row.workdir if workdir is None else workdir
+            row.file = file or row.file
+            if cluster is not None and cluster != row.cluster:
+                self._move(session, row, lease, cluster)
             if row.state == StudyState.RUNNING:
                 row.resume_requested = row.stop_requested
             else:
@@ -93,9 +113,7 @@ class Studies:
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; one that no daemon runs stops at once."""
         with self._transactions.writing() as session:
-            cluster = select(StudyRow.cluster).where(StudyRow.name == name)
-            # The lease before the study: see storage.transactions.
-            lease = session.get(LeaseRow, session.scalars(cluster).one(), with_for_update=True)
+            lease = self._lease_of(session, name)
             row = self._locked(session, name)
             row.stop_requested, row.resume_requested = True, False
             now = self._transactions.now(session)
@@ -233,6 +251,19 @@ class Studies:
                 row.retry_at = self._transactions.now(session) + retry.seconds
             return state
 
+    def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> None:
+        if row.state == StudyState.RUNNING and lease is not None:
+            if is_held(lease, self._transactions.now(session)):
+                return
+            lease.epoch += 1
+        row.cluster = cluster
+
+    @staticmethod
+    def _lease_of(session: Session, name: str) -> LeaseRow | None:
+        """The lease of a study's cluster, locked; before the study: see storage.transactions."""
+        cluster = select(StudyRow.cluster).where(StudyRow.name == name)
+        return session.get(LeaseRow, session.scalars(cluster).one(), with_for_update=True)
+
     @staticmethod
     def _locked(session: Session, name: str) -> StudyRow:
         return session.scalars(
@@ -265,4 +296,5 @@ def _study(row: StudyRow) -> StoredStudy:
         created=row.created,
         retry_at=row.retry_at,
         retries=row.retries,
+        file=row.file,
     )

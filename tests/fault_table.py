@@ -53,11 +53,11 @@ FAULTS = {
     25: Fault("cluster busy, all or in part", ALL),
     26: Fault("SIGTERM by systemd, then start", ALL),
     27: Fault("PostgreSQL read-only, host lost in mid transaction", ALL),
-    28: Fault("rank or agent in D state", ALL),
+    28: Fault("rank or agent in D state", "a real D state: stopped and unkillable stand in"),
     29: Fault("package upgraded under a running daemon", ALL),
     30: Fault("a second local user, a web page", ALL),
-    31: Fault("secrets in env and storage URL", ALL),
-    32: Fault("a suspended machine", ALL),
+    31: Fault("secrets in env and storage URL"),
+    32: Fault("a suspended machine"),
     33: Fault("a name server that does not answer", ALL),
 }
 

@@ -96,13 +96,14 @@ def _contributions(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None
 ) -> Iterator[Contribution]:
     runs = attempts.of(Purpose.ATTRIBUTE).measured()
-    with_all = {a.round: a.result.throughput for a in runs.with_knobs(winner)}
+    # Of a round, what ran in one environment: machines are not compared here.
+    with_all = {(a.round, a.environment): a.result.throughput for a in runs.with_knobs(winner)}
     for name in _changed(winner, baseline):
         without = _less(winner, baseline, name, facts)
         pairs = [
-            (with_all[a.round], a.result.throughput)
+            (with_all[a.round, a.environment], a.result.throughput)
             for a in runs.with_knobs(without)
-            if a.round in with_all
+            if (a.round, a.environment) in with_all
         ]
         if pairs:
             gain = paired_ratio([w or 0.0 for w, _ in pairs], [o or 0.0 for _, o in pairs])

@@ -31,10 +31,12 @@ class Calibration:
         return own if again < wanted else None
 
     def noise(self, attempts: Attempts) -> Noise:
-        """What the runs of the baseline have shown so far."""
+        """What the runs of the baseline have shown so far, in the environment of the last of them: how
+        far machines lie apart is no noise between runs."""
         own = attempts.baseline()
-        again = attempts.of(Purpose.CALIBRATE)
-        return run_noise([_run(a) for a in [own, *again] if a and _measured(a)], self._prior)
+        runs = [a for a in [own, *attempts.of(Purpose.CALIBRATE)] if a and _measured(a)]
+        here = [_run(a) for a in runs if a.environment == runs[-1].environment]
+        return run_noise(here, self._prior)
 
 
 def _measured(attempt: StoredAttempt) -> bool:

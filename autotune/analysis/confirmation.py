@@ -40,6 +40,8 @@ class Confirmation:
         self.baseline = baseline
         self.dropped: dict[int, int] = {}
         self.rounds: Rounds = {}
+        self.void: set[int] = set()
+        """Numbers of rounds that count for nothing: they were not run where the last one was."""
         self._most_rounds = most_rounds
         self._first_round = first_round
 
@@ -50,7 +52,7 @@ class Confirmation:
     @property
     def next_round(self) -> int:
         """Number of the round to measure next."""
-        return self._first_round + len(self.rounds)
+        return self._first_round + len(self.rounds) + len(self.void)
 
     def recorded(self, attempts: Attempts) -> dict[int, float | None]:
         """What is recorded of the next round: throughput per trial, None where it failed."""
@@ -59,6 +61,14 @@ class Confirmation:
         return {
             a.trial: a.result.throughput for a in runs if a.trial in members and not _out_of_time(a)
         }
+
+    def is_void(self, attempts: Attempts) -> bool:
+        """Whether a run of the next round was made in another environment than the last run of all: then
+        machines would be compared, and not configurations."""
+        runs = attempts.of(Purpose.CONFIRM).recorded()
+        last = runs.last
+        own = runs.in_round(self.next_round)
+        return last is not None and any(run.environment != last.environment for run in own)
 
     def close_round(self, results: Mapping[int, float | None]) -> None:
         """Take in a complete round; None: that trial failed, which drops it."""
@@ -159,8 +169,8 @@ def replay(
 
     Trials that the numerics gate has refused are no candidates. Rounds that were measured before the
     search went on (with a larger budget) do not count: what is compared must have been measured in
-    turn. Once a second round was begun, whoever ran in the first one takes part, whatever there is time
-    for by then.
+    turn. Nor do rounds that were measured, or begun, in another environment than the last run. Once a
+    second round was begun, whoever ran in the first one takes part, whatever there is time for by then.
 
     Args:
         attempts: of a study whose search has ended.
@@ -180,8 +190,14 @@ def replay(
     if not candidates:
         return None
     confirmation = Confirmation(candidates, baseline_trial, most_rounds, first)
-    while len(results := confirmation.recorded(attempts)) == len(confirmation.members()) > 0:
-        confirmation.close_round(results)
+    while members := confirmation.members():
+        results = confirmation.recorded(attempts)
+        if confirmation.is_void(attempts):
+            confirmation.void.add(confirmation.next_round)
+        elif len(results) == len(members):
+            confirmation.close_round(results)
+        else:
+            break
     return confirmation
 
 

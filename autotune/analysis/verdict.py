@@ -88,6 +88,7 @@ class Verdict:
         provisional: the study has not come to its end; see analysis.provisional.
         missing_seconds: that would lead further, about; None where nothing is missing.
         price: what the recommendation cost and brings; None where it changes nothing.
+        measured_on: the machine, in words; empty where nothing was measured, or it is not known.
     """
 
     kind: Kind
@@ -104,6 +105,7 @@ class Verdict:
     provisional: bool = False
     missing_seconds: float | None = None
     price: Price | None = None
+    measured_on: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from optuna.exceptions import StorageInternalError
 
@@ -27,10 +28,12 @@ from autotune.export import offering, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
-from autotune.spec import StudySpec
+from autotune.service.queues import owned
+from autotune.spec import StudySpec, withheld
 from autotune.study.bench import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
+from autotune.views.machine import measured_in
 from launchers import Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
@@ -47,15 +50,15 @@ log = logging.getLogger(__name__)
 
 
 def cluster_of(spec: StudySpec) -> str:
-    """The queue that a study belongs to: one per Ray cluster, one per machine."""
+    """The queue that a study belongs to: one per Ray cluster, one per machine, for each `owned`."""
     if spec.ray_address and spec.ray_address != "auto":
-        return f"ray:{spec.ray_address}"
+        return owned(f"ray:{spec.ray_address}")
     return this_cluster()
 
 
 def this_cluster() -> str:
     """The queue of this machine."""
-    return f"host:{socket.gethostname()}"
+    return owned(f"host:{socket.gethostname()}")
 
 
 class Daemon:
@@ -75,18 +78,23 @@ class Daemon:
         """Its study is to be stopped, and not to be left to the next daemon."""
         self._signals: Signals | None = None
         self._lease: Lease | None = None
+        self._renewed = 0.0
         self._outage = _Outage(repository)
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
         """Run studies until told to shut down, or until there were none to run for so long.
 
         One that another daemon runs keeps this one, too: that daemon may die. So does one that is to be
-        tried again later.
+        tried again later. A daemon that is never to leave by itself holds its lease meanwhile, too: what
+        comes into its queue is its to run, and nobody else needs to start a daemon.
+
+        Args:
+            idle_seconds: without anything to run; None: for ever.
         """
         last_busy = time.monotonic()
         try:
             while not self._shutdown.is_set():
-                served, left = self._serve_or_wait()
+                served, left = self._serve_or_wait(stays=idle_seconds is None)
                 now = time.monotonic()
                 last_busy = now if served or left else last_busy
                 if idle_seconds is not None and not left and now - last_busy >= idle_seconds:
@@ -109,12 +117,12 @@ class Daemon:
         self.stops = True
         self.shut_down()
 
-    def _serve_or_wait(self) -> tuple[bool, bool]:
+    def _serve_or_wait(self, *, stays: bool) -> tuple[bool, bool]:
         """Run what is in the queue; whether anything was, and whether anything may still come of it."""
         try:
             served = self._serve_once()
             left = self._repository.studies.any_open(self._cluster)
-            if not left:
+            if not left and not stays:
                 self._let_go()
             self._outage.over()
             return served, left
@@ -130,7 +138,7 @@ class Daemon:
     def _serve_once(self) -> bool:
         """Hold the lease and run everything in the queue that is due; False if nothing was."""
         lease = self._held()
-        if lease is None:
+        if lease is None or not self._repository.studies.any_open(self._cluster):
             return False
         busy = False
         while not self._shutdown.is_set() and (study := self._repository.studies.claim(lease)):
@@ -142,10 +150,14 @@ class Daemon:
         """The lease. What this daemon holds already it goes on to hold: while studies wait to be tried
         again, and when the storage was away when it ought to have been given back."""
         leases = self._repository.leases
-        if self._lease:
+        now = time.monotonic()
+        if self._lease is None:
+            self._lease = leases.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
+        elif now - self._renewed >= _RENEW_SECONDS:
             leases.renew(self._lease, LEASE_SECONDS)
         else:
-            self._lease = leases.acquire(self._cluster, this_host(), os.getpid(), LEASE_SECONDS)
+            return self._lease
+        self._renewed = now
         return self._lease
 
     def _let_go(self) -> None:
@@ -296,7 +308,8 @@ class _Session:
         self._repository = repository
         self._signals = signals
         self._waits_for: Rival | None = None
-        self._spec = StudySpec.model_validate(study.spec)
+        file = Path(study.file) if study.file else None
+        self._spec = withheld.restored(study.spec, file, os.environ)
 
     def run(self, open_launcher: OpenLauncher) -> Verdict:
         """The study's verdict, exported and noted."""
@@ -374,7 +387,7 @@ class _Session:
             self._study,
             self._spec,
             world_size=launcher.workers,
-            environment=launcher.slots[0].environment,
+            environment=self._measured_in() or launcher.slots[0].environment,
         )
         assert verdict.trial is not None
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)
@@ -389,6 +402,10 @@ class _Session:
             writing.write(target, content)
         except OSError as error:
             self._not_written(target, str(error.strerror))
+
+    def _measured_in(self) -> dict[str, Any] | None:
+        """Where; by now the launcher may have agents elsewhere."""
+        return measured_in(self._repository, self._repository.attempts.of(self._study.id))
 
     def _is_of_another_study(self, target: Path) -> bool:
         return target.exists() and not writing.is_of(target, self._study.name)

@@ -143,6 +143,7 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
     if study.state == StudyState.DONE and study.verdict:
         verdict = Verdict.from_dict(study.verdict)
         text = f"\n{verdict.sentence}"
+        text += f"\nMeasured on {verdict.measured_on}." if verdict.measured_on else ""
         if verdict.trial is not None and writing.is_of(exported, study.name):
             text += f"\n{exported}: load it with autotune.load()."
         return text

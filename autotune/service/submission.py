@@ -13,7 +13,9 @@ from autotune.errors import AutotuneError, BadInput, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
-from autotune.spec import StudySpec
+from autotune.service.queues import owned, place_of, whose
+from autotune.spec import StudySpec, withheld
+from autotune.trial.processes import without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 
@@ -24,21 +26,27 @@ _MOST_STARTS = 4
 _STARTUP_SECONDS = 30.0
 
 
-def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
+def submit(
+    repository: Repository, spec: StudySpec, workdir: Path, file: Path | None = None
+) -> StoredStudy:
     """A new study into the queue; one of that name goes on where it stood.
 
     A study whose folder is gone goes on in this one: somebody has moved it.
+
+    Args:
+        file: that the settings are from; values that are not stored are read there again.
 
     Raises:
         BadInput: one of that name was started with other settings, or nothing can be exported.
     """
     _check_export(workdir / spec.export)
-    stored = spec.model_dump(mode="json", exclude={"storage"})
+    stored, where = withheld.kept(spec), str(file.resolve()) if file else None
     try:
         known = repository.studies.named(spec.name)
     except StudyNotFound:
-        return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir))
-    changed = sorted(_differences(known.spec, stored))
+        return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir), where)
+    before = withheld.kept(StudySpec.model_validate(known.spec))
+    changed = sorted(_differences(before, stored))
     forbidden = [name for name in changed if name.split(".")[0] not in _CHANGEABLE]
     if forbidden:
         raise BadInput(
@@ -49,8 +57,28 @@ def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStud
     if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
     moved = not Path(known.workdir).is_dir()
-    repository.studies.enqueue(spec.name, stored, str(workdir) if moved else None)
+    repository.studies.enqueue(
+        spec.name,
+        stored,
+        str(workdir) if moved else None,
+        file=where,
+        cluster=_queue_here(known, spec),
+    )
     return repository.studies.named(spec.name)
+
+
+def go_on(repository: Repository, name: str) -> None:
+    """Have a study go on with its stored settings, unless it is done: for whoever asks for it."""
+    study = repository.studies.named(name)
+    if study.state != StudyState.DONE:
+        spec = StudySpec.model_validate(study.spec)
+        repository.studies.enqueue(name, cluster=_queue_here(study, spec))
+
+
+def _queue_here(known: StoredStudy, spec: StudySpec) -> str | None:
+    """The queue at the study's place of whoever asks for it now; None if they are elsewhere."""
+    here = cluster_of(spec)
+    return here if place_of(here) == place_of(known.cluster) else None
 
 
 def _check_export(target: Path) -> None:
@@ -73,10 +101,16 @@ def ensure_daemon(
     disk = repository.database.folder
     if repository.leases.holder(cluster) or (disk and is_full(disk)):
         return None
-    if cluster.startswith("host:") and cluster != this_cluster():
+    place = place_of(cluster)
+    if place.startswith("host:") and place != place_of(this_cluster()):
         raise BadInput(
-            f"this study runs on {cluster.removeprefix('host:')}; start it there, or start a "
+            f"this study runs on {place.removeprefix('host:')}; start it there, or start a "
             "daemon there: autotune daemon"
+        )
+    if cluster != owned(place):
+        raise BadInput(
+            f"this study is in the queue of {whose(cluster)}, and no daemon of theirs runs it; "
+            "autotune resume takes it into yours"
         )
     if not folder.is_dir():
         raise BadInput(
@@ -142,7 +176,10 @@ class Keeper:
         """
         if self._is_starting():
             return
-        folder, cluster = Path(self._study.workdir), self._study.cluster
+        study = self._repository.studies.named(
+            self._study.name
+        )  # which somebody may have taken over
+        folder, cluster = Path(study.workdir), study.cluster
         started = ensure_daemon(self._repository, cluster, self._url, folder)
         if started:
             self._newest, self._newest_at = started, time.monotonic()
@@ -160,7 +197,13 @@ def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     log = daemon_log(folder)
     make(log.parent)
     command = [sys.executable, "-P", "-m", "autotune", "daemon"]
-    command += ["--cluster", cluster, "--idle-exit", str(_IDLE_SECONDS), "--storage-on-stdin"]
+    command += [
+        "--cluster",
+        place_of(cluster),
+        "--idle-exit",
+        str(_IDLE_SECONDS),
+        "--storage-on-stdin",
+    ]
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -168,6 +211,7 @@ def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             cwd=folder,
+            env=without_storage(os.environ),
             start_new_session=True,
         )
     # Over the pipe, because a password in the arguments would show in the process list.

@@ -353,7 +353,8 @@ class StudySpec(_Section):
     env: dict[EnvName, str] = Field(
         default_factory=dict,
         description="Environment variables of agents and ranks, from before torch is imported; "
-        "CUDA_VISIBLE_DEVICES stays that of the slot.",
+        "CUDA_VISIBLE_DEVICES stays that of the slot. Values that look secret are not stored but read "
+        "again when the study starts.",
     )
     storage: str | None = Field(
         default=None,

@@ -21,7 +21,7 @@ from autotune.runs.judging import TimedRun
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, withheld
 from launchers import Slot
 from launchers.tables import (
     SECONDS,
@@ -255,7 +255,7 @@ def _rows(runs: list[Run]) -> Iterator[dict[str, Any]]:
 
 def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) -> None:
     origin = {
-        "study": spec.model_dump(mode="json", exclude_defaults=True),
+        "study": withheld.kept(spec, all_fields=False),
         "environment": slot.environment,
         "runs": len(runs),
         "speed_of_passes": [round(speed, 4) for speed in pass_speeds(runs).values()],
@@ -274,7 +274,8 @@ def _check_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) ->
     path = output.with_suffix(".json")
     if runs and path.exists():
         began = json.loads(path.read_text("utf-8"))["study"]
-        if began != spec.model_dump(mode="json", exclude_defaults=True):
+        wanted = withheld.kept(spec, all_fields=False)
+        if withheld.kept(StudySpec.model_validate(began), all_fields=False) != wanted:
             raise BadInput(
                 f"{path} was recorded with other settings; choose another output, or move it and its "
                 ".runs.csv away"

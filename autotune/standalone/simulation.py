@@ -19,7 +19,7 @@ from autotune.errors import BadInput
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, withheld
 from autotune.study.bench import Job
 from autotune.study.tuner import Signals, Tuner
 from launchers.base import DEFAULT_CPU_WORKERS
@@ -206,7 +206,7 @@ def _run(
     spec: StudySpec, table: Table, launcher: ReplayLauncher, folder: Path, missing: int
 ) -> Simulation:
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
-    stored = spec.model_dump(mode="json", exclude={"storage"})
+    stored = withheld.kept(spec)
     repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
     lease = repository.leases.acquire(_CLUSTER, _CLUSTER, 0, _LEASE_SECONDS)
     assert lease is not None

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.analysis.costs import CostRecords, Costs
-from autotune.errors import DiskFull, StorageUnreachable
+from autotune.analysis.wording import counted
+from autotune.errors import DiskFull, LauncherError, StorageUnreachable
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
@@ -207,6 +208,8 @@ class Bench:
         """Relative standard deviation between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
         self._told = time.monotonic()
+        first = self._slots[0].environment
+        self._environments: list[tuple[dict[str, Any], int]] = [(dict(first), job.environment_id)]
 
     def __enter__(self) -> Self:
         return self
@@ -272,17 +275,47 @@ class Bench:
             self._tell()
         for future in done:
             number, attempt, judge, _ = self._running.pop(future)
-            self._free.add(number)
+            if not self._slots[number].unusable:
+                self._free.add(number)
             result = self._suspected(attempt, judge.result(future.result()))
             self._job.repository.attempts.finish(
                 self._job.lease,
                 attempt.id,
                 result,
                 [_stored(seen) for seen in judge.seen],
-                self._job.environment_id,
+                self._environment_of(self._slots[number]),
             )
             self._recorded()
             yield Finished(attempt, result)
+            self._quarantine(number)
+
+    def _quarantine(self, number: int) -> None:
+        """Leave a slot alone that cannot be cleared; the others go on.
+
+        Raises:
+            LauncherError: there is no other.
+        """
+        slot = self._slots[number]
+        if not slot.unusable:
+            return
+        left = [one for one in self._slots if not one.unusable]
+        self._job.say(
+            f"Nothing more runs on {slot.name}: {slot.unusable}, which cannot be ended. "
+            f"{counted(len(left), 'slot')} left."
+        )
+        if not left:
+            raise LauncherError(
+                f"nothing can be measured beside what cannot be ended: {slot.unusable}"
+            )
+
+    def _environment_of(self, slot: Slot) -> int:
+        """Where the trial has run that has just ended: a slot's agents are replaced now and then."""
+        for body, known in self._environments:
+            if body == slot.environment:
+                return known
+        found = self._job.repository.environments.record(self._job.lease, slot.environment)
+        self._environments.append((dict(slot.environment), found))
+        return found
 
     def _tell(self) -> None:
         """Say how far what runs has come."""

@@ -7,12 +7,15 @@ from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
+from autotune.errors import LauncherError
 from autotune.runs.judging import ProfileRun, TrajectoryRun
 from autotune.study.bench import Bench, Job
 from autotune.study.schedule import Course, Schedule
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
+_MOST_MOVES = 3
+"""How often rounds may be void, in one go, because the machine has changed."""
 
 
 class Finals:
@@ -30,18 +33,42 @@ class Finals:
         self._plan = job.plan
         self._bench = bench
         self._schedule = schedule
+        self._void: set[int] | None = None
+        self._moves = 0
 
     def run(self) -> Confirmation | None:
-        """The confirmation, decided or as far as there was time; None if there is nobody to confirm."""
+        """The confirmation, decided or as far as there was time; None if there is nobody to confirm.
+
+        Raises:
+            LauncherError: its runs come to be on another machine again and again.
+        """
         while True:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
                 return None
+            self._note_void(confirmation.void)
             if self._check_numerics(confirmation):
                 continue  # whoever is refused makes room for the next
             if confirmation.decided() or not self._complete_round(confirmation):
                 self._look_closer(confirmation)
                 return confirmation
+
+    def _note_void(self, void: set[int]) -> None:
+        """Say that rounds do not count any more because the machine has changed."""
+        new = set() if self._void is None else void - self._void
+        if new:
+            self._moves += 1
+            numbers = ", ".join(map(str, sorted(new)))
+            self._job.say(
+                "What ran on another machine is not compared with what runs now (rounds "
+                f"{numbers} of the confirmation): it is measured anew."
+            )
+        if self._moves > _MOST_MOVES:
+            raise LauncherError(
+                f"the machine has changed {self._moves} times in the middle of the confirmation, and "
+                "nothing could be compared; see that its agents stay on one"
+            )
+        self._void = void
 
     def checks(self) -> gate.GateRecord:
         """What the numerics gate has found."""

@@ -1,5 +1,6 @@
 """One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.opening import Opening
 from autotune.study.schedule import Schedule
+from autotune.views.machine import measured_on
 from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
 from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
@@ -103,7 +105,9 @@ class Tuner:
             self._end_search(self._search(bench))
             finals = Finals(self._job, bench, self._schedule)
             confirmation = finals.run()
-        return self._conclusion(confirmation, finals.checks())
+        verdict = self._conclusion(confirmation, finals.checks())
+        where = measured_on(self._job.repository, self._job.attempts())
+        return dataclasses.replace(verdict, measured_on=where)
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         attempts = self._job.attempts()

@@ -16,7 +16,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -326,13 +326,22 @@ class RankEnd(Message):
 
 @dataclass(frozen=True)
 class NodeReport(Message):
-    """Agent -> launcher: no process of this trial is left on the node."""
+    """Agent -> launcher: no process of this trial is left on the node, but for those that it names."""
 
     trial: str
     node: int
     ends: tuple[RankEnd, ...]
     agent_leaves: bool = False
     """The agent cannot fork any more; the next trial needs a new one."""
+    stuck: str = ""
+    """Processes of the trial that cannot be killed, in words: nothing can be measured beside them."""
+
+
+@dataclass(frozen=True)
+class Alive(Message):
+    """Agent -> launcher, every few seconds while a trial runs: somebody watches over it."""
+
+    trial: str
 
 
 @dataclass(frozen=True)
@@ -354,7 +363,17 @@ class TrialReport:
 
 KINDS: dict[str, type[Message]] = {
     cls.__name__: cls
-    for cls in (Preload, Hello, StartTrial, EndTrial, Built, BlockReport, RankEnd, NodeReport)
+    for cls in (
+        Preload,
+        Hello,
+        StartTrial,
+        EndTrial,
+        Built,
+        Alive,
+        BlockReport,
+        RankEnd,
+        NodeReport,
+    )
 }
 """Every message, by the name that its line gives."""
 

@@ -1,9 +1,12 @@
 """What a study answers at this moment: its verdict, or what its records support by now."""
 
+import dataclasses
+
 from autotune.analysis import gate
 from autotune.analysis.provisional import provisional
 from autotune.analysis.verdict import Verdict
 from autotune.spec import StudySpec
+from autotune.views.machine import measured_on
 from storage import Attempts, Repository, StoredStudy, StudyState
 
 
@@ -25,7 +28,7 @@ def supported(repository: Repository, study: StoredStudy, attempts: Attempts) ->
     baseline = spec.full_baseline()
     blocks = repository.attempts.blocks
     measured = attempts.measured().first
-    return provisional(
+    found = provisional(
         attempts,
         baseline,
         gate.record(
@@ -36,3 +39,4 @@ def supported(repository: Repository, study: StoredStudy, attempts: Attempts) ->
         unit=spec.objective.unit,
         world_size=blocks(measured.id)[0].workers if measured else 1,
     )
+    return dataclasses.replace(found, measured_on=measured_on(repository, attempts))

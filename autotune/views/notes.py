@@ -56,6 +56,7 @@ def study_note(verdict: Verdict) -> str:
     """The verdict, or the provisional answer, with the configuration and what it rests on."""
     lines = ["## Provisional answer" if verdict.provisional else "## Verdict", ""]
     lines += [verdict.sentence, ""]
+    lines += [f"Measured on {verdict.measured_on}.", ""] if verdict.measured_on else []
     if verdict.knobs:
         lines += ["### For now" if verdict.provisional else "### Recommended", ""]
         lines += [*_configuration(verdict.knobs), ""]

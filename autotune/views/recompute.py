@@ -19,6 +19,7 @@ from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.spec import StudySpec
 from autotune.views.in_hand import supported
+from autotune.views.machine import measured_on
 from storage import (
     Attempts,
     AttemptState,
@@ -68,6 +69,11 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     if study.state != StudyState.DONE:
         return supported(repository, study, attempts)
+    verdict = _concluded(repository, name, spec, attempts)
+    return dataclasses.replace(verdict, measured_on=measured_on(repository, attempts))
+
+
+def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Attempts) -> Verdict:
     wanted = spec.measurement
     baseline = spec.full_baseline()
     confirmation = replay(

@@ -104,12 +104,15 @@ def test_another_study_has_its_own(tmp_path: Path) -> None:
 
 def test_what_is_ours_to_set_stays_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setenv("AUTOTUNE_STORAGE", "postgresql://me:secret@host/studies")
     env = {"CUDA_VISIBLE_DEVICES": "5", MARKER: "mine", "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
+    env["AUTOTUNE_STORAGE"] = "postgresql://me:another@host/studies"
     with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None, env=env) as launcher:
         found = seen(launcher, tmp_path, env)
     for process in ("server", "rank"):
         assert found[process]["CUDA_VISIBLE_DEVICES"] == "-1"
         assert found[process][MARKER] != "mine"
+        assert "AUTOTUNE_STORAGE" not in found[process], "no rank needs to know"
         assert found[process]["PYTORCH_NVML_BASED_CUDA_CHECK"] == "0", "the user's word"
 
 

@@ -267,7 +267,7 @@ def test_what_cannot_be_killed_in_time_is_named():
         son = child(sleep)
         try:
             processes.kill_descendants(set(), timeout=-1)
-        except TimeoutError as error:
+        except processes.Survivors as error:
             text = str(error)
         os.kill(son, signal.SIGKILL)
         tell(named=str(son) in text)

@@ -5,6 +5,8 @@ The agents are scripts: what each node reports, and when, is the test's to say.
 
 import json
 import queue
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from autotune.errors import LauncherError
 from autotune.trial.protocol import (
     PROTOCOL,
+    Alive,
     BlockReport,
     EndTrial,
     Hello,
@@ -224,3 +227,59 @@ def test_nodes_are_told_whether_the_end_is_on_purpose() -> None:
     failing = Cluster({StartTrial: [cleared(0, CLOSED)]}, ended(1))
     failing.run(go_on)
     assert EndTrial("t", on_purpose=False) in failing.links[1].heard
+
+
+@pytest.mark.fault(28)
+def test_an_agent_that_says_nothing_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launchers.slot.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("launchers.slot._LISTEN_SECONDS", 0.1)
+    report = Cluster(training(), {}).run(go_on)
+    assert report.lost_agent
+    assert report.cause.startswith("the agent of node ")
+    assert "has not said anything for 0.5 s" in report.cause
+
+
+@pytest.mark.fault(28)
+def test_one_that_says_that_it_is_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launchers.slot.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("launchers.slot._LISTEN_SECONDS", 0.1)
+    cluster = Cluster({}, {})
+    began = time.monotonic()
+
+    def talk() -> None:
+        while time.monotonic() < began + 1.5:
+            for link in cluster.links:
+                link.say(Alive("t").to_line())
+            time.sleep(0.1)
+        for node, link in enumerate(cluster.links):
+            link.say(cleared(node).to_line())
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    report = cluster.run(go_on)
+    talking.join()
+    assert report.outcome is None
+    assert not report.lost_agent
+
+
+@pytest.mark.fault(28)
+def test_a_slot_that_cannot_be_cleared_runs_nothing_any_more() -> None:
+    stuck = NodeReport("t", 0, (DIED,), agent_leaves=True, stuck="process 17 (train.py, state D)")
+    cluster = Cluster({StartTrial: [BLOCK, stuck]})
+    report = cluster.run(go_on)
+    assert report.outcome is Outcome.CRASH
+    assert cluster.slot.unusable == "process 17 (train.py, state D)"
+    with pytest.raises(LauncherError, match=r"out of use: process 17"):
+        cluster.run(go_on)
+
+
+@pytest.mark.fault(28)
+def test_nor_one_whose_agent_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(link: Scripted) -> str:
+        link.say(b"")
+        return "process 3 (python, state D)"
+
+    monkeypatch.setattr(Scripted, "close", close)
+    cluster = Cluster(training(), ended(1, CLOSED))
+    cluster.run(enough)
+    assert cluster.slot.unusable == ", ".join(["process 3 (python, state D)"] * 2)

@@ -8,11 +8,13 @@ It does not import torch itself: the fork server does, once, and whatever needs 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import multiprocessing
 import os
 import sys
 import time
+import traceback
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -24,6 +26,7 @@ from autotune.trial.node.store import StoreProcess
 from autotune.trial.node.trial import NodeTrial
 from autotune.trial.protocol import (
     PROTOCOL,
+    Alive,
     EndTrial,
     Hello,
     Message,
@@ -45,6 +48,10 @@ _PRELOADED = [
     "autotune.trial.node.preloaded",
 ]
 _PROGRESS_CHECK_SECONDS = 0.1
+ALIVE_SECONDS = 5.0
+_GAP_SECONDS = 3.0
+"""Without a look at the ranks, which are looked at ten times a second: then nothing ran here."""
+_FAREWELL_SECONDS = 5.0
 _READ_BYTES = 1 << 20
 
 
@@ -57,11 +64,20 @@ def main() -> NoReturn:
     os.dup2(2, 1)  # a stray print must not corrupt the reports
     processes.become_subreaper()
     agent = Agent(commands=0, reports=reports, host=arguments.host)
+    status = 1
     try:
         agent.serve()
-    finally:
-        processes.kill_descendants(spare=set())
-    sys.exit(0)
+        status = 0
+    except SystemExit as left:
+        print(left, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    try:
+        processes.kill_descendants(set(), _FAREWELL_SECONDS)
+    except processes.Survivors as survivors:
+        print(f"left behind: {survivors}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(status)  # an ordinary exit waits for ranks, which may not be able to die
 
 
 class Agent:
@@ -82,6 +98,7 @@ class Agent:
         del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())
         self._trial: Any = None
+        self._looked = self._told = time.monotonic()
 
     def serve(self) -> None:
         """Answer commands until the input ends."""
@@ -94,9 +111,22 @@ class Agent:
             watched: list[Any] = [self._commands]
             watched += self._trial.waitables() if self._trial else []
             ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._trial else None)
+            self._look_at_the_clock()
             if self._commands in ready and not self._obey():
                 return
             self._attend()
+
+    def _look_at_the_clock(self) -> None:
+        """Say that somebody watches; see whether somebody has, all the time."""
+        now = time.monotonic()
+        gap, self._looked = now - self._looked, now
+        if not self._trial:
+            return
+        if gap > _GAP_SECONDS:
+            self._trial.forgive(gap)
+        if now - self._told >= ALIVE_SECONDS:
+            self._told = now
+            self._send(Alive(self._trial.request.trial))
 
     def _file_of_first_command(self) -> str:
         """Path of a file in memory with what to preload; the launcher sends that before all else."""
@@ -119,6 +149,7 @@ class Agent:
 
     def _handle(self, command: Message) -> None:
         if isinstance(command, StartTrial):
+            self._forget_all_but(command.request.trial)
             try:
                 self._trial = NodeTrial(
                     command.request, command.placement, self._context, self._helpers
@@ -132,8 +163,17 @@ class Agent:
         ):
             self._trial.end(hung=command.hung, on_purpose=command.on_purpose)
 
+    def _forget_all_but(self, trial: str) -> None:
+        """Delete what the ranks of earlier trials have left in the store, if this PyTorch can list that.
+        No node has a rank of theirs any more; another one may have some of this trial already."""
+        if hasattr(self._store, "list_keys"):
+            for key in self._store.list_keys():
+                if not key.startswith(f"{trial}/"):
+                    self._store.delete_key(key)
+
     def _refuse(self, command: StartTrial, error: OSError) -> None:
-        processes.kill_descendants(self._helpers)
+        with contextlib.suppress(processes.Survivors):
+            processes.kill_descendants(self._helpers)
         placement = command.placement
         cause = f"ranks cannot be started: {error}"
         end = RankEnd(placement.first_rank, Outcome.ERROR, cause, at=time.time())
@@ -148,9 +188,15 @@ class Agent:
             report = self._trial.clear()
             self._trial = None
             crippled = any(processes.state(pid) in "Z?" for pid in self._helpers)
-            self._send(dataclasses.replace(report, agent_leaves=crippled))
-            if crippled:
-                sys.exit("a trial has killed the fork server; a new agent is needed")
+            leaves = crippled or bool(report.stuck)
+            self._send(dataclasses.replace(report, agent_leaves=leaves))
+            if leaves:
+                what = (
+                    f"left a process behind ({report.stuck})"
+                    if report.stuck
+                    else "killed the fork server"
+                )
+                sys.exit(f"a trial has {what}; a new agent is needed")
 
     def _send(self, message: Message) -> None:
         unsent = memoryview(message.to_line())

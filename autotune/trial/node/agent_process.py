@@ -1,10 +1,10 @@
 """Starting an agent on this node and talking to it. Needs the standard library only."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from autotune.trial import processes
 from autotune.trial.processes import MARKER, kill_marked
 
 _GOODBYE_SECONDS = 10.0
+_KILLING_SECONDS = 8.0
+"""For what does not die at once; with the time to leave, less than a call to an actor may take."""
 _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """A library that asks as it is imported whether there is a device is answered without CUDA: a process
 that has initialised CUDA cannot be forked into ranks."""
@@ -39,7 +41,8 @@ class AgentProcess:
             env: of the study: changes to the environment, as far as they are not ours to make.
             devices: variables that say which devices it has; None: those of this process.
         """
-        self.id = uuid.uuid4().hex
+        processes.sweep()
+        self.id = processes.new_agent_id()
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with Path(log).open("ab") as log_file:
             self._process = subprocess.Popen(
@@ -49,7 +52,7 @@ class AgentProcess:
                 stderr=log_file,
                 env={
                     **_QUIET,
-                    **os.environ,
+                    **processes.without_storage(os.environ),
                     **processes.of_study(env or {}),
                     **(devices or {}),
                     MARKER: self.id,
@@ -74,7 +77,8 @@ class AgentProcess:
         return True
 
     def read(self) -> bytes:
-        """The next report; blocks. Empty once the agent is gone, and then nothing of it is left."""
+        """The next report; blocks. Empty once the agent is gone, and then nothing of it is left, but for
+        what `close` names."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
@@ -83,16 +87,26 @@ class AgentProcess:
             return b""
         return line
 
-    def close(self) -> None:
-        """End the agent and everything it started."""
+    def close(self, patience: float = _GOODBYE_SECONDS) -> str:
+        """End the agent and everything it started.
+
+        Args:
+            patience: seconds that it may take to leave by itself.
+
+        Returns:
+            What of it cannot be killed, in words; empty if nothing is left.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
         except BrokenPipeError:
             pass
         try:
-            self._process.wait(_GOODBYE_SECONDS)
+            self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-            kill_marked(self.id)
+        if processes.living_of(self.id):
+            kill_marked(self.id, _KILLING_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLING_SECONDS)
+        return processes.described(processes.living_of(self.id))

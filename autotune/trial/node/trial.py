@@ -101,6 +101,14 @@ class NodeTrial:
         self._ended_by_request = True
         self._ended_on_purpose = on_purpose
 
+    def forgive(self, seconds: float) -> None:
+        """So long nobody could watch: the machine was suspended, as far as anybody here can tell, and
+        what ranks did not do then is nothing to blame them for."""
+        for member in self._ranks:
+            member.last_progress += seconds
+        if self._failed_at is not None:
+            self._failed_at += seconds
+
     def over(self) -> bool:
         """Whether it is time to clear away: all ended, asked to end, failed, or hung."""
         if self._ended_by_request or len(self._ends) == len(self._ranks):
@@ -111,12 +119,18 @@ class NodeTrial:
         return self._failed_at is not None and now - self._failed_at >= SETTLE_SECONDS
 
     def clear(self) -> NodeReport:
-        """Kill what is left of the trial, grandchildren too, and say how it went."""
-        processes.kill_descendants(self._spare)
+        """Kill what is left of the trial, grandchildren too, and say how it went, and what survives."""
+        stuck = ""
+        try:
+            processes.kill_descendants(self._spare)
+        except processes.Survivors as survivors:
+            stuck = str(survivors)
         for member in self._ranks:
-            member.process.join()
+            if not stuck:
+                member.process.join()
             member.connection.close()
-        return NodeReport(self.request.trial, self._placement.node, tuple(self._ends))
+        ends = tuple(self._ends)
+        return NodeReport(self.request.trial, self._placement.node, ends, stuck=stuck)
 
     def _read(self, member: _Rank) -> Iterator[BlockReport | Built]:
         while member.connected and member.connection.poll():
@@ -189,7 +203,7 @@ class NodeTrial:
         ]
         for member in self._ranks:
             if member.process.pid and not member.exit_seen:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(member.process.pid, processes.DUMP_SIGNAL)
         time.sleep(_DUMP_SECONDS)
         for end in hung:

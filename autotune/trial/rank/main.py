@@ -56,6 +56,7 @@ def main(
 ) -> NoReturn:
     """Train, report to the agent, and leave without tearing anything down."""
     os.setpgid(0, 0)
+    processes.end_first_without_memory()
     files = TrialFiles(Path(request.log_dir))
     _redirect_output(files.log(placement.first_rank + local_rank))
     threading.Thread(target=_die_with_agent, args=(connection,), daemon=True).start()

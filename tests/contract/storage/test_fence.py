@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from autotune.errors import LeaseLost
 from storage import AttemptResult, Lease, Repository, StoredNoise, StoredStudy, StudyState
-from tests.contract.storage.making import CLUSTER, LONG, block, rows, submit, taken_over
+from tests.contract.storage.making import CLUSTER, LONG, block, rows, submit, taken, taken_over
 
 
 def some_environment(repository: Repository) -> int:
@@ -127,3 +127,22 @@ class TestFence:
             seen = len(repository.messages.of(study.id))
             written = sum(writer.result(60) for writer in writers)
         assert len(repository.messages.of(study.id)) == seen == written
+
+
+def test_a_daemon_that_was_left_behind_by_its_study_writes_no_more(repository: Repository) -> None:
+    """It may only be frozen; nobody has taken its lease, so that alone would let it write."""
+    submit(repository, "moved")
+    lease = taken(repository)
+    study = repository.studies.claim(lease)
+    assert study is not None
+    repository.studies.enqueue("moved", cluster="elsewhere")
+    assert repository.studies.named("moved").cluster == CLUSTER, "its daemon lives"
+    repository.leases.renew(lease, 0.0)
+    repository.studies.enqueue("moved", cluster="elsewhere")
+    assert repository.studies.named("moved").cluster == "elsewhere"
+    with pytest.raises(LeaseLost):
+        repository.attempts.begin(lease, study.id, 0, {})
+    theirs = taken(repository, "elsewhere")
+    claimed = repository.studies.claim(theirs)
+    assert claimed is not None
+    assert claimed.name == "moved"

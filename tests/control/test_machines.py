@@ -1,0 +1,138 @@
+"""Figures of one machine are never compared with those of another."""
+
+from typing import Any
+
+import pytest
+
+from autotune.views.in_hand import in_hand
+from autotune.views.paper import report
+from autotune.views.recompute import recomputed_verdict
+from launchers.replay import ENVIRONMENT, Answer, Launch
+from storage import Purpose, StoredAttempt
+from tests.control.replayed import PLAIN, Replayed, rate
+
+SHORT: dict[str, Any] = {
+    "budget": {"trials": 3, "least_gain": 0},
+    "measurement": {"finalists": 1, "rounds": 3, "baseline_runs": 1},
+}
+SLOWER = {**ENVIRONMENT, "host": "slower", "cpu": "an old one"}
+
+
+class Moving:
+    """A machine that is another one from some launch of the confirmation on: at half the speed."""
+
+    def __init__(self, played: Replayed, *moves: int) -> None:
+        self._played = played
+        self._moves = moves
+        self.confirming = 0
+
+    def __call__(self, launch: Launch) -> Answer:
+        answer = PLAIN(launch)
+        slot = self._played.machine.opened[-1].slots[0]
+        if "-confirm" in launch.request.trial:
+            self.confirming += 1
+            if self.confirming in self._moves:
+                there = slot.environment["host"] == SLOWER["host"]
+                slot.environment = dict(ENVIRONMENT if there else SLOWER)
+        if slot.environment["host"] == SLOWER["host"]:
+            return Answer(**{**vars(answer), "rate": answer.rate / 2})
+        return answer
+
+
+def where(played: Replayed, attempt: StoredAttempt) -> str:
+    found = played.repository.environments.of_attempt(attempt.id)
+    assert found is not None
+    return str(found["host"])
+
+
+def test_each_attempt_is_recorded_with_where_it_ran(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.on(Moving(played, 3)).serve()
+    confirmed = played.recorded("confirm")
+    hosts = [where(played, one) for one in confirmed]
+    assert hosts[:2] == [ENVIRONMENT["host"]] * 2
+    assert set(hosts[2:]) == {"slower"}
+    assert {where(played, one) for one in played.recorded("search")} == {ENVIRONMENT["host"]}
+
+
+@pytest.mark.parametrize("move", [3, 4], ids=["between two rounds", "within a round"])
+def test_only_rounds_of_the_machine_that_came_last_count(played: Replayed, move: int) -> None:
+    played.submit(**SHORT)
+    played.on(Moving(played, move)).serve()
+    played.assert_complete(trials=3)
+    verdict = played.verdict
+    assert verdict["rounds"] == 3
+    confirmed = played.recorded("confirm")
+    counted = [one for one in confirmed if where(played, one) == "slower"]
+    assert len(counted) >= 6
+    baseline = next(one for one in verdict["finalists"] if one["baseline"])
+    slower = [one.result.throughput for one in counted if one.trial == baseline["trial"]]
+    assert set(baseline["rates"]) <= set(slower)
+    own = rate(verdict["knobs"]) / rate(baseline["knobs"])
+    assert verdict["speedup"]["value"] == pytest.approx(own), "nothing of it is the machine's"
+    assert "What ran on another machine is not compared" in played.said()
+    again = recomputed_verdict(played.repository, played.name)
+    assert (again.sentence, again.measured_on) == (verdict["sentence"], verdict["measured_on"])
+
+
+def test_the_verdict_says_what_it_was_measured_on(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.on(Moving(played, 4)).serve()
+    verdict = in_hand(played.repository, played.study())
+    assert verdict.measured_on == "an old one (slower, PyTorch none)"
+    assert "Measured on an old one (slower" in report(played.repository, played.name, verdict)
+    recommended = played.repository.recommendations.newest_of(played.study().id)
+    assert recommended is not None
+    assert recommended["provenance"]["environment"]["host"] == "slower"
+
+
+def test_a_daemon_elsewhere_begins_the_confirmation_anew(played: Replayed) -> None:
+    """As with `resume --foreground` on another host."""
+    played.submit(**SHORT)
+    moving = Moving(played)
+
+    def dying(launch: Launch) -> Answer:
+        answer = moving(launch)
+        if moving.confirming == 4:
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        played.on(dying).serve()
+    played.bury_daemon()
+    played.on(PLAIN, environment=SLOWER).serve()
+    played.assert_complete()
+    rounds = {one.round for one in played.recorded("confirm") if where(played, one) == "slower"}
+    assert len(rounds) >= 3
+    assert played.verdict["rounds"] == 3
+    assert played.verdict["measured_on"].startswith("an old one")
+
+
+def test_a_machine_that_changes_all_the_time_is_waited_for(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.service.retrying.FIRST_SECONDS", 0.1)
+    played.submit(**SHORT)
+    played.on(Moving(played, *range(2, 40, 2))).serve()
+    played.assert_complete()
+    assert "the machine has changed" in played.said()
+    assert played.verdict["rounds"] == 3
+
+
+def test_noise_between_machines_is_no_noise_between_runs(played: Replayed) -> None:
+    played.submit(budget=SHORT["budget"], measurement={**SHORT["measurement"], "baseline_runs": 4})
+    launches = 0
+
+    def switching(launch: Launch) -> Answer:
+        nonlocal launches
+        launches += f"-{Purpose.CALIBRATE}" in launch.request.trial
+        slot = played.machine.opened[-1].slots[0]
+        slot.environment = dict(SLOWER if launches else ENVIRONMENT)
+        answer = PLAIN(launch)
+        return Answer(**{**vars(answer), "rate": answer.rate / 2}) if launches else answer
+
+    played.on(switching).serve()
+    noise = played.repository.noise.of(played.study().id)
+    assert noise is not None
+    assert noise.runs == 3
+    assert noise.sigma_run < 0.05

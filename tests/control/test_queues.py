@@ -1,0 +1,106 @@
+"""On a database that several share, a study runs for whom it was asked for: user, Python, devices."""
+
+import threading
+
+import pytest
+
+from autotune.errors import BadInput
+from autotune.service import queues
+from autotune.service.daemon import LEASE_SECONDS, Daemon, this_cluster
+from autotune.service.submission import Keeper, go_on
+from tests.control.replayed import Replayed
+from tests.waiting import wait_for
+
+SHORT = {
+    "budget": {"trials": 2, "least_gain": 0},
+    "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
+}
+
+
+def other(what: str, patch: pytest.MonkeyPatch) -> None:
+    """Be somebody else from now on."""
+    if what == "user":
+        patch.setattr(queues, "_user", lambda: "bob")
+    elif what == "python":
+        patch.setattr("sys.prefix", "/home/bob/venv")
+    else:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "7")
+
+
+OTHERS = pytest.mark.parametrize("what", ["user", "python", "devices"])
+
+
+@OTHERS
+def test_a_daemon_leaves_alone_what_is_not_its_own(
+    played: Replayed, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.submit(**SHORT)
+    with monkeypatch.context() as patch:
+        other(what, patch)
+        played.serve()
+        assert played.study().state == "QUEUED"
+        assert played.machine.opened == []
+    played.serve()
+    played.assert_complete(trials=2)
+
+
+@OTHERS
+def test_whoever_asks_for_it_next_has_it_in_their_queue(
+    played: Replayed, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.submit(**SHORT)
+    other(what, monkeypatch)
+    with pytest.raises(BadInput, match="autotune resume takes it into yours"):
+        Keeper(played.repository, played.study(), played.url)()
+    go_on(played.repository, played.name)
+    assert played.study().cluster == this_cluster()
+    played.serve()
+    played.assert_complete(trials=2)
+
+
+def test_what_a_daemon_runs_stays_with_it(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.submit(**SHORT)
+    mine = this_cluster()
+    lease = played.repository.leases.acquire(mine, "there", 1, LEASE_SECONDS)
+    assert lease is not None
+    played.repository.studies.claim(lease)
+    other("devices", monkeypatch)
+    go_on(played.repository, played.name)
+    assert played.study().cluster == mine
+
+
+def test_one_that_an_earlier_version_has_queued_is_taken_over(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.repository.studies.enqueue(played.name, cluster=queues.place_of(this_cluster()))
+    with pytest.raises(BadInput, match="an earlier version of autotune"):
+        Keeper(played.repository, played.study(), played.url)()
+    go_on(played.repository, played.name)
+    assert played.study().cluster == this_cluster()
+
+
+def test_a_daemon_that_stays_is_found_while_it_has_nothing_to_do(played: Replayed) -> None:
+    """Else `start` would start another one beside it."""
+    daemon = Daemon(played.repository, this_cluster(), played.machine.open)
+    thread = threading.Thread(target=daemon.serve)
+    thread.start()
+    try:
+        wait_for(lambda: played.lease() is not None, "it holds the lease")
+        first = played.lease()
+        assert first is not None
+
+        def renewed() -> bool:
+            now = played.lease()
+            assert now is not None, "it has let go"
+            return now.seconds_left > LEASE_SECONDS - 1 and now.seconds_left > first.seconds_left
+
+        wait_for(lambda: played.lease().seconds_left < LEASE_SECONDS - 1, "time passes")  # type: ignore[union-attr]
+        wait_for(renewed, "it renews the lease")
+        played.submit(**SHORT)
+        wait_for(lambda: played.study().state == "DONE", "it runs what comes")
+        assert played.lease() is not None
+    finally:
+        daemon.shut_down()
+        thread.join()
+    assert played.lease() is None

@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotune.errors import BadInput, StorageError
+from storage.fence import keep_late_writers_out
 from storage.sqlite_terms import explained
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -116,11 +117,13 @@ class Database:
     @functools.cached_property
     def _optuna(self) -> RDBStorage:
         # It reads all of Optuna's migrations to see that the tables are at the newest version.
-        return RDBStorage(
+        found = RDBStorage(
             self.url.render_as_string(hide_password=False),
             engine_kwargs=_engine_arguments(self.url),
             skip_table_creation=True,
         )
+        keep_late_writers_out(found.engine)
+        return found
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:

@@ -31,7 +31,7 @@ from autotune.study.finals import Finals
 from autotune.study.opening import Opening
 from autotune.study.schedule import Schedule
 from search_spaces.constraints import refused_global_batch
-from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
 _MOST_DOUBT = 0.3
@@ -106,6 +106,7 @@ class Tuner:
         return self._conclusion(confirmation, finals.checks())
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
+        self._close_what_is_open()
         attempts = self._job.attempts()
         effort = Effort.of(confirmation, attempts, self._job.costs(), self._plan.baseline)
         if lacks_time(confirmation, attempts, limited=self._schedule.limited):
@@ -121,7 +122,8 @@ class Tuner:
         return self._spec.objective.unit
 
     def _open_ledger(self) -> TrialLedger:
-        ledger = TrialLedger(self._job.repository.database, self._job.study.name, self._sampler)
+        job = self._job
+        ledger = TrialLedger(job.repository.database, job.study.name, self._sampler, job.lease)
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._job.say(f"Left out: {reason}.")
@@ -157,7 +159,7 @@ class Tuner:
                 pass
             while bench.has_free_slot and not reason:
                 reason = self._launch_next(bench)
-            if bench.idle and not unlaunched:
+            if bench.idle and not unlaunched and not (unlaunched := self._recover()):
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
                 if finished.attempt.purpose == Purpose.CALIBRATE:
@@ -270,6 +272,12 @@ class Tuner:
                 note = trial_note(attempt, attempt.result, self.unit)
                 self._ledger.tell(trial.number, attempt.result, note)
         return unlaunched
+
+    def _close_what_is_open(self) -> None:
+        """A trial that somebody else has asked for since the search ended is not run any more."""
+        for trial in self._recover():
+            reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
+            self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
 
 
 def _incumbent_low(attempts: Attempts) -> float:

@@ -52,7 +52,7 @@ FAULTS = {
     24: Fault("node frozen, link cut, packets lost", ALL),
     25: Fault("cluster busy, all or in part", ALL),
     26: Fault("SIGTERM by systemd, then start", ALL),
-    27: Fault("PostgreSQL read-only, host lost in mid transaction", ALL),
+    27: Fault("PostgreSQL read-only, host lost in mid transaction"),
     28: Fault("rank or agent in D state", ALL),
     29: Fault("package upgraded under a running daemon", ALL),
     30: Fault("a second local user, a web page", ALL),

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.spec import StudySpec
+from autotune.trial.processes import state
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 
 _CHANGEABLE = {"budget", "export", "folder"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
 _IDLE_SECONDS = 3.0
-_MOST_STARTS = 4
-_STARTUP_SECONDS = 30.0
+_MOST_DEATHS = 4
 
 
 def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
@@ -130,9 +129,8 @@ class Keeper:
         self._repository = repository
         self._study = study
         self._url = url
-        self._started = 0
+        self._died = 0
         self._newest: subprocess.Popen[bytes] | None = None
-        self._newest_at = 0.0
 
     def __call__(self) -> None:
         """Look, and start a daemon if need be.
@@ -140,20 +138,22 @@ class Keeper:
         Raises:
             AutotuneError: the daemons keep dying.
         """
-        if self._is_starting():
+        if self._is_there():
             return
         folder, cluster = Path(self._study.workdir), self._study.cluster
-        started = ensure_daemon(self._repository, cluster, self._url, folder)
-        if started:
-            self._newest, self._newest_at = started, time.monotonic()
-            self._started += 1
-        if self._started > _MOST_STARTS:
+        if self._newest:
+            self._died += self._newest.returncode != 0
+            self._newest = None
+        if self._died >= _MOST_DEATHS:
             raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
+        self._newest = ensure_daemon(self._repository, cluster, self._url, folder)
 
-    def _is_starting(self) -> bool:
-        """On a busy machine a daemon takes its time before it takes the lease."""
-        young = time.monotonic() - self._newest_at < _STARTUP_SECONDS
-        return young and self._newest is not None and self._newest.poll() is None
+    def _is_there(self) -> bool:
+        """Whether the daemon that was started last lives, though it may have no lease: on a busy machine
+        it takes its time before it takes one, and where the storage cannot be written, because a disk
+        is full, it waits. Another one would do the same."""
+        newest = self._newest
+        return newest is not None and newest.poll() is None and state(newest.pid) != "T"
 
 
 def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:

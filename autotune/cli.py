@@ -185,6 +185,25 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
 
 
 @app.command()
+def delete(study: StudyArgument, storage: StorageOption = None) -> None:
+    """Delete a study that has ended: what is recorded of it, its trials, its logs. best.yaml stays."""
+    from autotune.service import cleaning
+
+    url, name = _locate(study, storage)
+    gone = cleaning.delete(_open(url, existing=True), name)
+    print(f"{name} is deleted{''.join(f', with {folder}' for folder in gone)}.")
+
+
+@app.command()
+def clean(storage: StorageOption = None) -> None:
+    """Remove logs and compiled code of studies that have ended or are deleted; records stay."""
+    from autotune.service import cleaning
+
+    gone = cleaning.clean(_open(_url(storage), existing=True), Path.cwd())
+    print("\n".join(map(str, gone)) or "There is nothing to remove.")
+
+
+@app.command()
 def watch(study: StudyArgument, storage: StorageOption = None) -> None:
     """Follow a study that a daemon runs."""
     from autotune.service.follow import conclusion, exit_code, follow

@@ -16,15 +16,27 @@ class StudyPaths:
     Attributes:
         workdir: the folder that the study was started in.
         study: its name.
+        key: what tells it from others of its name, in another storage or in one that is no more.
     """
 
     workdir: Path
     study: str
+    key: str = ""
 
     @property
     def folder(self) -> Path:
         """Of the study: its agents print there."""
-        return self.workdir / _FOLDER / self.study
+        return self.workdir / _FOLDER / (f"{self.study}-{self.key}" if self.key else self.study)
+
+    @property
+    def owner(self) -> Path:
+        """A line that names the storage which knows the study."""
+        return self.folder / "storage"
+
+    @property
+    def beside(self) -> list[Path]:
+        """The `owner` of each study that has a folder there, this one's among them."""
+        return sorted((self.workdir / _FOLDER).glob(f"*/{self.owner.name}"))
 
     @property
     def diagnosis(self) -> Path:

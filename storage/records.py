@@ -1,8 +1,11 @@
 """What the repository gives and takes: plain frozen records, never live database objects."""
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+_KEY_LETTERS = 8
 
 
 class StudyState(StrEnum):
@@ -72,6 +75,11 @@ class StoredStudy:
     """Queued, but not to be claimed before then, by the database's clock: `error` says why."""
     retries: int = 0
     """How many tries in a row have failed."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from others of its name, in another database or in one that is no more."""
+        return hashlib.sha256(f"{self.id} {self.created!r}".encode()).hexdigest()[:_KEY_LETTERS]
 
 
 @dataclass(frozen=True)

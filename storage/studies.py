@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
+from storage.deletion import delete_study
 from storage.leases import is_held
 from storage.models import LeaseRow, MessageRow, StudyRow
 from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
@@ -54,12 +55,7 @@ class Studies:
             StudyNotFound: there is none.
         """
         with self._transactions.reading() as session:
-            row = session.scalar(select(StudyRow).where(StudyRow.name == name))
-            if row is None:
-                names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
-                there = f"there are: {', '.join(names)}" if names else "it holds none yet"
-                raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
-            return _study(row)
+            return _study(self._row(session, select(StudyRow).where(StudyRow.name == name), name))
 
     def all(self) -> list[StoredStudy]:
         """All studies, oldest first."""
@@ -93,9 +89,9 @@ class Studies:
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; one that no daemon runs stops at once."""
         with self._transactions.writing() as session:
-            cluster = select(StudyRow.cluster).where(StudyRow.name == name)
+            cluster = session.scalar(select(StudyRow.cluster).where(StudyRow.name == name))
             # The lease before the study: see storage.transactions.
-            lease = session.get(LeaseRow, session.scalars(cluster).one(), with_for_update=True)
+            lease = session.get(LeaseRow, cluster or "", with_for_update=True)
             row = self._locked(session, name)
             row.stop_requested, row.resume_requested = True, False
             now = self._transactions.now(session)
@@ -103,6 +99,21 @@ class Studies:
             if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
                 abandon(session, row.id, now)
+
+    def delete(self, name: str) -> None:
+        """Delete a study and all that is kept of it, trials too.
+
+        Raises:
+            StudyNotFound: there is none of that name.
+            BadInput: it waits or runs.
+        """
+        with self._transactions.writing() as session:
+            row = self._locked(session, name)
+            if not StudyState(row.state).ended:
+                raise BadInput(
+                    f"{name} is {row.state}; stop it before it is deleted: autotune stop {name}"
+                )
+            delete_study(session, row)
 
     def claim(self, lease: Lease) -> StoredStudy | None:
         """The next study to run: one that a dead daemon left behind, else the oldest in the queue that
@@ -233,11 +244,17 @@ class Studies:
                 row.retry_at = self._transactions.now(session) + retry.seconds
             return state
 
-    @staticmethod
-    def _locked(session: Session, name: str) -> StudyRow:
-        return session.scalars(
-            select(StudyRow).where(StudyRow.name == name).with_for_update()
-        ).one()
+    def _locked(self, session: Session, name: str) -> StudyRow:
+        wanted = select(StudyRow).where(StudyRow.name == name).with_for_update()
+        return self._row(session, wanted, name)
+
+    def _row(self, session: Session, wanted: Select[tuple[StudyRow]], name: str) -> StudyRow:
+        row = session.scalar(wanted)
+        if row is None:
+            names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
+            there = f"there are: {', '.join(names)}" if names else "it holds none yet"
+            raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
+        return row
 
 
 def _settled(row: StudyRow, state: StudyState) -> StudyState:

@@ -28,7 +28,7 @@ from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
 from autotune.spec import StudySpec
-from autotune.study.bench import BASELINE, Job
+from autotune.study.bench import BASELINE, Job, check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
@@ -300,10 +300,14 @@ class _Session:
 
     def run(self, open_launcher: OpenLauncher) -> Verdict:
         """The study's verdict, exported and noted."""
-        folder = StudyPaths(Path(self._study.workdir), self._study.name).folder
+        study = self._study
+        paths = StudyPaths(Path(study.workdir), study.name, study.key)
+        check_there(paths.workdir)
         self._wait_for_room()
-        make(folder)
-        with open_launcher(self._spec, folder, self._is_to_be_ignored) as launcher:
+        make(paths.folder)
+        with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
+            paths.owner.write_text(f"{self._repository.database}\n")
+        with open_launcher(self._spec, paths.folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))
 

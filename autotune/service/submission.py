@@ -17,7 +17,7 @@ from autotune.trial.processes import state
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 
-_CHANGEABLE = {"budget", "export", "folder"}
+_CHANGEABLE = {"budget", "export", "folder", "logs"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
 _IDLE_SECONDS = 3.0
 _MOST_DEATHS = 4

@@ -159,11 +159,18 @@ def resume(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
     ] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="Move it to this machine from the one it was on.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a study that was stopped or has failed, with its stored settings."""
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
+    if here:
+        from autotune.service.submission import move_here
+
+        move_here(repository, name)
     if repository.studies.named(name).state.value != "DONE":
         repository.studies.enqueue(name)
     _attend(repository, name, detach, foreground, as_json)

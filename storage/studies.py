@@ -1,5 +1,6 @@
 """Studies: the queue of each cluster, and how far each study has come."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,9 +90,7 @@ class Studies:
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; one that no daemon runs stops at once."""
         with self._transactions.writing() as session:
-            cluster = session.scalar(select(StudyRow.cluster).where(StudyRow.name == name))
-            # The lease before the study: see storage.transactions.
-            lease = session.get(LeaseRow, cluster or "", with_for_update=True)
+            lease = self._lease_of(session, name)
             row = self._locked(session, name)
             row.stop_requested, row.resume_requested = True, False
             now = self._transactions.now(session)
@@ -99,6 +98,28 @@ class Studies:
             if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
                 abandon(session, row.id, now)
+
+    def move(self, name: str, cluster: str) -> None:
+        """Put a study into the queue of another cluster. A daemon of its old one that lies there
+        stopped, and wakes, has lost its lease.
+
+        Raises:
+            StudyNotFound: there is none of that name.
+            BadInput: a daemon runs it.
+        """
+        with self._transactions.writing() as session:
+            lease = self._lease_of(session, name)
+            row = self._locked(session, name)
+            now = self._transactions.now(session)
+            if lease is not None and row.state == StudyState.RUNNING:
+                if is_held(lease, now):
+                    raise BadInput(
+                        f"process {lease.pid} on {lease.host.split()[0]} runs {name}; stop it first: "
+                        f"autotune stop {name}. If that machine is gone: try again in "
+                        f"{math.ceil(lease.expires - now)} s, when its lease has run out"
+                    )
+                lease.epoch, lease.expires = lease.epoch + 1, 0.0
+            row.cluster = cluster
 
     def delete(self, name: str) -> None:
         """Delete a study and all that is kept of it, trials too.
@@ -243,6 +264,12 @@ class Studies:
                 row.error, row.retries = retry.why, retry.count
                 row.retry_at = self._transactions.now(session) + retry.seconds
             return state
+
+    @staticmethod
+    def _lease_of(session: Session, name: str) -> LeaseRow | None:
+        """That of a study's cluster, locked: before the study itself, see storage.transactions."""
+        cluster = session.scalar(select(StudyRow.cluster).where(StudyRow.name == name))
+        return session.get(LeaseRow, cluster or "", with_for_update=True)
 
     def _locked(self, session: Session, name: str) -> StudyRow:
         wanted = select(StudyRow).where(StudyRow.name == name).with_for_update()

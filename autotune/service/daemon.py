@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from autotune.export import offering, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
+from autotune.service.machine import this_machine
 from autotune.spec import StudySpec
 from autotune.study.bench import BASELINE, Job, check_there
 from autotune.study.largest_batch import LargestBatch
@@ -55,7 +55,7 @@ def cluster_of(spec: StudySpec) -> str:
 
 def this_cluster() -> str:
     """The queue of this machine."""
-    return f"host:{socket.gethostname()}"
+    return f"host:{this_machine()}"
 
 
 class Daemon:

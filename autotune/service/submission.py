@@ -12,6 +12,7 @@ from autotune.errors import AutotuneError, BadInput, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
+from autotune.service.machine import VARIABLE, this_machine
 from autotune.spec import StudySpec
 from autotune.trial.processes import state
 from storage import Repository, StoredStudy, StudyState
@@ -74,8 +75,10 @@ def ensure_daemon(
         return None
     if cluster.startswith("host:") and cluster != this_cluster():
         raise BadInput(
-            f"this study runs on {cluster.removeprefix('host:')}; start it there, or start a "
-            "daemon there: autotune daemon"
+            f"this study runs on {cluster.removeprefix('host:')}, and this is {this_machine()}; start "
+            "it there, or start a daemon there: autotune daemon. If it is to go on here, as in a container "
+            "that was made anew: autotune resume STUDY --here. A machine keeps its name where "
+            f"{VARIABLE} says it"
         )
     if not folder.is_dir():
         raise BadInput(
@@ -83,6 +86,17 @@ def ensure_daemon(
             "study.yaml"
         )
     return _spawn(cluster, url, folder)
+
+
+def move_here(repository: Repository, name: str) -> None:
+    """Have a study go on in the queue of this machine; one of a Ray cluster stays in that's.
+
+    Raises:
+        BadInput: a daemon elsewhere runs it.
+    """
+    cluster, here = repository.studies.named(name).cluster, this_cluster()
+    if cluster.startswith("host:") and cluster != here:
+        repository.studies.move(name, here)
 
 
 class Here:

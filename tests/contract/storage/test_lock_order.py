@@ -75,6 +75,9 @@ def test_people(repository: Repository, lease: Lease, study: StoredStudy, locks:
     studies.put_back(lease, study.id, Retry("no cluster", 0.0, 1))
     studies.request_stop("second")
     studies.claim(taken_over(repository))
+    studies.delete("second")
+    repository.leases.release(taken_over(repository))
+    studies.move(study.name, "host:there")
     if repository.database.folder is None:  # SQLite locks the whole file, and has no such words
         assert [LEASE, "autotune_study"] in [locked[:2] for locked in locks.transactions]
     assert locks.late() == []

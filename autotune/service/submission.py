@@ -76,9 +76,9 @@ def ensure_daemon(
     if cluster.startswith("host:") and cluster != this_cluster():
         raise BadInput(
             f"this study runs on {cluster.removeprefix('host:')}, and this is {this_machine()}; start "
-            "it there, or start a daemon there: autotune daemon. If it is to go on here, as in a container "
-            "that was made anew: autotune resume STUDY --here. A machine keeps its name where "
-            f"{VARIABLE} says it"
+            "it there, or start a daemon there: autotune daemon. If it is to go on here, as in a "
+            "container that was made anew: autotune resume STUDY --here. A machine keeps its name "
+            f"where {VARIABLE} says it"
         )
     if not folder.is_dir():
         raise BadInput(

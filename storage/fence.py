@@ -31,7 +31,11 @@ def prove(connection: Connection, lease: Lease) -> None:
     # A write, not a read: it locks the row until this transaction ends.
     proof = connection.execute(
         update(LeaseRow)
-        .where(LeaseRow.cluster == lease.cluster, LeaseRow.epoch == lease.epoch)
+        .where(
+            LeaseRow.cluster == lease.cluster,
+            LeaseRow.epoch == lease.epoch,
+            LeaseRow.token == lease.token,
+        )
         .values(epoch=lease.epoch)
     )
     if proof.rowcount != 1:

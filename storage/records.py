@@ -25,12 +25,19 @@ class StudyState(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to run the studies of one cluster. A higher epoch takes it from a lower one."""
+    """The right to run the studies of one cluster. A higher epoch takes it from a lower one.
+
+    Attributes:
+        predecessor: process id of who had it before on the same host.
+        predecessor_started: see storage.holders; None if that is not known.
+        token: of this holder alone: a database that was restored may give out an epoch again.
+    """
 
     cluster: str
     epoch: int
     predecessor: int | None = None
-    """Process id of who had it before on the same host."""
+    predecessor_started: int | None = None
+    token: str | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from storage.models import LeaseRow, MessageRow, StudyRow
 from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
 from storage.transactions import Transactions
 
+_FARTHEST_RETRY = 900.0
+"""None is put off for so long: the clock has been set back."""
 _OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
 
 
@@ -93,11 +95,11 @@ class Studies:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
             row.stop_requested, row.resume_requested = True, False
-            now = self._transactions.now(session)
+            now = self._transactions.moment(session)
             held = lease is not None and is_held(lease, now)
             if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
-                abandon(session, row.id, now)
+                abandon(session, row.id, now.wall)
 
     def move(self, name: str, cluster: str) -> None:
         """Put a study into the queue of another cluster. A daemon of its old one that lies there
@@ -110,15 +112,15 @@ class Studies:
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
-            now = self._transactions.now(session)
+            now = self._transactions.moment(session)
             if lease is not None and row.state == StudyState.RUNNING:
                 if is_held(lease, now):
                     raise BadInput(
                         f"process {lease.pid} on {lease.host.split()[0]} runs {name}; stop it first: "
                         f"autotune stop {name}. If that machine is gone: try again in "
-                        f"{math.ceil(lease.expires - now)} s, when its lease has run out"
+                        f"{math.ceil(now.left(lease))} s, when its lease has run out"
                     )
-                lease.epoch, lease.expires = lease.epoch + 1, 0.0
+                lease.epoch, lease.token = lease.epoch + 1, None
             row.cluster = cluster
 
     def delete(self, name: str) -> None:
@@ -143,8 +145,11 @@ class Studies:
         Its attempts that were never recorded become ABANDONED; they are to be repeated.
         """
         with self._transactions.fenced(lease) as session:
+            now = self._transactions.now(session)
             due = or_(
-                StudyRow.retry_at.is_(None), StudyRow.retry_at <= self._transactions.now(session)
+                StudyRow.retry_at.is_(None),
+                StudyRow.retry_at <= now,
+                StudyRow.retry_at > now + _FARTHEST_RETRY,
             )
             row = session.scalar(
                 select(StudyRow)

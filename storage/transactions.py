@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import StorageError, StorageUnreachable
+from storage.clocks import Moment, on_this_machine
 from storage.database import Database
 from storage.fence import prove
 from storage.outages import may_pass
@@ -63,6 +64,11 @@ class Transactions:
     def now(self, session: Session) -> float:
         """Seconds since the epoch, by the database's clock."""
         return float(session.scalar(text(f"select {self._database.now()}")))
+
+    def moment(self, session: Session) -> Moment:
+        """The same, with what leases are judged by."""
+        now = self.now(session)
+        return Moment(now) if self._database.folder is None else on_this_machine(now)
 
     @contextlib.contextmanager
     def _failing_clearly(self) -> Iterator[None]:

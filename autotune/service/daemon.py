@@ -34,7 +34,7 @@ from autotune.study.tuner import Signals, Stopped, Tuner
 from launchers import Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
-from storage.holders import this_host
+from storage.holders import started, this_host
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
@@ -323,7 +323,7 @@ class _Session:
 
     def _is_to_be_ignored(self, rival: Rival) -> bool:
         """Never, but for the daemon that this one has taken over from, which may lie there stopped."""
-        if rival.pid == self._lease.predecessor:
+        if rival.pid == self._lease.predecessor and self._is_predecessor(rival):
             return True
         self._signals.check()
         if rival != self._waits_for:
@@ -331,6 +331,11 @@ class _Session:
         self._waits_for = rival
         self._signals.waiting.set()
         return False
+
+    def _is_predecessor(self, rival: Rival) -> bool:
+        """Whether it is the same process, and not a later one of that number."""
+        since = self._lease.predecessor_started
+        return since is None or started(this_host(), rival.pid) == since
 
     def _say_waiting(self, text: str) -> None:
         kind = MessageKind.WAITING

@@ -1,14 +1,19 @@
 """A daemon that sleeps in the middle of a study while another one ends it, and then wakes."""
 
+import subprocess
 from typing import Any
 
 import optuna
 import pytest
 from optuna.storages._cached_storage import _CachedStorage
+from sqlalchemy import text
 
-from launchers.replay import Answer, Launch
+from autotune.service.daemon import this_cluster
+from launchers import Rival
+from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import StudyState
-from tests.control.replayed import PLAIN, Replayed
+from storage.holders import this_host
+from tests.control.replayed import PLAIN, Machine, Replayed
 
 SHORT = {"budget": {"trials": 4, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
 ENTERED = {"create_new_trial": 2, "set_trial_param": 5, "set_trial_state_values": 4}
@@ -70,3 +75,28 @@ def test_one_that_was_asked_for_in_the_confirmation_is_closed(played: Replayed) 
     states = [trial.state.name for trial in played.trials()]
     assert states == ["COMPLETE"] * 4 + ["FAIL"]
     assert played.trials()[4].user_attrs["cause"] == "asked for after the search had ended"
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_only_the_predecessor_itself_is_not_waited_for(played: Replayed, same: bool) -> None:
+    """Another process may have its number by now: that one measures, and is waited for."""
+    asked = []
+
+    class Busy(Machine):
+        def open(self, *given: Any) -> ReplayLauncher:
+            asked.append(given[2](Rival(process.pid, "process measures on the processors")))
+            return super().open()
+
+    with subprocess.Popen(["sleep", "600"]) as process:
+        leases = played.repository.leases
+        before = leases.acquire(this_cluster(), this_host(), process.pid, 600.0)
+        assert before is not None
+        leases.release(before)
+        if not same:
+            with played.repository.database.writing() as connection:
+                connection.execute(text("update autotune_lease set started = started - 1"))
+        played.machine = Busy()
+        played.run(**SHORT)
+        process.kill()
+    assert asked == [same]
+    assert ("process measures on the processors" in played.said()) != same

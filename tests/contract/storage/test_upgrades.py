@@ -58,6 +58,9 @@ update autotune_study set search_ended = 'the budget of 2 trials is spent';
     "0004": """
 update autotune_lease set started = 12345;
 """,
+    "0005": """
+update autotune_study set retries = 2;
+""",
 }
 
 

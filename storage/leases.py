@@ -34,9 +34,10 @@ class Leases:
                 return None
             if row is None:
                 row = LeaseRow(cluster=cluster, epoch=0)
-            predecessor = (row.pid, row.started) if row.host == host else (None, None)
+            pid_before, since = (row.pid, row.started) if row.host == host else (None, None)
             row.epoch, row.host, row.pid = row.epoch + 1, host, pid
-            row.started, row.token = started(host, pid), secrets.token_hex(_TOKEN_BYTES)
+            token = secrets.token_hex(_TOKEN_BYTES)
+            row.started, row.token = started(host, pid), token
             for name, value in now.until(seconds).items():
                 setattr(row, name, value)
             session.add(row)
@@ -44,7 +45,7 @@ class Leases:
                 session.flush()
             except IntegrityError:
                 return None  # another daemon was first to open this cluster
-            return Lease(cluster, row.epoch, *predecessor, row.token)
+            return Lease(cluster, row.epoch, pid_before, since, token)
 
     def renew(self, lease: Lease, seconds: float) -> None:
         """Hold the lease for so many seconds from now.

@@ -280,7 +280,7 @@ class Studies:
         wanted = select(StudyRow).where(StudyRow.name == name).with_for_update()
         return self._row(session, wanted, name)
 
-    def _row(self, session: Session, wanted: Select[tuple[StudyRow]], name: str) -> StudyRow:
+    def _row(self, session: Session, wanted: Select[StudyRow], name: str) -> StudyRow:
         row = session.scalar(wanted)
         if row is None:
             names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()

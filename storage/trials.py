@@ -1,9 +1,10 @@
 """The trials of one study, kept in Optuna's tables."""
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Mapping
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
@@ -11,7 +12,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from autotune.errors import LeaseLost
+from autotune.errors import LeaseLost, TrialsGone
 from storage.database import Database
 from storage.fence import fencing
 from storage.records import AttemptResult, Lease
@@ -30,8 +31,8 @@ def _fenced(
     """A method whose writes all prove that the ledger's daemon still has its lease."""
 
     @functools.wraps(write)
-    def fenced(ledger: "TrialLedger", *arguments: Given.args, **options: Given.kwargs) -> Found:
-        with fencing(ledger._lease):
+    def fenced(ledger: "TrialLedger", /, *arguments: Given.args, **options: Given.kwargs) -> Found:
+        with fencing(ledger._lease), ledger._gone_clearly():
             return write(ledger, *arguments, **options)
 
     return fenced
@@ -46,15 +47,23 @@ class TrialLedger:
         name: str,
         sampler: optuna.samplers.BaseSampler | None = None,
         lease: Lease | None = None,
+        launched: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         """Open the study of that name; create it if there is none.
 
         Args:
             lease: of the daemon that writes; once that is lost every write raises LeaseLost. None: of
                 somebody who only reads.
+            launched: number of a trial -> its knobs, of those that there must be.
+
+        Raises:
+            TrialsGone: the study is another one, or is no more.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._lease = lease
+        self._name = name
+        if launched and not _is_of(launched, name, database.optuna()):
+            raise TrialsGone(name)
         with fencing(lease):
             self._study = optuna.create_study(
                 storage=database.optuna(),
@@ -70,8 +79,13 @@ class TrialLedger:
         return self._study._study_id
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials, in order."""
-        return self._study.get_trials(deepcopy=False)
+        """All trials, in order.
+
+        Raises:
+            TrialsGone: somebody has renamed or deleted the study since it was opened.
+        """
+        with self._gone_clearly():
+            return self._study.get_trials(deepcopy=False)
 
     @_fenced
     def enqueue(self, params: Mapping[str, Any], reason: str) -> None:
@@ -169,8 +183,35 @@ class TrialLedger:
             trial, state=TrialState.PRUNED if pruned else TrialState.FAIL, skip_if_finished=True
         )
 
+    @contextlib.contextmanager
+    def _gone_clearly(self) -> Iterator[None]:
+        """Optuna only says that a number is not there."""
+        try:
+            yield
+        except KeyError as error:
+            try:
+                self._study._storage.get_study_system_attrs(self._study._study_id)
+            except KeyError:
+                raise TrialsGone(self._name) from error
+            raise
+
     def _frozen(self, number: int) -> FrozenTrial:
         return self.trials()[number]
+
+
+def _is_of(
+    launched: Mapping[int, Mapping[str, Any]], name: str, storage: optuna.storages.RDBStorage
+) -> bool:
+    """Whether Optuna's study of that name has these trials, and not others of the same numbers."""
+    try:
+        found = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+    except KeyError:
+        return False
+    return all(
+        number < len(found)
+        and all(knobs.get(knob, value) == value for knob, value in found[number].params.items())
+        for number, knobs in launched.items()
+    )
 
 
 def _dashboard() -> ModuleType | None:

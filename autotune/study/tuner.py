@@ -123,7 +123,10 @@ class Tuner:
 
     def _open_ledger(self) -> TrialLedger:
         job = self._job
-        ledger = TrialLedger(job.repository.database, job.study.name, self._sampler, job.lease)
+        searched = job.attempts().of(Purpose.SEARCH)
+        launched = {attempt.trial: attempt.knobs for attempt in searched}
+        database, name = job.repository.database, job.study.name
+        ledger = TrialLedger(database, name, self._sampler, job.lease, launched)
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._job.say(f"Left out: {reason}.")

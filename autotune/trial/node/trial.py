@@ -118,6 +118,7 @@ class NodeTrial:
         for member in self._ranks:
             member.process.join()
             member.connection.close()
+            self._files.cut(member.number)
         return NodeReport(self.request.trial, self._placement.node, tuple(self._ends))
 
     def _read(self, member: _Rank) -> Iterator[BlockReport | Built]:

@@ -22,6 +22,8 @@ _CHANGEABLE = {"budget", "export", "folder", "logs"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
 _IDLE_SECONDS = 3.0
 _MOST_DEATHS = 4
+_MOST_LOG_BYTES = 8 * 2**20
+"""Of a daemon's log: then the next daemon begins another one, and the one before is kept."""
 
 
 def submit(repository: Repository, spec: StudySpec, workdir: Path) -> StoredStudy:
@@ -173,6 +175,8 @@ class Keeper:
 def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     log = daemon_log(folder)
     make(log.parent)
+    if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
+        log.replace(log.with_name(f"{log.name}.1"))
     command = [sys.executable, "-P", "-m", "autotune", "daemon"]
     command += ["--cluster", cluster, "--idle-exit", str(_IDLE_SECONDS), "--storage-on-stdin"]
     with log.open("ab") as output:

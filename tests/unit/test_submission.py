@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import AutotuneError, BadInput
+from autotune.paths import daemon_log
 from autotune.service import submission
 from autotune.spec import StudySpec, load
 from storage import Database, Repository
@@ -109,3 +110,14 @@ def test_daemons_that_keep_dying_are_given_up(
     with pytest.raises(AutotuneError, match=r"keeps dying; see .*daemon\.log"):
         wait_for(given_up, "the keeper gives up", 60)
     assert len(died) == 4
+
+
+def test_the_log_of_daemons_does_not_grow_for_ever(
+    keeper: submission.Keeper, tmp_path: Path
+) -> None:
+    log = daemon_log(tmp_path)
+    log.parent.mkdir()
+    log.write_bytes(b"x" * 9 * 2**20)
+    keeper()
+    assert log.stat().st_size < 2**20
+    assert log.with_name("daemon.log.1").stat().st_size == 9 * 2**20

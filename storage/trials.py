@@ -73,11 +73,6 @@ class TrialLedger:
                 load_if_exists=True,
             )
 
-    @property
-    def optuna_id(self) -> int:
-        """Optuna's number of the study, as in the dashboard's address."""
-        return self._study._study_id
-
     def trials(self) -> list[FrozenTrial]:
         """All trials, in order.
 

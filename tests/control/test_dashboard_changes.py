@@ -3,6 +3,7 @@
 import optuna
 import pytest
 
+from autotune.report.dashboard import serve
 from launchers.replay import Answer, Launch
 from storage import StudyState
 from tests.control.replayed import PLAIN, Replayed
@@ -74,3 +75,20 @@ def test_deleted_in_mid_study(played: Replayed) -> None:
     played.on(deleting).submit(**FOUR)
     played.serve()
     assert_told(played)
+
+
+def test_the_dashboard_itself_makes_no_study(played: Replayed) -> None:
+    """Or the name would be taken when somebody wants to give it back."""
+    opened = []
+
+    def ready(address: str) -> None:
+        opened.append(address.rpartition("/dashboard/")[2])
+        raise KeyboardInterrupt
+
+    played.run(**TWO)
+    rename(played, played.name, "mine")
+    for name in (played.name, "mine"):
+        serve(played.repository.database, name, 0, ready)
+    storage = played.repository.database.optuna()
+    [known] = storage.get_all_studies()
+    assert (known.study_name, opened) == ("mine", ["", f"studies/{known._study_id}"])

@@ -42,9 +42,7 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:
     """Folders of studies that this storage has, or had; others may need those of theirs."""
-    for owner in StudyPaths(workdir, "").beside:
-        if owner.read_text(errors="replace").strip() == str(repository.database):
-            yield owner.parent
+    yield from StudyPaths(workdir, "").signed(str(repository.database))
 
 
 def _paths(study: StoredStudy) -> StudyPaths:

@@ -306,7 +306,7 @@ class _Session:
         self._wait_for_room()
         make(paths.folder)
         with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
-            paths.owner.write_text(f"{self._repository.database}\n")
+            paths.sign(str(self._repository.database))
         with open_launcher(self._spec, paths.folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))

@@ -15,6 +15,7 @@ from launchers.replay import Answer, Launch
 from storage import Database, Purpose, Repository
 from tests.control.replayed import PLAIN, Replayed
 from tests.steering import ask
+from tests.waiting import wait_for
 
 SHORT = {"budget": {"trials": 4, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
 
@@ -82,12 +83,13 @@ def test_a_folder_that_is_gone_is_waited_for_and_not_made_anew(
     away, launches = folder.with_name("away"), []
 
     def mount() -> None:
+        wait_for(lambda: "is gone; mount its disk" in study.said(), "the study says what it lacks")
         try:
             folder.rmdir()  # what was made anew in its place
         except FileNotFoundError:
             away.rename(folder)
 
-    later = threading.Timer(0.2, mount)
+    later = threading.Thread(target=mount)
 
     def unmounting(launch: Launch) -> Answer:
         launches.append(launch)
@@ -137,7 +139,7 @@ def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: P
     lost = StudyPaths(tmp_path, "lost", "12345678")
     for left, storage in ((theirs, other), (lost, played.repository)):
         left.folder.mkdir()
-        left.owner.write_text(f"{storage.database}\n")
+        left.sign(str(storage.database))
     told = ask("clean", "--storage", played.url, cwd=tmp_path, check=True)
     assert set(told.stdout.split()) == {str(paths(played).folder), str(lost.folder)}
     assert not paths(played).folder.exists()

@@ -159,13 +159,18 @@ def resume(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
     ] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="Move it to this machine from the one it was on.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a study that was stopped or has failed, with its stored settings."""
-    from autotune.service.submission import go_on
+    from autotune.service.submission import go_on, move_here
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
+    if here:
+        move_here(repository, name)
     go_on(repository, name)
     _attend(repository, name, detach, foreground, as_json)
 
@@ -183,6 +188,25 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
     print(
         f"{name} {'is stopped' if ended else 'stops within seconds'}; autotune resume {name} goes on."
     )
+
+
+@app.command()
+def delete(study: StudyArgument, storage: StorageOption = None) -> None:
+    """Delete a study that has ended: what is recorded of it, its trials, its logs. best.yaml stays."""
+    from autotune.service import cleaning
+
+    url, name = _locate(study, storage)
+    gone = cleaning.delete(_open(url, existing=True), name)
+    print(f"{name} is deleted{''.join(f', with {folder}' for folder in gone)}.")
+
+
+@app.command()
+def clean(storage: StorageOption = None) -> None:
+    """Remove logs and compiled code of studies that have ended or are deleted; records stay."""
+    from autotune.service import cleaning
+
+    gone = cleaning.clean(_open(_url(storage), existing=True), Path.cwd())
+    print("\n".join(map(str, gone)) or "There is nothing to remove.")
 
 
 @app.command()

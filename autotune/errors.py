@@ -41,6 +41,17 @@ class LeaseLost(AutotuneError):
     """Another daemon has taken over; this one must not write any more."""
 
 
+class TrialsGone(AutotuneError):
+    """Optuna's study of that name is another one by now, or is no more."""
+
+    def __init__(self, study: str) -> None:
+        super().__init__(
+            f"the trials of {study} are not there any more under its name: somebody has renamed or "
+            "deleted it in the dashboard. Give it its name back there, then: autotune resume "
+            f"{study}; or: autotune delete {study}, and start it anew"
+        )
+
+
 class BaselineFails(AutotuneError):
     """The user's configuration fails again and again, for a reason of its own."""
 

@@ -1,12 +1,14 @@
 """Every path below `.autotune`, the folder that autotune makes beside a study. The one owner: nobody
 else joins such paths."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.trial.files import TrialFiles
 
 _FOLDER = ".autotune"
+_OWNER = "storage"
 
 
 @dataclass(frozen=True)
@@ -16,15 +18,30 @@ class StudyPaths:
     Attributes:
         workdir: the folder that the study was started in.
         study: its name.
+        key: what tells it from others of its name, in another storage or in one that is no more.
     """
 
     workdir: Path
     study: str
+    key: str = ""
 
     @property
     def folder(self) -> Path:
         """Of the study: its agents print there."""
-        return self.workdir / _FOLDER / self.study
+        return self.workdir / _FOLDER / (f"{self.study}-{self.key}" if self.key else self.study)
+
+    def sign(self, storage: str) -> None:
+        """Leave in the folder the name of the storage that knows the study.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        (self.folder / _OWNER).write_bytes(os.fsencode(storage))
+
+    def signed(self, storage: str) -> list[Path]:
+        """The folders of all studies there that this storage has signed."""
+        owners = sorted((self.workdir / _FOLDER).glob(f"*/{_OWNER}"))
+        return [owner.parent for owner in owners if owner.read_bytes() == os.fsencode(storage)]
 
     @property
     def diagnosis(self) -> Path:

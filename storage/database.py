@@ -22,6 +22,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotune.errors import BadInput, StorageError
+from storage import postgres
+from storage.fence import keep_late_writers_out
 from storage.sqlite_terms import explained
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -30,7 +32,6 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _SCHEMA_LOCK = 0x6175746F  # any number that no other program takes; 'auto'
 _BUSY_SECONDS = 60
 _BUSY_POLL_SECONDS = 0.05
-_CONNECT_SECONDS = 10
 _DRIVERS = {
     "sqlite": "sqlite",
     "postgresql": "postgresql+psycopg",
@@ -116,11 +117,13 @@ class Database:
     @functools.cached_property
     def _optuna(self) -> RDBStorage:
         # It reads all of Optuna's migrations to see that the tables are at the newest version.
-        return RDBStorage(
+        found = RDBStorage(
             self.url.render_as_string(hide_password=False),
             engine_kwargs=_engine_arguments(self.url),
             skip_table_creation=True,
         )
+        keep_late_writers_out(found.engine)
+        return found
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -195,6 +198,8 @@ class Database:
         """Keep others from creating the tables at the same time."""
         if self.engine.dialect.name == "postgresql":
             with self.engine.connect() as connection:
+                for unlimited in postgres.unlimited():
+                    connection.execute(text(unlimited))
                 # Of the transaction: whatever happens, it ends with it.
                 connection.execute(
                     text("select pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK}
@@ -321,7 +326,7 @@ def file_system(path: Path) -> str:
 def _engine_arguments(url: URL) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
         return {"connect_args": {"timeout": _BUSY_SECONDS}}
-    return {"connect_args": {"connect_timeout": _CONNECT_SECONDS}, "pool_pre_ping": True}
+    return postgres.engine_arguments(url)
 
 
 def _engine(url: URL) -> Engine:

@@ -1,15 +1,19 @@
 """The leases of clusters: at most one daemon runs the studies of each."""
 
 import contextlib
+import secrets
 
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import LeaseLost
+from storage.clocks import Moment
 from storage.holders import is_gone, started
 from storage.models import LeaseRow
 from storage.records import Lease, LeaseState
 from storage.transactions import Transactions
+
+_TOKEN_BYTES = 16
 
 
 class Leases:
@@ -24,21 +28,24 @@ class Leases:
         A holder on this machine whose process is dead holds it no more.
         """
         with self._transactions.writing() as session:
-            now = self._transactions.now(session)
+            now = self._transactions.moment(session)
             row = session.get(LeaseRow, cluster, with_for_update=True)
             if row is not None and is_held(row, now):
                 return None
             if row is None:
                 row = LeaseRow(cluster=cluster, epoch=0)
-            predecessor = row.pid if row.host == host else None
-            row.epoch, row.host, row.pid, row.expires = row.epoch + 1, host, pid, now + seconds
-            row.started = started(host, pid)
+            pid_before, since = (row.pid, row.started) if row.host == host else (None, None)
+            row.epoch, row.host, row.pid = row.epoch + 1, host, pid
+            token = secrets.token_hex(_TOKEN_BYTES)
+            row.started, row.token = started(host, pid), token
+            for name, value in now.until(seconds).items():
+                setattr(row, name, value)
             session.add(row)
             try:
                 session.flush()
             except IntegrityError:
                 return None  # another daemon was first to open this cluster
-            return Lease(cluster, row.epoch, predecessor)
+            return Lease(cluster, row.epoch, pid_before, since, token)
 
     def renew(self, lease: Lease, seconds: float) -> None:
         """Hold the lease for so many seconds from now.
@@ -47,10 +54,8 @@ class Leases:
             LeaseLost: another daemon has it.
         """
         with self._transactions.fenced(lease) as session:
-            expires = self._transactions.now(session) + seconds
-            session.execute(
-                update(LeaseRow).where(LeaseRow.cluster == lease.cluster).values(expires=expires)
-            )
+            until = self._transactions.moment(session).until(seconds)
+            session.execute(update(LeaseRow).where(LeaseRow.cluster == lease.cluster).values(until))
 
     def release(self, lease: Lease) -> None:
         """Let another daemon have the lease at once."""
@@ -63,7 +68,7 @@ class Leases:
             session.execute(
                 update(LeaseRow)
                 .where(LeaseRow.cluster == state.cluster, LeaseRow.epoch == state.epoch)
-                .values(expires=0.0)
+                .values(expires=0.0, boot_expires=0.0)
             )
 
     def state(self, cluster: str) -> LeaseState | None:
@@ -72,7 +77,7 @@ class Leases:
             row = session.get(LeaseRow, cluster)
             if row is None:
                 return None
-            left = row.expires - self._transactions.now(session)
+            left = self._transactions.moment(session).left(row)
             gone = is_gone(row.host, row.pid, row.started)
             return LeaseState(row.cluster, row.epoch, row.host, row.pid, left, gone)
 
@@ -83,10 +88,6 @@ class Leases:
         return state if held else None
 
 
-def is_held(row: LeaseRow, now: float) -> bool:
-    """Whether somebody holds a lease who is not known to be dead.
-
-    Args:
-        now: by the database's clock.
-    """
-    return row.expires > now and not is_gone(row.host, row.pid, row.started)
+def is_held(row: LeaseRow, now: Moment) -> bool:
+    """Whether somebody holds a lease who is not known to be dead."""
+    return now.left(row) > 0 and not is_gone(row.host, row.pid, row.started)

@@ -23,6 +23,9 @@ class LeaseRow(Base):
     pid: Mapped[int] = mapped_column(Integer)
     started: Mapped[int | None] = mapped_column(BigInteger)  # see storage.holders
     expires: Mapped[float] = mapped_column(Float)  # database time
+    token: Mapped[str | None] = mapped_column(String(32))  # of this holder alone
+    boot: Mapped[str | None] = mapped_column(String(64))  # see storage.clocks
+    boot_expires: Mapped[float | None] = mapped_column(Float)
 
 
 class StudyRow(Base):

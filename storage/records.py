@@ -1,8 +1,11 @@
 """What the repository gives and takes: plain frozen records, never live database objects."""
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+_KEY_LETTERS = 8
 
 
 class StudyState(StrEnum):
@@ -22,12 +25,19 @@ class StudyState(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to run the studies of one cluster. A higher epoch takes it from a lower one."""
+    """The right to run the studies of one cluster. A higher epoch takes it from a lower one.
+
+    Attributes:
+        predecessor: process id of who had it before on the same host.
+        predecessor_started: see storage.holders; None if that is not known.
+        token: of this holder alone: a database that was restored may give out an epoch again.
+    """
 
     cluster: str
     epoch: int
     predecessor: int | None = None
-    """Process id of who had it before on the same host."""
+    predecessor_started: int | None = None
+    token: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,11 @@ class StoredStudy:
     """How many tries in a row have failed."""
     file: str | None = None
     """That its settings are from, where it is known."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from others of its name, in another database or in one that is no more."""
+        return hashlib.sha256(f"{self.id} {self.created!r}".encode()).hexdigest()[:_KEY_LETTERS]
 
 
 @dataclass(frozen=True)

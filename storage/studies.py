@@ -1,20 +1,24 @@
 """Studies: the queue of each cluster, and how far each study has come."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
+from storage.deletion import delete_study
 from storage.leases import is_held
 from storage.models import LeaseRow, MessageRow, StudyRow
 from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
 from storage.transactions import Transactions
 
+_FARTHEST_RETRY = 900.0
+"""None is put off for so long: the clock has been set back."""
 _OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
 
 
@@ -60,12 +64,7 @@ class Studies:
             StudyNotFound: there is none.
         """
         with self._transactions.reading() as session:
-            row = session.scalar(select(StudyRow).where(StudyRow.name == name))
-            if row is None:
-                names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
-                there = f"there are: {', '.join(names)}" if names else "it holds none yet"
-                raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
-            return _study(row)
+            return _study(self._row(session, select(StudyRow).where(StudyRow.name == name), name))
 
     def all(self) -> list[StoredStudy]:
         """All studies, oldest first."""
@@ -116,11 +115,46 @@ class Studies:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
             row.stop_requested, row.resume_requested = True, False
-            now = self._transactions.now(session)
+            now = self._transactions.moment(session)
             held = lease is not None and is_held(lease, now)
             if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
-                abandon(session, row.id, now)
+                abandon(session, row.id, now.wall)
+
+    def move(self, name: str, cluster: str) -> None:
+        """Put a study into the queue of another cluster. A daemon of its old one that lies there
+        stopped, and wakes, has lost its lease.
+
+        Raises:
+            StudyNotFound: there is none of that name.
+            BadInput: a daemon runs it.
+        """
+        with self._transactions.writing() as session:
+            lease = self._lease_of(session, name)
+            row = self._locked(session, name)
+            if not self._move(session, row, lease, cluster):
+                assert lease is not None
+                left = self._transactions.moment(session).left(lease)
+                raise BadInput(
+                    f"process {lease.pid} on {lease.host.split()[0]} runs {name}; stop it first: "
+                    f"autotune stop {name}. If that machine is gone: try again in {math.ceil(left)} s, "
+                    "when its lease has run out"
+                )
+
+    def delete(self, name: str) -> None:
+        """Delete a study and all that is kept of it, trials too.
+
+        Raises:
+            StudyNotFound: there is none of that name.
+            BadInput: it waits or runs.
+        """
+        with self._transactions.writing() as session:
+            row = self._locked(session, name)
+            if not StudyState(row.state).ended:
+                raise BadInput(
+                    f"{name} is {row.state}; stop it before it is deleted: autotune stop {name}"
+                )
+            delete_study(session, row)
 
     def claim(self, lease: Lease) -> StoredStudy | None:
         """The next study to run: one that a dead daemon left behind, else the oldest in the queue that
@@ -129,8 +163,11 @@ class Studies:
         Its attempts that were never recorded become ABANDONED; they are to be repeated.
         """
         with self._transactions.fenced(lease) as session:
+            now = self._transactions.now(session)
             due = or_(
-                StudyRow.retry_at.is_(None), StudyRow.retry_at <= self._transactions.now(session)
+                StudyRow.retry_at.is_(None),
+                StudyRow.retry_at <= now,
+                StudyRow.retry_at > now + _FARTHEST_RETRY,
             )
             row = session.scalar(
                 select(StudyRow)
@@ -251,24 +288,32 @@ class Studies:
                 row.retry_at = self._transactions.now(session) + retry.seconds
             return state
 
-    def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> None:
+    def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> bool:
+        """Into another queue; False if a daemon runs it."""
         if row.state == StudyState.RUNNING and lease is not None:
-            if is_held(lease, self._transactions.now(session)):
-                return
-            lease.epoch += 1
+            if is_held(lease, self._transactions.moment(session)):
+                return False
+            lease.epoch, lease.token = lease.epoch + 1, None
         row.cluster = cluster
+        return True
 
     @staticmethod
     def _lease_of(session: Session, name: str) -> LeaseRow | None:
-        """The lease of a study's cluster, locked; before the study: see storage.transactions."""
-        cluster = select(StudyRow.cluster).where(StudyRow.name == name)
-        return session.get(LeaseRow, session.scalars(cluster).one(), with_for_update=True)
+        """That of a study's cluster, locked: before the study itself, see storage.transactions."""
+        cluster = session.scalar(select(StudyRow.cluster).where(StudyRow.name == name))
+        return session.get(LeaseRow, cluster or "", with_for_update=True)
 
-    @staticmethod
-    def _locked(session: Session, name: str) -> StudyRow:
-        return session.scalars(
-            select(StudyRow).where(StudyRow.name == name).with_for_update()
-        ).one()
+    def _locked(self, session: Session, name: str) -> StudyRow:
+        wanted = select(StudyRow).where(StudyRow.name == name).with_for_update()
+        return self._row(session, wanted, name)
+
+    def _row(self, session: Session, wanted: Select[StudyRow], name: str) -> StudyRow:
+        row = session.scalar(wanted)
+        if row is None:
+            names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
+            there = f"there are: {', '.join(names)}" if names else "it holds none yet"
+            raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
+        return row
 
 
 def _settled(row: StudyRow, state: StudyState) -> StudyState:

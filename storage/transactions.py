@@ -1,4 +1,4 @@
-"""Reading and writing the `autotune_*` tables, and the fence that keeps late writers out.
+"""Reading and writing the `autotune_*` tables, behind the fence that keeps late writers out.
 
 Whatever a daemon writes goes through `fenced`: in the same transaction it proves that its lease is
 still the newest of its cluster, so that a daemon which was stopped and came back cannot write late.
@@ -10,13 +10,14 @@ took them in different orders could wait for each other for ever.
 import contextlib
 from collections.abc import Iterator
 
-from sqlalchemy import text, update
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from autotune.errors import LeaseLost, StorageError, StorageUnreachable
+from autotune.errors import StorageError, StorageUnreachable
+from storage.clocks import Moment, on_this_machine
 from storage.database import Database
-from storage.models import LeaseRow
+from storage.fence import prove
 from storage.outages import may_pass
 from storage.records import Lease
 
@@ -57,21 +58,17 @@ class Transactions:
             LeaseLost: another daemon has the lease; nothing is written.
         """
         with self.writing() as session:
-            # A write, not a read: it locks the row until this transaction ends.
-            proof = session.connection().execute(
-                update(LeaseRow)
-                .where(LeaseRow.cluster == lease.cluster, LeaseRow.epoch == lease.epoch)
-                .values(epoch=lease.epoch)
-            )
-            if proof.rowcount != 1:
-                raise LeaseLost(
-                    f"another daemon has taken over {lease.cluster}; this one writes no more"
-                )
+            prove(session.connection(), lease)
             yield session
 
     def now(self, session: Session) -> float:
         """Seconds since the epoch, by the database's clock."""
         return float(session.scalar(text(f"select {self._database.now()}")))
+
+    def moment(self, session: Session) -> Moment:
+        """The same, with what leases are judged by."""
+        now = self.now(session)
+        return Moment(now) if self._database.folder is None else on_this_machine(now)
 
     @contextlib.contextmanager
     def _failing_clearly(self) -> Iterator[None]:

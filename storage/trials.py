@@ -1,47 +1,88 @@
 """The trials of one study, kept in Optuna's tables."""
 
+import contextlib
+import functools
 import warnings
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from autotune.errors import LeaseLost, TrialsGone
 from storage.database import Database
-from storage.records import AttemptResult
+from storage.fence import fencing
+from storage.records import AttemptResult, Lease
 
 OUT_OF_MEMORY = "out_of_memory"
 """Name of the Optuna constraint that an out-of-memory trial violates: samplers learn from it."""
+
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def _fenced(
+    write: Callable[Concatenate["TrialLedger", Given], Found],
+) -> Callable[Concatenate["TrialLedger", Given], Found]:
+    """A method whose writes all prove that the ledger's daemon still has its lease."""
+
+    @functools.wraps(write)
+    def fenced(ledger: "TrialLedger", /, *arguments: Given.args, **options: Given.kwargs) -> Found:
+        with fencing(ledger._lease), ledger._gone_clearly():
+            return write(ledger, *arguments, **options)
+
+    return fenced
 
 
 class TrialLedger:
     """Asks for trials, tells their results, writes their notes. Telling twice changes nothing."""
 
     def __init__(
-        self, database: Database, name: str, sampler: optuna.samplers.BaseSampler | None = None
+        self,
+        database: Database,
+        name: str,
+        sampler: optuna.samplers.BaseSampler | None = None,
+        lease: Lease | None = None,
+        launched: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """Open the study of that name; create it if there is none."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(
-            storage=database.optuna(),
-            study_name=name,
-            direction="maximize",
-            sampler=sampler,
-            load_if_exists=True,
-        )
+        """Open the study of that name; create it if there is none.
 
-    @property
-    def optuna_id(self) -> int:
-        """Optuna's number of the study, as in the dashboard's address."""
-        return self._study._study_id
+        Args:
+            lease: of the daemon that writes; once that is lost every write raises LeaseLost. None: of
+                somebody who only reads.
+            launched: number of a trial -> its knobs, of those that there must be.
+
+        Raises:
+            TrialsGone: the study is another one, or is no more.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._lease = lease
+        self._name = name
+        if launched and not _is_of(launched, name, database.optuna()):
+            raise TrialsGone(name)
+        with fencing(lease):
+            self._study = optuna.create_study(
+                storage=database.optuna(),
+                study_name=name,
+                direction="maximize",
+                sampler=sampler,
+                load_if_exists=True,
+            )
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials, in order."""
-        return self._study.get_trials(deepcopy=False)
+        """All trials, in order.
 
+        Raises:
+            TrialsGone: somebody has renamed or deleted the study since it was opened.
+        """
+        with self._gone_clearly():
+            return self._study.get_trials(deepcopy=False)
+
+    @_fenced
     def enqueue(self, params: Mapping[str, Any], reason: str) -> None:
         """Have this configuration tried before the sampler is asked; no repeats, but of what failed."""
         known = [t for t in self.trials() if t.system_attrs.get("fixed_params", t.params) == params]
@@ -50,17 +91,21 @@ class TrialLedger:
             dict(params), user_attrs={"suggested_by": reason}, skip_if_exists=not failed
         )
 
+    @_fenced
     def ask(self, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
         """The next trial, now RUNNING. If the sampler fails, the trial it was asked for is FAIL."""
         before = len(self.trials())
         try:
             trial = self._study.ask(dict(distributions))
+        except LeaseLost:
+            raise  # whoever has the lease now finishes what was begun
         except Exception:
             for orphan in self.trials()[before:]:
                 self._study.tell(orphan.number, state=TrialState.FAIL)
             raise
         return self._frozen(trial.number)
 
+    @_fenced
     def complete_params(
         self, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]
     ) -> FrozenTrial:
@@ -70,6 +115,7 @@ class TrialLedger:
             asked._suggest(name, distribution)
         return self._frozen(trial.number)
 
+    @_fenced
     def tell(self, number: int, result: AttemptResult, note: str) -> None:
         """Record a trial's result with its note, exactly once.
 
@@ -95,12 +141,14 @@ class TrialLedger:
         except UpdateFinishedTrialError:
             return  # told by another daemon in the meantime, from the same record
 
+    @_fenced
     def note(self, body: str, *, trial: int | None = None) -> None:
         """The study's own note in the dashboard, or that of a trial, which may have ended."""
         if dashboard := _dashboard():
             of = self._study if trial is None else Trial(self._study, self._frozen(trial)._trial_id)
             dashboard.save_note(of, body)
 
+    @_fenced
     def set_attributes(self, wanted: Mapping[str, str]) -> None:
         """Attributes of the study, which the dashboard shows beside the best trial.
 
@@ -112,6 +160,7 @@ class TrialLedger:
             if known.get(name) != text:
                 self._study.set_user_attr(name, text)
 
+    @_fenced
     def name_objective(self, name: str) -> None:
         """What Optuna calls the value of a trial."""
         with warnings.catch_warnings():  # it is experimental
@@ -129,8 +178,35 @@ class TrialLedger:
             trial, state=TrialState.PRUNED if pruned else TrialState.FAIL, skip_if_finished=True
         )
 
+    @contextlib.contextmanager
+    def _gone_clearly(self) -> Iterator[None]:
+        """Optuna only says that a number is not there."""
+        try:
+            yield
+        except KeyError as error:
+            try:
+                self._study._storage.get_study_system_attrs(self._study._study_id)
+            except KeyError:
+                raise TrialsGone(self._name) from error
+            raise
+
     def _frozen(self, number: int) -> FrozenTrial:
         return self.trials()[number]
+
+
+def _is_of(
+    launched: Mapping[int, Mapping[str, Any]], name: str, storage: optuna.storages.RDBStorage
+) -> bool:
+    """Whether Optuna's study of that name has these trials, and not others of the same numbers."""
+    try:
+        found = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+    except KeyError:
+        return False
+    return all(
+        number < len(found)
+        and all(knobs.get(knob, value) == value for knob, value in found[number].params.items())
+        for number, knobs in launched.items()
+    )
 
 
 def _dashboard() -> ModuleType | None:

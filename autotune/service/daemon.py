@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -28,16 +27,17 @@ from autotune.export import offering, writing
 from autotune.paths import StudyPaths
 from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
+from autotune.service.machine import this_machine
 from autotune.service.queues import owned
 from autotune.spec import StudySpec, withheld
-from autotune.study.bench import BASELINE, Job
+from autotune.study.bench import BASELINE, Job, check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.machine import measured_in
 from launchers import Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
-from storage.holders import this_host
+from storage.holders import started, this_host
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
@@ -58,7 +58,7 @@ def cluster_of(spec: StudySpec) -> str:
 
 def this_cluster() -> str:
     """The queue of this machine."""
-    return owned(f"host:{socket.gethostname()}")
+    return owned(f"host:{this_machine()}")
 
 
 class Daemon:
@@ -313,10 +313,14 @@ class _Session:
 
     def run(self, open_launcher: OpenLauncher) -> Verdict:
         """The study's verdict, exported and noted."""
-        folder = StudyPaths(Path(self._study.workdir), self._study.name).folder
+        study = self._study
+        paths = StudyPaths(Path(study.workdir), study.name, study.key)
+        check_there(paths.workdir)
         self._wait_for_room()
-        make(folder)
-        with open_launcher(self._spec, folder, self._is_to_be_ignored) as launcher:
+        make(paths.folder)
+        with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
+            paths.sign(str(self._repository.database))
+        with open_launcher(self._spec, paths.folder, self._is_to_be_ignored) as launcher:
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))
 
@@ -332,7 +336,7 @@ class _Session:
 
     def _is_to_be_ignored(self, rival: Rival) -> bool:
         """Never, but for the daemon that this one has taken over from, which may lie there stopped."""
-        if rival.pid == self._lease.predecessor:
+        if rival.pid == self._lease.predecessor and self._is_predecessor(rival):
             return True
         self._signals.check()
         if rival != self._waits_for:
@@ -340,6 +344,11 @@ class _Session:
         self._waits_for = rival
         self._signals.waiting.set()
         return False
+
+    def _is_predecessor(self, rival: Rival) -> bool:
+        """Whether it is the same process, and not a later one of that number."""
+        since = self._lease.predecessor_started
+        return since is None or started(this_host(), rival.pid) == since
 
     def _say_waiting(self, text: str) -> None:
         kind = MessageKind.WAITING

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,19 @@ from autotune.errors import AutotuneError, BadInput, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
+from autotune.service.machine import VARIABLE, this_machine
 from autotune.service.queues import owned, place_of, whose
 from autotune.spec import StudySpec, withheld
-from autotune.trial.processes import without_storage
+from autotune.trial.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 
-_CHANGEABLE = {"budget", "export", "folder"}
+_CHANGEABLE = {"budget", "export", "folder", "logs"}
 """What may change when a study goes on: it has no bearing on figures already measured."""
 _IDLE_SECONDS = 3.0
-_MOST_STARTS = 4
-_STARTUP_SECONDS = 30.0
+_MOST_DEATHS = 4
+_MOST_LOG_BYTES = 8 * 2**20
+"""Of a daemon's log: then the next daemon begins another one, and the one before is kept."""
 
 
 def submit(
@@ -104,8 +105,10 @@ def ensure_daemon(
     place = place_of(cluster)
     if place.startswith("host:") and place != place_of(this_cluster()):
         raise BadInput(
-            f"this study runs on {place.removeprefix('host:')}; start it there, or start a "
-            "daemon there: autotune daemon"
+            f"this study runs on {place.removeprefix('host:')}, and this is {this_machine()}; start "
+            "it there, or start a daemon there: autotune daemon. If it is to go on here, as in a "
+            "container that was made anew: autotune resume STUDY --here. A machine keeps its name "
+            f"where {VARIABLE} says it"
         )
     if cluster != owned(place):
         raise BadInput(
@@ -118,6 +121,17 @@ def ensure_daemon(
             "study.yaml"
         )
     return _spawn(cluster, url, folder)
+
+
+def move_here(repository: Repository, name: str) -> None:
+    """Have a study go on in the queue of this machine; one of a Ray cluster stays in that's.
+
+    Raises:
+        BadInput: a daemon elsewhere runs it.
+    """
+    cluster, here = repository.studies.named(name).cluster, this_cluster()
+    if cluster.startswith("host:") and cluster != here:
+        repository.studies.move(name, here)
 
 
 class Here:
@@ -164,9 +178,8 @@ class Keeper:
         self._repository = repository
         self._study = study
         self._url = url
-        self._started = 0
+        self._died = 0
         self._newest: subprocess.Popen[bytes] | None = None
-        self._newest_at = 0.0
 
     def __call__(self) -> None:
         """Look, and start a daemon if need be.
@@ -174,28 +187,30 @@ class Keeper:
         Raises:
             AutotuneError: the daemons keep dying.
         """
-        if self._is_starting():
+        if self._is_there():
             return
-        study = self._repository.studies.named(
-            self._study.name
-        )  # which somebody may have taken over
-        folder, cluster = Path(study.workdir), study.cluster
-        started = ensure_daemon(self._repository, cluster, self._url, folder)
-        if started:
-            self._newest, self._newest_at = started, time.monotonic()
-            self._started += 1
-        if self._started > _MOST_STARTS:
+        study = self._repository.studies.named(self._study.name)
+        folder, cluster = Path(study.workdir), study.cluster  # which somebody may have taken over
+        if self._newest:
+            self._died += self._newest.returncode != 0
+            self._newest = None
+        if self._died >= _MOST_DEATHS:
             raise AutotuneError(f"the study's daemon keeps dying; see {daemon_log(folder)}")
+        self._newest = ensure_daemon(self._repository, cluster, self._url, folder)
 
-    def _is_starting(self) -> bool:
-        """On a busy machine a daemon takes its time before it takes the lease."""
-        young = time.monotonic() - self._newest_at < _STARTUP_SECONDS
-        return young and self._newest is not None and self._newest.poll() is None
+    def _is_there(self) -> bool:
+        """Whether the daemon that was started last lives, though it may have no lease: on a busy machine
+        it takes its time before it takes one, and where the storage cannot be written, because a disk
+        is full, it waits. Another one would do the same."""
+        newest = self._newest
+        return newest is not None and newest.poll() is None and state(newest.pid) != "T"
 
 
 def _spawn(cluster: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
     log = daemon_log(folder)
     make(log.parent)
+    if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
+        log.replace(log.with_name(f"{log.name}.1"))
     command = [sys.executable, "-P", "-m", "autotune", "daemon"]
     command += [
         "--cluster",

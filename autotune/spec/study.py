@@ -361,6 +361,10 @@ class StudySpec(_Section):
         description="SQLAlchemy URL of a SQLite file or a PostgreSQL database. Default: "
         "$AUTOTUNE_STORAGE, else sqlite:///autotune.db.",
     )
+    logs: Literal["failed", "all"] = Field(
+        default="failed",
+        description="Whose output is kept: that of the baseline and of trials that failed, or all.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Of data, model and sampler.")
     folder: str | None = Field(
         default=None,

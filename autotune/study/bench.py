@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -83,7 +84,7 @@ class Job:
     @property
     def paths(self) -> StudyPaths:
         """Where it prints to."""
-        return StudyPaths(Path(self.study.workdir), self.study.name)
+        return StudyPaths(Path(self.study.workdir), self.study.name, self.study.key)
 
     def attempts(self) -> Attempts:
         """What is recorded by now."""
@@ -116,6 +117,16 @@ class Job:
         if allowed is None:
             return shaped
         return within(shaped, allowed.most, max(0.0, allowed.wanted - self.costs().startup))
+
+    def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
+        """Drop what a run has printed, unless somebody may ask for it: of the baseline, and of runs that
+        failed or were profiled."""
+        asked_for = attempt.purpose == Purpose.PROFILE or (
+            attempt.purpose == Purpose.SEARCH and attempt.trial == BASELINE
+        )
+        failed = result.state not in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        if not (failed or asked_for or self.plan.spec.logs == "all"):
+            shutil.rmtree(self.paths.attempt(attempt.name).folder, ignore_errors=True)
 
     @property
     def workload(self) -> str:
@@ -246,8 +257,10 @@ class Bench:
 
         Raises:
             DiskFull: it could not even print what goes wrong.
+            LauncherError: the study's folder is gone.
         """
         folder = Path(self._job.study.workdir)
+        check_there(folder)
         if is_full(folder):
             raise DiskFull(full(folder))
         attempt = self._job.repository.attempts.begin(
@@ -285,6 +298,7 @@ class Bench:
                 [_stored(seen) for seen in judge.seen],
                 self._environment_of(self._slots[number]),
             )
+            self._job.tidy_up(attempt, result)
             self._recorded()
             yield Finished(attempt, result)
             self._quarantine(number)
@@ -367,6 +381,19 @@ class Bench:
                 self._slots[self._running[future].slot].end()
             _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
         self._pool.shutdown()
+
+
+def check_there(workdir: Path) -> None:
+    """A study's folder is never made anew: what is gone may be on a disk that is not mounted.
+
+    Raises:
+        LauncherError: it is not there.
+    """
+    if not workdir.is_dir():
+        raise LauncherError(
+            f"the study's folder {workdir} is gone; mount its disk, or put it back; if it has moved, "
+            "autotune start there goes on with it"
+        )
 
 
 def _not_launched(attempt: StoredAttempt) -> Future[TrialReport]:

@@ -33,7 +33,7 @@ from autotune.study.schedule import Schedule
 from autotune.views.machine import measured_on
 from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
-from storage import Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
 
 _POLL_SECONDS = 0.2
 _MOST_DOUBT = 0.3
@@ -110,6 +110,7 @@ class Tuner:
         return dataclasses.replace(verdict, measured_on=where)
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
+        self._close_what_is_open()
         attempts = self._job.attempts()
         effort = Effort.of(confirmation, attempts, self._job.costs(), self._plan.baseline)
         if lacks_time(confirmation, attempts, limited=self._schedule.limited):
@@ -125,7 +126,11 @@ class Tuner:
         return self._spec.objective.unit
 
     def _open_ledger(self) -> TrialLedger:
-        ledger = TrialLedger(self._job.repository.database, self._job.study.name, self._sampler)
+        job = self._job
+        searched = job.attempts().of(Purpose.SEARCH)
+        launched = {attempt.trial: attempt.knobs for attempt in searched}
+        database, name = job.repository.database, job.study.name
+        ledger = TrialLedger(database, name, self._sampler, job.lease, launched)
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._job.say(f"Left out: {reason}.")
@@ -161,7 +166,7 @@ class Tuner:
                 pass
             while bench.has_free_slot and not reason:
                 reason = self._launch_next(bench)
-            if bench.idle and not unlaunched:
+            if bench.idle and not unlaunched and not (unlaunched := self._recover()):
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
                 if finished.attempt.purpose == Purpose.CALIBRATE:
@@ -274,6 +279,12 @@ class Tuner:
                 note = trial_note(attempt, attempt.result, self.unit)
                 self._ledger.tell(trial.number, attempt.result, note)
         return unlaunched
+
+    def _close_what_is_open(self) -> None:
+        """A trial that somebody else has asked for since the search ended is not run any more."""
+        for trial in self._recover():
+            reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
+            self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
 
 
 def _incumbent_low(attempts: Attempts) -> float:

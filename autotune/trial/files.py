@@ -1,6 +1,11 @@
 """Every file that a trial leaves on a node. The one owner of their names."""
 
+import os
 from pathlib import Path
+
+MOST_LOG_BYTES = 64 * 2**20
+"""A log that has grown beyond this is cut to its end."""
+_KEPT_LOG_BYTES = 2**20
 
 
 class TrialFiles:
@@ -16,6 +21,31 @@ class TrialFiles:
     def log(self, rank: int) -> Path:
         """What a rank prints."""
         return self.folder / f"rank-{rank}.log"
+
+    def tail(self, rank: int, most: int) -> str:
+        """The end of what a rank has printed, however much that is: so many bytes, as text."""
+        try:
+            with self.log(rank).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+                return file.read(most).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def cut(self, rank: int, most: int = MOST_LOG_BYTES) -> None:
+        """Leave the end of a rank's log if it has become too long. Who prints goes on behind that, as
+        logs are only ever added to; what is printed at this very moment may be lost."""
+        log = self.log(rank)
+        try:
+            size = log.stat().st_size
+            if size <= most:
+                return
+            end = self.tail(rank, min(_KEPT_LOG_BYTES, most // 2))
+            said = f"[autotune: the log was longer than {most} bytes; here is its end]\n"
+            with log.open("ab") as file:
+                file.truncate(0)
+                file.write((said + end).encode(errors="replace"))
+        except OSError:
+            return  # it is gone, or the disk is full: which is for others to say
 
     def logs(self) -> list[Path]:
         """Of all ranks, as far as this machine has them."""

@@ -113,4 +113,4 @@ def _profile(attempts: Attempts, trial: int | None) -> StoredAttempt | None:
 def _trace(study: StoredStudy, attempts: Attempts, trial: int) -> Path:
     profile = _profile(attempts, trial)
     assert profile is not None
-    return StudyPaths(Path(study.workdir), study.name).attempt(profile.name).trace(0)
+    return StudyPaths(Path(study.workdir), study.name, study.key).attempt(profile.name).trace(0)

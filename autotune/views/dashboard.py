@@ -7,7 +7,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import optuna_dashboard
 
 from autotune.errors import BadInput
-from storage import Database, TrialLedger
+from storage import Database
 
 _LOOPBACK = "127.0.0.1"
 
@@ -32,7 +32,10 @@ def serve(database: Database, name: str, port: int, ready: Callable[[str], None]
         BadInput: the port is taken.
     """
     storage = database.optuna()
-    number = TrialLedger(database, name).optuna_id
+    try:
+        page = f"studies/{storage.get_study_id_from_name(name)}"
+    except KeyError:  # it has not run yet, or somebody has renamed it, and may want to undo that
+        page = ""
     try:
         server = make_server(
             _LOOPBACK, port, optuna_dashboard.wsgi(storage), _Server, handler_class=_Quiet
@@ -41,7 +44,7 @@ def serve(database: Database, name: str, port: int, ready: Callable[[str], None]
         raise BadInput(f"port {port}: {error.strerror}; give another with --port") from None
     with server:
         try:
-            ready(f"http://{_LOOPBACK}:{server.server_port}/dashboard/studies/{number}")
+            ready(f"http://{_LOOPBACK}:{server.server_port}/dashboard/{page}")
             server.serve_forever()
         except KeyboardInterrupt:
             return

@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.errors import BadInput
 from autotune.paths import StudyPaths
 from autotune.views.progress import ProgressLines
-from storage import Repository
+from storage import Repository, StoredStudy
 
 
 def study_log(repository: Repository, name: str) -> Iterator[str]:
@@ -15,7 +15,7 @@ def study_log(repository: Repository, name: str) -> Iterator[str]:
     yield from ProgressLines(repository, study).new()
     if study.error:
         yield f"error: {study.error}"
-    yield f"Files of the ranks and agents: {StudyPaths(Path(study.workdir), study.name).folder}"
+    yield f"Files of the ranks and agents: {_paths(study).folder}"
 
 
 def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
@@ -29,7 +29,7 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
     attempts = [a for a in repository.attempts.of(study.id) if a.trial == trial]
     if not attempts:
         raise BadInput(f"{name} has not launched a trial {trial}")
-    paths = StudyPaths(Path(study.workdir), study.name)
+    paths = _paths(study)
     for attempt in attempts:
         yield f"== trial {trial}, {attempt.name}: {attempt.result.state}"
         if attempt.result.cause:
@@ -38,5 +38,10 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
         for file in files:
             yield f"-- {file}"
             yield file.read_text(errors="replace").rstrip()
-        if not files and attempt.result.log_tail:
-            yield attempt.result.log_tail.rstrip()
+        if not files and attempt.recorded:
+            dropped = f"Its output is not here (`logs: {study.spec.get('logs', 'failed')}`)."
+            yield attempt.result.log_tail.rstrip() or dropped
+
+
+def _paths(study: StoredStudy) -> StudyPaths:
+    return StudyPaths(Path(study.workdir), study.name, study.key)

@@ -94,13 +94,13 @@ class TestStudy:
     def test_opened_again_it_is_the_same(self, ledger: TrialLedger, open_ledger: Open) -> None:
         ledger.enqueue(BASELINE, "baseline")
         again = open_ledger()
-        assert again.optuna_id == ledger.optuna_id
+        assert again._study._study_id == ledger._study._study_id
         assert len(again.trials()) == 1
 
     def test_studies_are_apart(self, ledger: TrialLedger, database: Database) -> None:
         ledger.enqueue(BASELINE, "baseline")
         other = TrialLedger(database, f"study-{next(NUMBERS)}")
-        assert other.optuna_id != ledger.optuna_id
+        assert other._study._study_id != ledger._study._study_id
         assert other.trials() == []
 
     def test_its_note_is_kept(self, ledger: TrialLedger, open_ledger: Open) -> None:

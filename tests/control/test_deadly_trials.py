@@ -1,7 +1,12 @@
 """A configuration that takes its daemon with it each time is launched three times, and no more."""
 
+import dataclasses
+
 import pytest
 
+from autotune.errors import LauncherError
+from autotune.service import retrying
+from autotune.trial.protocol import Outcome
 from launchers.replay import Answer, Launch
 from tests.control.deaths import Died
 from tests.control.replayed import PLAIN, Replayed
@@ -52,3 +57,25 @@ def test_one_that_happens_to_run_when_its_daemon_dies_runs_again(played: Replaye
     states = [a.result.state for a in played.attempts("search") if a.knobs["micro_batch"] == 8]
     assert states[:2] == ["ABANDONED", "ABANDONED"]
     assert states[2] in ("COMPLETE", "PRUNED")
+
+
+def test_one_that_takes_the_machine_with_it_each_time_is_given_up(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is lost, and then no other one comes up: the study waits, and launches it again. The
+    waiting is nobody's fault and counts for nothing; the losses count."""
+    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.1)
+    launches = []
+
+    def powering_off(launch: Launch) -> Answer:
+        if launch.knobs["micro_batch"] != 8:
+            return PLAIN(launch)
+        launches.append(launch)
+        if len(launches) % 3 != 1:
+            raise LauncherError("no agent comes up")
+        return dataclasses.replace(PLAIN(launch), lost_agent=True, outcome=Outcome.CRASH)
+
+    played.on(powering_off).run(**SHORT)
+    played.assert_complete(trials=6)
+    states = [a.result.state for a in played.attempts("search") if a.knobs["micro_batch"] == 8]
+    assert states == ["LOST", "ABANDONED", "ABANDONED"] * 2 + ["CRASH"]

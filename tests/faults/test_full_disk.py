@@ -9,9 +9,10 @@ from tests.unit.database.opening import in_private_mounts, needs_mounts
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(12), pytest.mark.slow, needs_mounts]
 
 SCRIPT = """
-import subprocess, sys
+import subprocess, sys, time
 from pathlib import Path
-from tests.steering import alive, study_folder
+from autotune.service.daemon import LEASE_SECONDS
+from tests.steering import alive, processes_in, study_folder
 from tests.waiting import wait_for
 
 disk = Path("disk").absolute()
@@ -35,6 +36,10 @@ with study_folder(disk) as tiny:
     report = tiny.run("report", "tiny")
     assert "Provisional" in report.stdout, report.stdout + report.stderr
     before = len(tiny.recorded())
+    # The lease cannot be renewed. It runs out, and nobody takes the daemon for dead, or starts others.
+    time.sleep(LEASE_SECONDS + 4)
+    daemons = [line for line in processes_in(tiny.folder).values() if "autotune daemon" in line]
+    assert len(daemons) == (0 if sys.argv[1:] else 1), daemons
     assert alive(following.pid)
     (disk / "filler").unlink()
     assert following.wait(300) == 0, following.output()

@@ -1,14 +1,19 @@
 """What submitting a study does before anything runs: real SQLite, real folders."""
 
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from autotune.errors import BadInput
+from autotune.errors import AutotuneError, BadInput
+from autotune.paths import daemon_log
 from autotune.service import submission
 from autotune.spec import StudySpec, load
 from storage import Database, Repository
-from tests.steering import write_study
+from tests.steering import processes_in, write_study
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -59,3 +64,60 @@ def test_an_export_that_would_replace_what_is_not_ours_is_refused(
     with pytest.raises(BadInput, match=rf"export: .*{name} is there and is no best\.yaml"):
         submission.submit(repository, spec(tmp_path, export=name), tmp_path)
     assert repository.studies.all() == []
+
+
+@pytest.fixture
+def keeper(repository: Repository, tmp_path: Path) -> Iterator[submission.Keeper]:
+    """Of a study in tmp_path; the daemons that it starts are killed at the end."""
+    study = submission.submit(repository, spec(tmp_path), tmp_path)
+    url = repository.database.url.render_as_string(hide_password=False)
+    yield submission.Keeper(repository, study, url)
+    for pid in daemons(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def daemons(folder: Path) -> list[int]:
+    return [pid for pid, command in processes_in(folder).items() if "autotune daemon" in command]
+
+
+@pytest.mark.fault(12)
+def test_one_daemon_waits_where_nothing_can_be_written(
+    repository: Repository, keeper: submission.Keeper, tmp_path: Path
+) -> None:
+    """As on a full disk: it gets no lease, however long it lives."""
+    with repository.database.writing():
+        for _ in range(10):
+            keeper()
+            [daemon] = wait_for(lambda: daemons(tmp_path), "a daemon is started")
+    os.kill(daemon, signal.SIGSTOP)
+    wait_for(lambda: Path(f"/proc/{daemon}/stat").read_text().split()[2] == "T", "it is stopped")
+    keeper()
+    wait_for(lambda: len(daemons(tmp_path)) == 2, "another one takes the place of what is stopped")
+
+
+def test_daemons_that_keep_dying_are_given_up(
+    repository: Repository, keeper: submission.Keeper, tmp_path: Path
+) -> None:
+    died: set[int] = set()
+
+    def given_up() -> bool:
+        keeper()
+        for pid in daemons(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+            died.add(pid)
+        return False
+
+    with pytest.raises(AutotuneError, match=r"keeps dying; see .*daemon\.log"):
+        wait_for(given_up, "the keeper gives up", 60)
+    assert len(died) == 4
+
+
+def test_the_log_of_daemons_does_not_grow_for_ever(
+    keeper: submission.Keeper, tmp_path: Path
+) -> None:
+    log = daemon_log(tmp_path)
+    log.parent.mkdir()
+    log.write_bytes(b"x" * 9 * 2**20)
+    keeper()
+    assert log.stat().st_size < 2**20
+    assert log.with_name("daemon.log.1").stat().st_size == 9 * 2**20

@@ -63,7 +63,14 @@ def _stop_agent_and_hang():
     time.sleep(600)
 
 
+def _print_much():
+    for _ in range(70):
+        sys.stdout.write("much\n" * (2**20 // 5))
+    print("and the last")
+
+
 DEEDS = {
+    "print much": _print_much,
     "stop agent, hang": _stop_agent_and_hang,
     "unprintable": _raise_unprintable,
     "realtime signal": lambda: os.kill(os.getpid(), 40),

@@ -149,7 +149,7 @@ class Agent:
 
     def _handle(self, command: Message) -> None:
         if isinstance(command, StartTrial):
-            self._forget_all_but(command.request.trial)
+            self._store.forget_all_but(command.request.trial)
             try:
                 self._trial = NodeTrial(
                     command.request, command.placement, self._context, self._helpers
@@ -162,14 +162,6 @@ class Agent:
             and self._trial.request.trial == command.trial
         ):
             self._trial.end(hung=command.hung, on_purpose=command.on_purpose)
-
-    def _forget_all_but(self, trial: str) -> None:
-        """Delete what the ranks of earlier trials have left in the store, if this PyTorch can list that.
-        No node has a rank of theirs any more; another one may have some of this trial already."""
-        if hasattr(self._store, "list_keys"):
-            for key in self._store.list_keys():
-                if not key.startswith(f"{trial}/"):
-                    self._store.delete_key(key)
 
     def _refuse(self, command: StartTrial, error: OSError) -> None:
         with contextlib.suppress(processes.Survivors):

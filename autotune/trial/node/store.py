@@ -5,6 +5,7 @@ import ctypes
 import datetime
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from typing import Any
 
 NAME = "autotune-store"
 """Of its process, as `top` shows it; at most 15 characters."""
@@ -38,6 +39,12 @@ class StoreProcess:
         assert process.pid is not None
         self.pid = process.pid
 
+    def forget_all_but(self, trial: str) -> None:
+        """Delete what the ranks of other trials have left, if this PyTorch can list that. No node has a
+        rank of theirs any more; another one may have some of this trial already."""
+        with contextlib.suppress(OSError):  # it has died: the agent will see
+            self._line.send_bytes(trial.encode())
+
 
 def _serve(line: Connection, host: str) -> None:
     from autotune.trial.rank.meeting import open_store
@@ -45,6 +52,13 @@ def _serve(line: Connection, host: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
     store = open_store(host, _TIMEOUT)
     line.send_bytes(store.port.to_bytes(2))
-    # Nothing is ever sent this way: the read ends when its owner does.
     with contextlib.suppress(EOFError, OSError):
-        line.recv_bytes()
+        while True:  # until its owner ends
+            _forget_all_but(line.recv_bytes().decode(), store)
+
+
+def _forget_all_but(trial: str, store: Any) -> None:
+    if hasattr(store, "list_keys"):
+        for key in store.list_keys():
+            if not key.startswith(f"{trial}/"):
+                store.delete_key(key)

@@ -29,6 +29,8 @@ SETTLE_SECONDS = 0.5
 """After the first failure, how long other ranks may still tell of theirs: the cause is among them."""
 _LOG_TAIL_BYTES = 6000
 _DUMP_SECONDS = 0.3
+_CUT_SECONDS = 1.0
+"""Between two looks at how long the logs are."""
 
 
 @dataclass
@@ -65,6 +67,7 @@ class NodeTrial:
         self._kernel_kills = failure.kernel_oom_kills()
         self._ends: list[RankEnd] = []
         self._failed_at: float | None = None
+        self._logs_cut = time.monotonic()
         self._ended_by_request = False
         self._ended_on_purpose = False
         self._ranks = [
@@ -114,6 +117,7 @@ class NodeTrial:
         if self._ended_by_request or len(self._ends) == len(self._ranks):
             return True
         now = time.monotonic()
+        self._cut_logs(now)
         if self._failed_at is None:
             self._judge_progress(now)
         return self._failed_at is not None and now - self._failed_at >= SETTLE_SECONDS
@@ -129,6 +133,7 @@ class NodeTrial:
             if not stuck:
                 member.process.join()
             member.connection.close()
+            self._files.cut(member.number)
         ends = tuple(self._ends)
         return NodeReport(self.request.trial, self._placement.node, ends, stuck=stuck)
 
@@ -210,11 +215,13 @@ class NodeTrial:
             self._note(end)
 
     def _log_tail(self, number: int) -> str:
-        try:
-            content = self._files.log(number).read_bytes()
-        except OSError:
-            return ""
-        return content[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        return self._files.tail(number, _LOG_TAIL_BYTES)
+
+    def _cut_logs(self, now: float) -> None:
+        if now - self._logs_cut >= _CUT_SECONDS:
+            self._logs_cut = now
+            for member in self._ranks:
+                self._files.cut(member.number)
 
 
 def _become_a_rank(

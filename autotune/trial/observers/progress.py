@@ -21,7 +21,8 @@ class Progress:
 
     @classmethod
     def create(cls, path: Path, ranks: int) -> Self:
-        """A new file with all counters at 0."""
+        """A new file with all counters at 0; who still counts in an older one does not count here."""
+        path.unlink(missing_ok=True)
         path.write_bytes(bytes(_COUNTER.size * ranks))
         return cls(path)
 

@@ -229,8 +229,7 @@ class CommandRun:
         )
 
     def _log_tail(self) -> str:
-        log = TrialFiles(Path(self._request.log_dir)).log(0)
-        return log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        return TrialFiles(Path(self._request.log_dir)).tail(0, _TAIL_BYTES)
 
 
 def _of_failure(tail: str) -> Outcome:

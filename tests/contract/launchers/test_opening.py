@@ -108,7 +108,8 @@ def listening(process: psutil.Process) -> Iterator[str]:
     with contextlib.suppress(psutil.Error):
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
-                yield f"{connection.laddr.ip} {connection.laddr.port} {process.name()} {command(process)[:120]}"
+                address = connection.laddr
+                yield f"{address.ip} {address.port} {process.name()} {command(process)[:99]}"
 
 
 def loopback(address: str) -> bool:

@@ -31,6 +31,25 @@ def test_the_log_of_a_rank_holds_what_it_printed(site: Site, deed: str) -> None:
 
 
 @sites("local")
+def test_a_log_does_not_grow_for_ever(site: Site) -> None:
+    request = site.request(
+        "odd:talking",
+        args={"deed": "print much"},
+        blocks=BlockPlan(0.01, 2, ENDLESS),
+        deadlines=HASTY,
+    )
+    site.slot.run(request, end_at(20))
+    for rank in range(site.world_size):
+        log = Path(request.log_dir, f"rank-{rank}.log")
+        assert log.stat().st_size < 2 * 2**20
+        content = log.read_text()
+        assert content.startswith(
+            "[autotune: the log was longer than 67108864 bytes; here is its end]"
+        )
+        assert "much\nand the last" in content
+
+
+@sites("local")
 def test_the_tail_of_a_failed_rank_is_in_the_report(site: Site) -> None:
     report = site.run(args={"trouble": "raise"})
     assert "ValueError: planted error" in report.log_tail

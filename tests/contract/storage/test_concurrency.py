@@ -17,13 +17,14 @@ ROOT = Path(__file__).parents[3]
 WRITER = """
 import sys
 from storage import Database, Lease, Repository
-url, cluster, epoch, study, who = sys.argv[1:]
+url, cluster, epoch, token, study, who = sys.argv[1:]
+lease = Lease(cluster, int(epoch), token=token)
 repository = Repository(Database(url))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(15):
-    repository.messages.say(Lease(cluster, int(epoch)), int(study), f"{who} {number}")
-    repository.attempts.begin(Lease(cluster, int(epoch)), int(study), 0, {"who": who})
+    repository.messages.say(lease, int(study), f"{who} {number}")
+    repository.attempts.begin(lease, int(study), 0, {"who": who})
 """
 
 
@@ -58,7 +59,7 @@ class TestConcurrency:
                     WRITER,
                     url,
                     CLUSTER,
-                    *map(str, (lease.epoch, study.id, who)),
+                    *map(str, (lease.epoch, lease.token, study.id, who)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

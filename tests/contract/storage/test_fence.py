@@ -100,7 +100,13 @@ class TestFence:
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         before = rows(repository)
-        for forged in (Lease("nowhere", 1), Lease(CLUSTER, lease.epoch + 1), Lease(CLUSTER, 0)):
+        forgeries = [
+            Lease("nowhere", 1, token=lease.token),
+            Lease(CLUSTER, lease.epoch + 1, token=lease.token),
+            Lease(CLUSTER, 0, token=lease.token),
+            Lease(CLUSTER, lease.epoch),
+        ]
+        for forged in forgeries:
             with pytest.raises(LeaseLost):
                 repository.messages.say(forged, study.id, "forged")
         assert rows(repository) == before

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
+from autotune.errors import StorageUnreachable
 from storage import Database, Repository
 from tests.unit.database.opening import execute, opened, raw
 
@@ -76,3 +77,67 @@ class TestConnections:
                 "where datname = current_database() and pid != pg_backend_pid()",
             )
             assert repository.studies.named("first").name == "first"
+
+
+class TestLocks:
+    """On PostgreSQL no lock outlives its holder, even one whose machine is lost."""
+
+    @pytest.mark.fault(27)
+    @pytest.mark.parametrize("whose", ["ours", "Optuna's"])
+    def test_every_connection_has_its_limits(self, postgres_url: str, whose: str) -> None:
+        with opened(postgres_url) as database, contextlib.ExitStack() as stack:
+            engine = database.engine if whose == "ours" else database.optuna().engine
+            for _ in range(3):
+                connection = stack.enter_context(engine.connect())
+                asked = [connection.exec_driver_sql(f"show {name}").scalar() for name in LIMITS]
+                assert asked == list(LIMITS.values())
+                told = connection.connection.dbapi_connection.info.get_parameters()
+                assert told["keepalives_idle"] == "10"
+                assert told["tcp_user_timeout"] == "30000"
+            database.optuna().engine.dispose()
+
+    def test_what_the_user_wants_stays(self, postgres_url: str) -> None:
+        own = "&tcp_user_timeout=7000&options=-c%20lock_timeout%3D7s"
+        with opened(postgres_url + own) as database, database.engine.connect() as connection:
+            assert connection.exec_driver_sql("show lock_timeout").scalar() == "7s"
+            idle = "idle_in_transaction_session_timeout"
+            assert connection.exec_driver_sql(f"show {idle}").scalar() == LIMITS[idle]
+            told = connection.connection.dbapi_connection.info.get_parameters()
+            assert told["tcp_user_timeout"] == "7000"
+
+    @pytest.mark.fault(27)
+    def test_a_holder_that_was_lost_in_mid_transaction_holds_nothing_for_long(
+        self, postgres_url: str
+    ) -> None:
+        """Its connection stands: nothing tells the server that nobody is there any more."""
+        lost_soon = "&options=-c%20idle_in_transaction_session_timeout%3D700ms"
+        with opened(postgres_url) as database, opened(postgres_url + lost_soon) as lost:
+            repository = Repository(database)
+            lease = repository.leases.acquire("c", "h", 1, 60.0)
+            assert lease is not None
+            with contextlib.suppress(DBAPIError), lost.writing() as held:
+                held.execute(text("update autotune_lease set pid = 2"))
+                before = time.monotonic()
+                repository.leases.renew(lease, 60.0)
+                assert 0.3 < time.monotonic() - before < 20
+                state = repository.leases.state("c")
+                assert state is not None
+                assert state.pid == 1, "what was not committed is undone"
+
+    @pytest.mark.fault(27)
+    def test_whoever_waits_for_a_lock_in_vain_is_told_and_may_try_again(
+        self, postgres_url: str
+    ) -> None:
+        impatient = "&options=-c%20lock_timeout%3D300ms"
+        with opened(postgres_url) as database, opened(postgres_url + impatient) as other:
+            repository = Repository(other)
+            lease = repository.leases.acquire("c", "h", 1, 60.0)
+            assert lease is not None
+            with database.writing() as held:
+                held.execute(text("update autotune_lease set pid = 1"))
+                with pytest.raises(StorageUnreachable, match="lock timeout"):
+                    repository.leases.renew(lease, 60.0)
+            repository.leases.renew(lease, 60.0)
+
+
+LIMITS = {"idle_in_transaction_session_timeout": "20s", "lock_timeout": "30s"}

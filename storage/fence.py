@@ -1,0 +1,83 @@
+"""The proof that a daemon still has its lease, for every transaction in which it writes.
+
+Our own tables are written through `storage.transactions`, which proves first. Optuna opens its own
+transactions, several for one trial: inside `fencing` each of them proves before its first write, too, so
+that a daemon which wakes late in the middle of asking for a trial leaves none behind.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event, update
+from sqlalchemy.engine.interfaces import ExecutionContext
+
+from autotune.errors import LeaseLost
+from storage.models import LeaseRow
+from storage.records import Lease
+
+_WRITER: ContextVar[Lease | None] = ContextVar("writer", default=None)
+_PROVEN = "autotune_lease_proven"
+"""Of a connection whose transaction holds the row of the lease already."""
+
+
+def prove(connection: Connection, lease: Lease) -> None:
+    """Hold the row of a lease until the transaction ends.
+
+    Raises:
+        LeaseLost: another daemon has the lease.
+    """
+    # A write, not a read: it locks the row until this transaction ends.
+    proof = connection.execute(
+        update(LeaseRow)
+        .where(
+            LeaseRow.cluster == lease.cluster,
+            LeaseRow.epoch == lease.epoch,
+            LeaseRow.token == lease.token,
+        )
+        .values(epoch=lease.epoch)
+    )
+    if proof.rowcount != 1:
+        raise LeaseLost(f"another daemon has taken over {lease.cluster}; this one writes no more")
+
+
+@contextlib.contextmanager
+def fencing(lease: Lease | None) -> Iterator[None]:
+    """Inside, in this thread, whatever Optuna writes is written under the lease; None: as ever."""
+    before = _WRITER.set(lease)
+    try:
+        yield
+    finally:
+        _WRITER.reset(before)
+
+
+def keep_late_writers_out(engine: Engine) -> None:
+    """Have `fencing` hold for all transactions of an engine, which is Optuna's."""
+    event.listen(engine, "begin", _on_begin)
+    event.listen(engine, "before_cursor_execute", _on_statement)
+
+
+def _on_begin(connection: Connection) -> None:
+    connection.info.pop(_PROVEN, None)
+
+
+def _on_statement(
+    connection: Connection,
+    _cursor: Any,
+    statement: str,
+    _parameters: Any,
+    context: ExecutionContext | None,
+    _many: bool,
+) -> None:
+    lease = _WRITER.get()
+    if lease is None or connection.info.get(_PROVEN) or not _locks(statement, context):
+        return
+    connection.info[_PROVEN] = True  # first of all: the proof is a statement as well
+    prove(connection, lease)
+
+
+def _locks(statement: str, context: Any) -> bool:
+    """Whether a statement writes, or locks what is to be written: the lease is locked before that."""
+    writes = context is not None and (context.isinsert or context.isupdate or context.isdelete)
+    return writes or "FOR UPDATE" in statement.upper()

@@ -1,0 +1,83 @@
+"""A study that is deleted leaves nothing, and others as they were."""
+
+import optuna
+import pytest
+from sqlalchemy import inspect, text
+
+from autotune.errors import BadInput, StudyNotFound
+from storage import (
+    AttemptResult,
+    Lease,
+    Repository,
+    StoredNoise,
+    StoredStudy,
+    StudyState,
+    TrialLedger,
+)
+from tests.contract.storage.making import block, submit
+
+KNOBS = {"micro_batch": optuna.distributions.CategoricalDistribution([1, 2])}
+
+
+def fill(repository: Repository, lease: Lease, study: StoredStudy) -> None:
+    """A row of everything that is kept of a study."""
+    environment = repository.environments.record(lease, {"cpu": "x"})
+    attempt = repository.attempts.begin(lease, study.id, 0, {})
+    result = AttemptResult("COMPLETE", throughput=2.0)
+    repository.attempts.finish(lease, attempt.id, result, [block()], environment)
+    repository.messages.say(lease, study.id, "hello")
+    noise = StoredNoise(0.01, 3, None)
+    repository.noise.record(lease, study.id, environment, noise, workload="w", world_size=1)
+    repository.recommendations.record(lease, study.id, 0, {"knobs": {}})
+    ledger = TrialLedger(repository.database, study.name, None, lease)
+    ledger.enqueue({"micro_batch": 1}, "baseline")
+    ledger.ask(KNOBS)
+    ledger.tell(0, result, "note")
+    ledger.note("note")
+
+
+def counted(repository: Repository) -> dict[str, int]:
+    """Rows of each table."""
+    with repository.database.engine.connect() as connection:
+        return {
+            name: connection.execute(text(f'select count(*) from "{name}"')).scalar_one()
+            for name in inspect(connection).get_table_names()
+        }
+
+
+def test_nothing_is_left_of_it(repository: Repository, lease: Lease) -> None:
+    other = submit(repository, "other one")
+    fill(repository, lease, other)
+    before = counted(repository)
+    gone = submit(repository, "gone")
+    fill(repository, lease, gone)
+    assert sum(counted(repository).values()) > sum(before.values()) + 10
+    repository.studies.finish(lease, gone.id, StudyState.DONE)
+    repository.studies.delete("gone")
+    assert counted(repository) == before
+    with pytest.raises(StudyNotFound):
+        repository.studies.delete("gone")
+    TrialLedger(repository.database, "other one").trials()
+    repository.studies.finish(lease, other.id, StudyState.DONE)
+    repository.studies.delete("other one")
+
+
+def test_one_whose_trials_somebody_has_deleted_in_the_dashboard(
+    repository: Repository, lease: Lease
+) -> None:
+    study = submit(repository, "half gone")
+    fill(repository, lease, study)
+    optuna.delete_study(study_name="half gone", storage=repository.database.optuna())
+    repository.studies.finish(lease, study.id, StudyState.STOPPED)
+    repository.studies.delete("half gone")
+    assert repository.studies.all() == []
+
+
+def test_what_waits_or_runs_is_not_deleted(repository: Repository, lease: Lease) -> None:
+    study = submit(repository, "kept")
+    with pytest.raises(BadInput, match="kept is QUEUED; stop it"):
+        repository.studies.delete("kept")
+    assert repository.studies.claim(lease) is not None
+    with pytest.raises(BadInput, match="kept is RUNNING; stop it"):
+        repository.studies.delete("kept")
+    assert repository.studies.named("kept").id == study.id

@@ -1,0 +1,104 @@
+"""Studies of a machine that has another name by now, as a container that was made anew."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import BadInput, LeaseLost
+from autotune.service import machine
+from autotune.service.daemon import this_cluster
+from autotune.service.queues import place_of
+from autotune.service.submission import Keeper, move_here
+from storage import StudyState
+from tests.control.replayed import Replayed
+from tests.steering import ask
+
+SHORT = {"budget": {"trials": 3, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
+
+
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine whose name the test can change."""
+    monkeypatch.delenv(machine.VARIABLE, raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "4f1c0a")
+    return monkeypatch
+
+
+def test_a_study_of_another_name_is_refused_with_advice(
+    played: Replayed, container: pytest.MonkeyPatch
+) -> None:
+    played.submit(**SHORT)
+    container.setattr(socket, "gethostname", lambda: "9b2e77")
+    with pytest.raises(BadInput) as refused:
+        Keeper(played.repository, played.study(), played.url)()
+    told = str(refused.value)
+    assert "runs on 4f1c0a, and this is 9b2e77" in told
+    assert "autotune resume STUDY --here" in told
+    assert "AUTOTUNE_MACHINE" in told
+
+
+def test_it_goes_on_where_it_is_moved_to(played: Replayed, container: pytest.MonkeyPatch) -> None:
+    played.submit(**SHORT)
+    container.setattr(socket, "gethostname", lambda: "9b2e77")
+    played.serve()
+    assert played.study().state == StudyState.QUEUED, "the queue of the old one is not this one's"
+    move_here(played.repository, played.name)
+    assert place_of(played.study().cluster) == "host:9b2e77"
+    played.serve()
+    played.assert_complete(trials=3)
+
+
+def test_a_machine_with_a_name_of_its_own_keeps_its_studies(
+    played: Replayed, container: pytest.MonkeyPatch
+) -> None:
+    container.setenv(machine.VARIABLE, "training-box")
+    played.submit(**SHORT)
+    container.setattr(socket, "gethostname", lambda: "9b2e77")
+    assert place_of(this_cluster()) == "host:training-box"
+    played.serve()
+    played.assert_complete(trials=3)
+
+
+def test_a_daemon_that_was_left_behind_has_lost_its_lease(
+    played: Replayed, container: pytest.MonkeyPatch
+) -> None:
+    played.submit(**SHORT)
+    repository = played.repository
+    left = repository.leases.acquire(this_cluster(), "4f1c0a elsewhere", 1, 60.0)
+    assert left is not None
+    assert repository.studies.claim(left) is not None
+    container.setattr(socket, "gethostname", lambda: "9b2e77")
+    arguments = ["resume", played.name, "--here", "--detach", "--storage", played.url]
+    told = ask(*arguments, cwd=played.folder)
+    assert told.returncode == 2
+    assert "process 1 on 4f1c0a runs played; stop it first: autotune stop played" in told.stderr
+    assert "try again in 60 s" in told.stderr
+    assert place_of(played.study().cluster) == "host:4f1c0a"
+    repository.leases.renew(left, 0.0)  # it has not renewed its lease since
+    move_here(repository, played.name)
+    with pytest.raises(LeaseLost):
+        repository.messages.say(left, played.study().id, "late")
+    played.serve()
+    played.assert_complete(trials=3)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost.localdomain"])
+def test_hosts_that_are_called_the_same_are_two(
+    container: pytest.MonkeyPatch, tmp_path: Path, host: str
+) -> None:
+    container.setattr(socket, "gethostname", lambda: host)
+    found = []
+    for number in range(2):
+        path = tmp_path / f"machine-id-{number}"
+        path.write_text(f"{number}123456789abcdef\n")
+        container.setattr(machine, "_MACHINE_IDS", (tmp_path / "none", path))
+        found.append(machine.this_machine())
+    assert found == [f"{host}-01234567", f"{host}-11234567"]
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "x" * 201])
+def test_a_name_that_cannot_be_one_is_refused(container: pytest.MonkeyPatch, name: str) -> None:
+    container.setenv(machine.VARIABLE, name)
+    with pytest.raises(BadInput, match="at most 200 printable characters without spaces"):
+        this_cluster()

@@ -1,0 +1,151 @@
+"""What a study leaves in its folder, and what becomes of it."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from autotune.paths import StudyPaths
+from autotune.service import retrying
+from autotune.service.cleaning import clean, delete
+from autotune.trial.files import TrialFiles
+from autotune.trial.protocol import Outcome
+from launchers.behaviours import where
+from launchers.replay import Answer, Launch
+from storage import Database, Purpose, Repository
+from tests.control.replayed import PLAIN, Replayed
+from tests.steering import ask
+from tests.waiting import wait_for
+
+SHORT = {"budget": {"trials": 4, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
+
+
+def large(launch: Launch) -> bool:
+    return bool(launch.knobs["micro_batch"] >= 8)
+
+
+def printing(launch: Launch) -> Answer:
+    """As an agent's ranks do."""
+    log = TrialFiles(Path(launch.request.log_dir)).log(0)
+    log.parent.mkdir(parents=True)
+    log.write_text("printed")
+    return where(PLAIN, large, outcome=Outcome.ERROR, cause="too large")(launch)
+
+
+def paths(played: Replayed) -> StudyPaths:
+    study = played.study()
+    return StudyPaths(played.folder, study.name, study.key)
+
+
+def with_logs(played: Replayed) -> set[str]:
+    found = paths(played)
+    return {a.name for a in played.attempts() if found.attempt(a.name).logs()}
+
+
+def test_the_logs_of_good_trials_are_dropped(played: Replayed) -> None:
+    played.on(printing).run(**{**SHORT, "budget": {"trials": 10, "least_gain": 0}})
+    failed = {a.name for a in played.attempts() if a.result.state not in ("COMPLETE", "PRUNED")}
+    profiled = {a.name for a in played.attempts(Purpose.PROFILE)}
+    assert failed
+    assert with_logs(played) == {"0-search-1", *failed, *profiled}
+    good = next(a.trial for a in played.attempts("search") if a.trial and a.name not in failed)
+    told = ask(
+        "logs", played.name, "--trial", str(good), "--storage", played.url, cwd=played.folder
+    )
+    assert "Its output is not here (`logs: failed`)" in told.stdout
+
+
+def test_all_are_kept_where_the_study_says_so(played: Replayed) -> None:
+    played.on(printing).run(**SHORT, logs="all")
+    assert with_logs(played) == {a.name for a in played.attempts()}
+
+
+def test_studies_of_one_name_in_two_storages_share_nothing(
+    played: Replayed, tmp_path: Path
+) -> None:
+    """Nor does one with those that were in a database which was deleted."""
+    played.on(printing).run(**SHORT, logs="all")
+    other = Replayed(tmp_path, Database(f"sqlite:///{tmp_path}/other.db"))
+    other.on(printing).run(**SHORT, logs="all")  # which makes each folder, and finds none there
+    assert other.study().id == played.study().id
+    assert paths(other).folder != paths(played).folder
+    assert with_logs(played) == {a.name for a in played.attempts()}
+
+
+def test_a_folder_that_is_gone_is_waited_for_and_not_made_anew(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is not mounted at present."""
+    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.3)
+    folder = played.folder / "project"
+    folder.mkdir()
+    study = Replayed(folder, played.repository.database)
+    away, launches = folder.with_name("away"), []
+
+    def mount() -> None:
+        wait_for(lambda: "is gone; mount its disk" in study.said(), "the study says what it lacks")
+        try:
+            folder.rmdir()  # what was made anew in its place
+        except FileNotFoundError:
+            away.rename(folder)
+
+    later = threading.Thread(target=mount)
+
+    def unmounting(launch: Launch) -> Answer:
+        launches.append(launch)
+        if len(launches) == 2:
+            folder.rename(away)
+            later.start()
+        return PLAIN(launch)
+
+    study.on(unmounting).run(**SHORT)
+    later.join()
+    study.assert_complete(trials=4)
+    assert f"the study's folder {folder} is gone; mount its disk" in study.said()
+
+
+def test_a_study_is_deleted_with_all_that_it_left(played: Replayed, tmp_path: Path) -> None:
+    played.on(printing).run(**SHORT)
+    folder = paths(played).folder
+    assert folder.is_dir()
+    told = ask("delete", played.name, "--storage", played.url, cwd=tmp_path, check=True)
+    assert told.stdout == f"played is deleted, with {folder}.\n"
+    assert not folder.exists()
+    assert (played.folder / "best.yaml").exists()
+    assert played.repository.studies.all() == []
+    again = ask("delete", played.name, "--storage", played.url, cwd=tmp_path)
+    assert (again.returncode, "no study 'played'" in again.stderr) == (2, True)
+    played.on(PLAIN).run(**SHORT)
+    played.assert_complete(trials=4)
+
+
+def test_one_that_has_not_ended_is_not_deleted(played: Replayed, tmp_path: Path) -> None:
+    played.submit(**SHORT)
+    told = ask("delete", played.name, "--storage", played.url, cwd=tmp_path)
+    assert told.returncode == 2
+    assert "played is QUEUED; stop it before it is deleted: autotune stop played" in told.stderr
+    played.serve()
+    played.assert_complete(trials=4)
+
+
+def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: Path) -> None:
+    played.on(printing).run(**SHORT)
+    running = Replayed(tmp_path, played.repository.database, "running")
+    running.submit(**SHORT)
+    own = paths(running)
+    own.folder.mkdir()
+    other = Repository(Database(f"sqlite:///{tmp_path}/other.db"))
+    theirs = StudyPaths(tmp_path, "theirs", "12345678")
+    lost = StudyPaths(tmp_path, "lost", "12345678")
+    for left, storage in ((theirs, other), (lost, played.repository)):
+        left.folder.mkdir()
+        left.sign(str(storage.database))
+    told = ask("clean", "--storage", played.url, cwd=tmp_path, check=True)
+    assert set(told.stdout.split()) == {str(paths(played).folder), str(lost.folder)}
+    assert not paths(played).folder.exists()
+    assert not lost.folder.exists()
+    assert own.folder.exists()
+    assert theirs.folder.exists()
+    played.assert_complete(trials=4)
+    assert clean(played.repository, tmp_path) == []
+    assert delete(played.repository, played.name) == []

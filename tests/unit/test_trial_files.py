@@ -1,0 +1,65 @@
+"""The files of a trial: their ends, and how long they may become."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.trial.files import TrialFiles
+from autotune.trial.observers.progress import Progress
+
+GIB = 2**30
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TrialFiles:
+    return TrialFiles(tmp_path)
+
+
+def test_the_end_of_a_log_is_read_without_the_rest(files: TrialFiles) -> None:
+    with files.log(0).open("wb") as log:
+        log.truncate(64 * GIB)  # a hole: it would not fit in memory
+        log.seek(0, 2)
+        log.write("last wörds".encode())
+    began = time.monotonic()
+    assert files.tail(0, 11) == "last wörds"
+    assert time.monotonic() - began < 1
+    assert files.tail(1, 10) == ""
+    files.log(2).write_text("short")
+    assert files.tail(2, 6000) == "short"
+
+
+def test_a_log_that_is_too_long_is_cut_to_its_end(files: TrialFiles) -> None:
+    with subprocess.Popen(
+        [
+            "sh",
+            "-c",
+            'exec >>"$0"; yes first | head -c 60000; echo last; read _; echo after',
+            files.log(0),
+        ],
+        stdin=subprocess.PIPE,
+    ) as printing:
+        while not files.tail(0, 100).endswith("last\n"):
+            time.sleep(0.01)
+        files.cut(0, 200_000)
+        assert files.log(0).stat().st_size == 60_005
+        files.cut(0, 1000)
+        assert printing.stdin is not None
+        printing.stdin.write(b"\n")
+    content = files.log(0).read_text()
+    assert content.startswith("[autotune: the log was longer than 1000 bytes; here is its end]\n")
+    assert content.endswith("first\nlast\nafter\n")
+    assert len(content) < 1000
+    files.cut(1)  # there is none
+
+
+def test_whoever_counts_in_an_older_file_is_not_taken_for_progress(files: TrialFiles) -> None:
+    """A rank of an earlier trial, in a folder of the same name."""
+    Progress.create(files.progress(0), 1)
+    older = Progress(files.progress(0))
+    newer = Progress.create(files.progress(0), 1)
+    older.advance(0)
+    assert newer[0] == 0
+    Progress(files.progress(0)).advance(0)
+    assert newer[0] == 1

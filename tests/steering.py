@@ -116,7 +116,7 @@ def processes_in(folder: Path) -> dict[int, str]:
             continue
         try:
             where = Path(os.readlink(entry / "cwd"))  # noqa: PTH115
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue  # gone, or a zombie, which has no folder
         if where.is_relative_to(folder):

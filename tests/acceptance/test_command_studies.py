@@ -94,6 +94,7 @@ def write_example(tiny: StudyFolder, **changes: object) -> dict[str, str]:
     return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
+@pytest.mark.slow
 def test_the_example_runs(tiny: StudyFolder) -> None:
     """It starts two ranks by itself."""
     path = write_example(

@@ -447,6 +447,7 @@ def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=3)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_study_in_the_foreground(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     running = tiny.spawn("start", "study.yaml", "--foreground")

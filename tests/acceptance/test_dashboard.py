@@ -287,7 +287,11 @@ class TestServer:
         assert found["name"] == STUDY
         assert len(found["trials"]) == 3
 
-    @pytest.mark.parametrize("after", [0.0, 1.0], ids=["at once", "later"])
+    @pytest.mark.parametrize(
+        "after",
+        [0.0, pytest.param(1.0, marks=pytest.mark.slow)],
+        ids=["at once", "later"],
+    )
     def test_it_ends_on_ctrl_c(self, done: Done, after: float) -> None:
         with dashboard(done.folder, "--port", "0") as server:
             time.sleep(after)

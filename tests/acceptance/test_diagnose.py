@@ -77,6 +77,7 @@ def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
     assert "ui.perfetto.dev" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_baseline_that_fails_is_told_with_its_output(tmp_path: Path) -> None:
     (tmp_path / "bottlenecks.py").write_text((WORKLOADS / "bottlenecks.py").read_text())
     write_study(tmp_path, workload={"name": "bottlenecks:build", "args": {"planted": "nothing"}})

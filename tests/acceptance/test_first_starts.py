@@ -83,7 +83,7 @@ def tell(process: subprocess.Popen[str], url: str) -> None:
     process.stdin.flush()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def empty_databases(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     if request.param == "sqlite":
         return [f"sqlite:///{tmp_path}/{number}.db" for number in range(ROUNDS)]

@@ -24,15 +24,9 @@ def write(tiny: StudyFolder, name: str, **changes: Any) -> dict[str, Any]:
     return study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "ddp",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("hf_trainer", "accelerate_loop", "lightning_module", "fsdp2")
-        ),
-    ],
+    "name", ["ddp", "hf_trainer", "accelerate_loop", "lightning_module", "fsdp2"]
 )
 def test_a_framework_is_tuned_and_left_as_it_is(tiny: StudyFolder, name: str) -> None:
     pytest.importorskip("lightning" if name == "lightning_module" else "accelerate")

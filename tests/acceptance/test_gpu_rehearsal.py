@@ -33,6 +33,7 @@ def rehearse(script: dict[str, Any], tmp_path: Path) -> Callable[[str], dict[str
     return run
 
 
+@pytest.mark.slow
 def test_parts_are_measured_once_and_written(
     rehearse: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_the_study_that_comes_of_it_runs(folder: StudyFolder) -> None:
     assert "round 2, trial" in found.stdout, found.stdout + found.stderr
 
 
+@pytest.mark.slow
 def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
     study = written(folder, "torchrun --nproc-per-node 2 settings_by_exec.py --batch_size=8")
     assert study["workload"]["flags"] == {
@@ -116,11 +117,16 @@ def test_hydra(folder: StudyFolder) -> None:
     ("script", "told"),
     [
         ("raise SystemExit('no data here')", "no data here"),
-        ("print('nothing is trained')", "no optimizer step of torch.optim was seen"),
-        ("import no_such_module", "no_such_module"),
-        (
+        pytest.param(
+            "print('nothing is trained')",
+            "no optimizer step of torch.optim was seen",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("import no_such_module", "no_such_module", marks=pytest.mark.slow),
+        pytest.param(
             "import torch.multiprocessing as mp\nif __name__ == '__main__': mp.spawn(print, nprocs=2)",
             "the script starts its ranks itself",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -159,6 +165,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_batches_whose_sequence_comes_first_and_two_parsers(folder: StudyFolder) -> None:
     (folder.folder / "own.py").write_text(_SEQUENCE_FIRST)
     study = written(folder, "python own.py -c x")

@@ -85,6 +85,7 @@ def test_a_script_is_not_diagnosed_by_mistake(tiny: StudyFolder) -> None:
     assert "scripts cannot be profiled yet" in told.stderr
 
 
+@pytest.mark.slow
 def test_doctor_says_which_knob_has_every_step_compiled(tiny: StudyFolder) -> None:
     script = SCRIPTS / "varied" / "recompiling.py"
     (tiny.folder / script.name).write_bytes(script.read_bytes())

@@ -54,9 +54,9 @@ def nothing_left(folder: Path) -> bool:
     [
         ("sys.exit(7)", 7),
         ("os.kill(os.getpid(), 9)", -9),
-        ("os.abort()", -6),
-        ("1 / 0", 1),
-        ("", 0),
+        pytest.param("os.abort()", -6, marks=pytest.mark.slow),
+        pytest.param("1 / 0", 1, marks=pytest.mark.slow),
+        pytest.param("", 0, marks=pytest.mark.slow),
     ],
 )
 def test_the_exit_status_is_that_of_the_job(folder: Path, end: str, status: int) -> None:
@@ -144,6 +144,7 @@ def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) 
         urllib.request.urlopen(address.decode())
 
 
+@pytest.mark.slow
 def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
     url = f"sqlite:///{folder}/autotune.db"
     (folder / "tiny.py").write_text("")

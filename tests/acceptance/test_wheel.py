@@ -196,6 +196,7 @@ def test_the_installed_wheel_is_what_runs(installed: Path, empty: StudyFolder) -
     )
 
 
+@pytest.mark.slow
 def test_init_and_a_study_from_an_empty_folder(installed: Path, empty: StudyFolder) -> None:
     call(installed / "autotune", "init", cwd=empty.folder)
     template = yaml.safe_load((empty.folder / "study.yaml").read_text())

@@ -21,6 +21,7 @@ def test_it_is_found(study: Path, tmp_path: Path, where: str) -> None:
     assert "ok    baseline: built and trained" in found.stdout
 
 
+@pytest.mark.slow
 def test_it_is_found_where_the_study_says(tmp_path: Path) -> None:
     for name in ("studies", "code", "elsewhere"):
         (tmp_path / name).mkdir()

@@ -35,6 +35,7 @@ def write(study: StudyFolder, **changes: object) -> None:
     (study.folder / "study.yaml").write_text(yaml.safe_dump(settings))
 
 
+@pytest.mark.slow
 def test_a_study_runs_to_its_verdict_without_them(study: StudyFolder, bare: Command) -> None:
     write(study)
     assert "dashboard" in bare("--help").stdout

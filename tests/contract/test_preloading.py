@@ -114,7 +114,11 @@ def test_from_the_second_trial_on_ranks_find_the_library_imported(
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param('RANK = os.environ.get("LOCAL_RANK", "0")', id="asks which rank it is"),
+        pytest.param(
+            'RANK = os.environ.get("LOCAL_RANK", "0")',
+            id="asks which rank it is",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "import threading; threading.Thread(target=time.sleep, args=(999,), daemon=True).start()",
             id="starts a thread",
@@ -148,6 +152,7 @@ def test_a_library_that_is_not_for_sharing_is_imported_in_every_rank(
     assert ranks == ({"0": "0", "1": "1"} if "LOCAL_RANK" in line else {"0": None, "1": None})
 
 
+@pytest.mark.slow
 def test_the_log_says_which_library_initialises_cuda(bench: Bench, library: Path) -> None:
     poison = "import torch; torch.cuda._initialized = 'RANK' not in os.environ"
     library.write_text(f"{library.read_text()}\n{poison}\n")

@@ -535,6 +535,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_imports_is_imported_once_for_all_trials(tmp_path: Path) -> None:
     agents = str(tmp_path / "agents")
     with launchers.open_launcher("local", Resources(RANKS, 0, 1, 1), agents, None) as launcher:

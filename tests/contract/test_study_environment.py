@@ -93,6 +93,7 @@ def test_the_fork_server_has_them_too(tmp_path: Path, kind: str) -> None:
     assert found["threads"] == 3, "torch has read it as it was imported"
 
 
+@pytest.mark.slow
 def test_another_study_has_its_own(tmp_path: Path) -> None:
     colours = []
     for env in ({"COLOUR": "red"}, {"SHAPE": "round"}):
@@ -116,6 +117,7 @@ def test_what_is_ours_to_set_stays_ours(tmp_path: Path, monkeypatch: pytest.Monk
         assert found[process]["PYTORCH_NVML_BASED_CUDA_CHECK"] == "0", "the user's word"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_what_is_compiled_is_kept_below_the_study_unless_it_says_otherwise(
     tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +132,7 @@ def test_what_is_compiled_is_kept_below_the_study_unless_it_says_otherwise(
     assert found["cache"] == str(expected)
 
 
+@pytest.mark.slow
 def test_a_cache_that_the_user_has_already_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_at_each_launch_what_is_in_hand_agrees_with_the_records(
     assert final.as_dict() == played.verdict
 
 
+@pytest.mark.slow
 def test_stopped_at_ten_random_moments(played: Replayed, stopped: Interrupted) -> None:
     played.submit(**WHOLE)
     moments = random.Random(3)

@@ -68,6 +68,7 @@ def test_what_a_trial_takes_is_what_it_took(tmp_path: Path) -> None:
     assert 4.0 * found.launches < found.seconds < 12.0 * found.launches
 
 
+@pytest.mark.slow
 def test_the_seed_decides(tmp_path: Path) -> None:
     table = recorded(tmp_path, noise=0.1)
     once, again, other = (simulate(table, study(budget={"trials": 3}), n) for n in (1, 1, 2))
@@ -119,6 +120,7 @@ def test_people_and_scripts_read_it(tmp_path: Path) -> None:
     assert "micro_batch: 32; it has 1, 2, 4, 8, 16" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_committed_table_is_simulated() -> None:
     found = simulate(TABLES / "translation.csv")
     assert found.verdict == "better"

@@ -92,6 +92,7 @@ def test_the_model_is_compiled_as_one_or_block_by_block(
         assert len(compiled_calls) == calls
 
 
+@pytest.mark.slow
 def test_blocks_that_are_compiled_train_as_others(limits_of_compilation):
     weights = []
     for chosen in ({}, {"compile": "default", "compile_scope": "blocks"}):

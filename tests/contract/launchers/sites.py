@@ -7,7 +7,7 @@ over two Ray nodes: both show what several nodes change.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +85,26 @@ class Site:
         return [f"{pid} {command(process)}" for pid, process in alive.items()]
 
 
-def sites(*kinds: str) -> pytest.MarkDecorator:
-    """The test runs on an opened launcher of each of these kinds.
+def sites(*kinds: str, slow: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """The test runs on an opened launcher of each of these kinds; as a slow test on some of them, and on
+    those that take half a minute to open.
 
     All tests of a kind share one, so they run in one worker; a machine has room for one Ray.
     """
-    params = [pytest.param(kind, marks=pytest.mark.xdist_group(_group(kind))) for kind in kinds]
+    params = [pytest.param(kind, marks=_marks(kind, kind in slow)) for kind in (*kinds, *slow)]
     return pytest.mark.parametrize("site", params, indirect=True, scope="session")
 
 
-def sites_to_close(*kinds: str) -> pytest.MarkDecorator:
+def sites_to_close(*kinds: str, slow: Sequence[str] = ()) -> pytest.MarkDecorator:
     """As `sites`, but opened for this test alone, which may close it for good."""
-    return sites(*(f"{kind} to close" for kind in kinds))
+    named = [[f"{kind} to close" for kind in some] for some in (kinds, slow)]
+    return sites(*named[0], slow=named[1])
 
 
-def _group(kind: str) -> str:
-    return "ray" if kind.startswith(("ray", "cluster")) else "local"
+def _marks(kind: str, slow: bool) -> list[pytest.MarkDecorator]:
+    of_ray = kind.startswith(("ray", "cluster"))
+    found = [pytest.mark.xdist_group("ray" if of_ray else "local")]
+    return found + [pytest.mark.slow] * (slow or (of_ray and kind != "ray"))
 
 
 def go_on(_: BlockReport) -> bool:

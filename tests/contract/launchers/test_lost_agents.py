@@ -34,7 +34,7 @@ def run_with_grandchild_until(
 
 
 @pytest.mark.fault(5)
-@sites("local", "ray", "pair")
+@sites("local", slow=["ray", "pair"])
 def test_a_trial_that_loses_its_agent(site: Site) -> None:
     before = {agent.pid for agent in site.agents()}
     report = run_with_grandchild_until(site, lambda: site.agents()[-1].kill())
@@ -48,7 +48,7 @@ def test_a_trial_that_loses_its_agent(site: Site) -> None:
     assert not after & before
 
 
-@sites("local", "ray")
+@sites("local", slow=["ray"])
 def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
     site.check_next_trial()
     for agent in site.agents():

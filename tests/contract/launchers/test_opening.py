@@ -188,7 +188,7 @@ def test_a_killed_tuner_takes_everything_with_it_and_never_needed_ray(tmp_path: 
         kill_all(mark)
 
 
-@sites_to_close("local", "ray", "pair")
+@sites_to_close("local", slow=["ray", "pair"])
 def test_closing_leaves_no_process(site: Site) -> None:
     site.check_next_trial()
     assert marked(site.mark)

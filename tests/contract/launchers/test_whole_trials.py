@@ -146,6 +146,7 @@ def test_a_memory_limit_ends_with_its_trial(site: Site) -> None:
     assert site.run("odd:hungry", args={"megabytes": 1200}).outcome is None
 
 
+@pytest.mark.slow
 @sites("local")
 def test_a_hundred_trials_clash_and_leak_nothing(site: Site) -> None:
     def census() -> tuple[int, int, int]:

@@ -292,9 +292,13 @@ class Studies:
     def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> bool:
         """Into another queue; False if a daemon runs it."""
         if row.state == StudyState.RUNNING and lease is not None:
-            if is_held(lease, self._transactions.moment(session)):
+            now = self._transactions.moment(session)
+            if is_held(lease, now):
                 return False
             lease.epoch, lease.token = lease.epoch + 1, None
+            # Here, as the epochs of the other queue say nothing of those who ran it in this one.
+            orphaned_before = None if row.stop_requested else lease.epoch
+            abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
         row.cluster = cluster
         return True
 

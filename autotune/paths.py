@@ -41,7 +41,7 @@ class StudyPaths:
     def signed(self, storage: str) -> list[Path]:
         """The folders of all studies there that this storage has signed."""
         owners = sorted((self.workdir / _FOLDER).glob(f"*/{_OWNER}"))
-        return [owner.parent for owner in owners if owner.read_bytes() == os.fsencode(storage)]
+        return [owner.parent for owner in owners if _read(owner) == os.fsencode(storage)]
 
     @property
     def diagnosis(self) -> Path:
@@ -51,6 +51,14 @@ class StudyPaths:
     def attempt(self, name: str) -> TrialFiles:
         """Of an attempt: what its ranks print, and their traces."""
         return TrialFiles(self.folder / name)
+
+
+def _read(owner: Path) -> bytes | None:
+    """None of what is gone by now, or not ours to read."""
+    try:
+        return owner.read_bytes()
+    except OSError:
+        return None
 
 
 def compiled(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from sqlalchemy import Select, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from autotune.errors import BadInput, StudyNotFound
+from autotune.errors import BadInput, LeaseLost, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
 from storage.deletion import delete_study
@@ -187,7 +187,7 @@ class Studies:
             return _study(row)
 
     def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:
-        """Add running time to a study; returns whether somebody has asked to stop it."""
+        """Add running time to a study; returns whether somebody has asked to stop it, or deleted it."""
         with self._transactions.fenced(lease) as session:
             session.execute(
                 update(StudyRow)
@@ -195,7 +195,8 @@ class Studies:
                 .values(elapsed=StudyRow.elapsed + seconds)
             )
             stop = select(StudyRow.stop_requested).where(StudyRow.id == study_id)
-            return bool(session.scalar(stop))
+            asked = session.scalar(stop)
+            return asked is None or asked
 
     def record_facts(self, lease: Lease, study_id: int, facts: dict[str, Any]) -> None:
         """Keep what constraints ask about the machine that a study runs on.
@@ -218,7 +219,7 @@ class Studies:
             messages: for whoever watches the study.
         """
         with self._transactions.fenced(lease) as session:
-            row = session.get_one(StudyRow, study.id, with_for_update=True)
+            row = _of_daemon(session, study.id)
             row.search_ended = reason if row.spec == study.spec else None
             now = self._transactions.now(session)
             said = MessageKind.SAID
@@ -236,7 +237,7 @@ class Studies:
             study: as it was claimed.
         """
         with self._transactions.fenced(lease) as session:
-            row = session.get_one(StudyRow, study.id, with_for_update=True)
+            row = _of_daemon(session, study.id)
             state = StudyState.DONE if row.spec == study.spec else StudyState.QUEUED
             row.verdict = verdict
             return _settled(row, state)
@@ -264,7 +265,7 @@ class Studies:
         That is STOPPED, or QUEUED if somebody has asked since that it go on.
         """
         with self._transactions.fenced(lease) as session:
-            row = session.get_one(StudyRow, study_id, with_for_update=True)
+            row = _of_daemon(session, study_id)
             state = StudyState.QUEUED if row.resume_requested else StudyState.STOPPED
             return _settled(row, state)
 
@@ -278,7 +279,7 @@ class Studies:
                 asks meanwhile that it go on has it tried at once, too.
         """
         with self._transactions.fenced(lease) as session:
-            row = session.get_one(StudyRow, study_id, with_for_update=True)
+            row = _of_daemon(session, study_id)
             abandon(session, row.id, self._transactions.now(session))
             asked = row.stop_requested or row.resume_requested
             stopped = row.stop_requested and not row.resume_requested
@@ -291,9 +292,13 @@ class Studies:
     def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> bool:
         """Into another queue; False if a daemon runs it."""
         if row.state == StudyState.RUNNING and lease is not None:
-            if is_held(lease, self._transactions.moment(session)):
+            now = self._transactions.moment(session)
+            if is_held(lease, now):
                 return False
             lease.epoch, lease.token = lease.epoch + 1, None
+            # Here, as the epochs of the other queue say nothing of those who ran it in this one.
+            orphaned_before = None if row.stop_requested else lease.epoch
+            abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
         row.cluster = cluster
         return True
 
@@ -314,6 +319,18 @@ class Studies:
             there = f"there are: {', '.join(names)}" if names else "it holds none yet"
             raise StudyNotFound(f"no study {name!r} in {self._database}; {there}")
         return row
+
+
+def _of_daemon(session: Session, study_id: int) -> StudyRow:
+    """The study that a daemon runs, locked.
+
+    Raises:
+        LeaseLost: it was stopped while nobody held the lease, and deleted.
+    """
+    row = session.get(StudyRow, study_id, with_for_update=True)
+    if row is None:
+        raise LeaseLost("the study that ran here was deleted; nothing more is written of it")
+    return row
 
 
 def _settled(row: StudyRow, state: StudyState) -> StudyState:

@@ -25,6 +25,7 @@ def queue(url: str, study: str) -> str:
     now = datetime.datetime.now(datetime.UTC)
     name = f"{study[:_LONGEST_NAME]}-{now:%Y%m%d-%H%M%S}"
     spec = StudySpec.model_validate({**stored.spec, "name": name})
-    submitted = submit(repository, spec, Path(stored.workdir))
+    file = Path(stored.file) if stored.file else None
+    submitted = submit(repository, spec, Path(stored.workdir), file)
     Keeper(repository, submitted, repository.database.url.render_as_string(hide_password=False))()
     return name

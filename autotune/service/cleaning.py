@@ -32,11 +32,14 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
     Returns:
         The folders that are gone.
     """
+    places = {workdir, *(Path(study.workdir) for study in repository.studies.all())}
+    found = [folder for place in sorted(places) for folder in _of(repository, place)]
+    # Asked once they are found: a study that begins meanwhile is known by now.
     known = {_paths(study).folder: study for study in repository.studies.all()}
     ended = [folder for folder, study in known.items() if study.state.ended]
-    places = {workdir, *(Path(study.workdir) for study in known.values())}
-    orphans = (folder for place in sorted(places) for folder in _of(repository, place))
-    unknown = [folder for folder in orphans if folder not in known]
+    # By name, which no two studies share: a folder may be reached by another path, or have moved.
+    names = {folder.name for folder in known}
+    unknown = [folder for folder in found if folder.name not in names]
     return [folder for folder in (*ended, *unknown) if _remove(folder)]
 
 

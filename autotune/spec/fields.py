@@ -171,9 +171,12 @@ def today(
 
 def _nobody_names(holder: str) -> str:
     if holder.startswith(ENVIRONMENT):
-        return f"the environment has no {holder}: say under env which file it names today"
+        return (
+            f"the environment has no {holder}: have it name the file that the script reads today, in a "
+            "study under env"
+        )
     return (
-        f"workload.args have no {holder}: give it there, or name the file itself, as in "
+        f"the arguments have no {holder}: give it there, or have the study name the file itself, as in "
         "config.yaml::a.field"
     )
 

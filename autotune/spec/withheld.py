@@ -18,6 +18,8 @@ WITHHELD = "(not stored)"
 _WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "KEY")
 _ABBREVIATED = {"PAT", "PWD", "AUTH"}
 _FOLDERS = {"PWD", "OLDPWD"}
+_AGAIN = re.compile(r"(-\d{8}-\d{6})*$")
+"""Behind the name of a study that was queued once more: see `autotune.service.again`."""
 _WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 
@@ -81,12 +83,13 @@ def restored(
 
 
 def _written(file: Path | None, name: str) -> dict[str, str]:
-    """The variables that a study file gives this study; none if it is gone, or of another study now."""
+    """The variables that a study file gives this study, or the one that it repeats; none if it is gone,
+    or of another study now."""
     try:
         data = document.read(file).data if file and file.is_file() else None
     except (SpecError, OSError):
         return {}
-    if not isinstance(data, dict) or data.get("name") != name:
+    if not isinstance(data, dict) or data.get("name") not in (name, _AGAIN.sub("", name)):
         return {}
     env = data.get("env")
     return {n: v for n, v in env.items() if isinstance(v, str)} if isinstance(env, dict) else {}

@@ -37,10 +37,18 @@ def trial_log(repository: Repository, name: str, trial: int) -> Iterator[str]:
         files = paths.attempt(attempt.name).logs()
         for file in files:
             yield f"-- {file}"
-            yield file.read_text(errors="replace").rstrip()
+            yield _printed(file)
         if not files and attempt.recorded:
             dropped = f"Its output is not here (`logs: {study.spec.get('logs', 'failed')}`)."
             yield attempt.result.log_tail.rstrip() or dropped
+
+
+def _printed(file: Path) -> str:
+    """In a file, which may be dropped meanwhile, or another user's."""
+    try:
+        return file.read_text(errors="replace").rstrip()
+    except OSError as error:
+        return f"It cannot be read: {error.strerror}."
 
 
 def _paths(study: StoredStudy) -> StudyPaths:

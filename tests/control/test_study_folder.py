@@ -149,3 +149,43 @@ def test_clean_leaves_records_and_what_others_need(played: Replayed, tmp_path: P
     played.assert_complete(trials=4)
     assert clean(played.repository, tmp_path) == []
     assert delete(played.repository, played.name) == []
+
+
+def test_clean_knows_a_study_by_whatever_path_and_passes_over_what_it_cannot_read(
+    played: Replayed, tmp_path: Path
+) -> None:
+    """Its folder is mounted at two places, or has moved; another user's is not to be looked into."""
+    played.submit(**SHORT)
+    elsewhere = StudyPaths(tmp_path / "mounted", played.name, paths(played).key)
+    elsewhere.folder.mkdir(parents=True)
+    elsewhere.sign(str(played.repository.database))
+    (tmp_path / "mounted" / ".autotune" / "theirs" / "storage").mkdir(parents=True)
+    assert clean(played.repository, tmp_path / "mounted") == []
+    assert elsewhere.folder.is_dir()
+
+
+def test_clean_leaves_a_study_that_begins_meanwhile(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, begun = StudyPaths.signed, []
+
+    def meanwhile(there: StudyPaths, storage: str) -> list[Path]:
+        if not begun:
+            begun.append(played.submit(**SHORT))
+            paths(played).folder.mkdir(parents=True)
+            paths(played).sign(storage)
+        return plain(there, storage)
+
+    monkeypatch.setattr(StudyPaths, "signed", meanwhile)
+    assert clean(played.repository, played.folder) == []
+    assert paths(played).folder.is_dir()
+
+
+def test_a_log_that_cannot_be_read_is_no_failure(played: Replayed) -> None:
+    played.on(printing).run(**SHORT)
+    log = paths(played).attempt("0-search-1").log(0)
+    log.unlink()
+    log.mkdir()
+    told = ask("logs", played.name, "--trial", "0", "--storage", played.url, cwd=played.folder)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "It cannot be read: Is a directory." in told.stdout

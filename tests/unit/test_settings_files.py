@@ -208,7 +208,7 @@ def test_the_file_says_what_it_is_today(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"workload": {**SCRIPT, "args": []}}, "micro_batch: workload.args have no --config"),
+        ({"workload": {**SCRIPT, "args": []}}, "micro_batch: the arguments have no --config: give it there"),
         (
             {"workload": {**SCRIPT, "args": ["--config", "none.yaml"]}},
             "none.yaml cannot be read: No such file",
@@ -219,7 +219,7 @@ def test_the_file_says_what_it_is_today(tmp_path: Path) -> None:
         ),
         (
             {"workload": {**SCRIPT, "flags": {"micro_batch": "$CONFIG::a"}}},
-            "the environment has no $CONFIG: say under env which file",
+            "the environment has no $CONFIG: have it name the file",
         ),
         (
             {"workload": {**SCRIPT, "flags": {"micro_batch": "train.ini::a"}}},

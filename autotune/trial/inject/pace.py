@@ -1,4 +1,4 @@
-"""What a rank of the user's own job tells of its speed to whoever watches it: see service.watching."""
+"""What a rank of the user's own job tells of its speed to whoever watches it: see service.watcher."""
 
 import json
 from dataclasses import asdict, dataclass

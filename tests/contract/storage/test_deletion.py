@@ -4,7 +4,7 @@ import optuna
 import pytest
 from sqlalchemy import inspect, text
 
-from autotune.errors import BadInput, StudyNotFound
+from autotune.errors import BadInput, LeaseLost, StudyNotFound
 from storage import (
     AttemptResult,
     Lease,
@@ -81,3 +81,25 @@ def test_what_waits_or_runs_is_not_deleted(repository: Repository, lease: Lease)
     with pytest.raises(BadInput, match="kept is RUNNING; stop it"):
         repository.studies.delete("kept")
     assert repository.studies.named("kept").id == study.id
+
+
+def test_a_daemon_that_wakes_after_its_study_was_deleted_stops(
+    repository: Repository, lease: Lease
+) -> None:
+    """It slept beyond its lease, which nobody took: so the study could be stopped, and deleted."""
+    study = submit(repository, "deleted under it")
+    assert repository.studies.claim(lease) is not None
+    repository.leases.release(lease)
+    repository.studies.request_stop(study.name)
+    repository.studies.delete(study.name)
+    repository.leases.renew(lease, 10.0)
+    assert repository.studies.add_elapsed(lease, study.id, 1.0)
+    for write in (
+        lambda: repository.studies.stop(lease, study.id),
+        lambda: repository.studies.put_back(lease, study.id),
+        lambda: repository.studies.conclude(lease, study, {}),
+        lambda: repository.studies.end_search(lease, study, "enough", []),
+    ):
+        with pytest.raises(LeaseLost, match="was deleted"):
+            write()
+    assert repository.studies.all() == []

@@ -469,3 +469,17 @@ class TestWhyAnAttemptIsGivenUp:
         repository.studies.enqueue(study.name)
         repository.studies.claim(taken_over(repository))
         assert self.cause(repository, study) == ""
+
+    def test_its_daemon_died_and_the_study_has_moved_since(
+        self, repository: Repository, lease: Lease, study: StoredStudy
+    ) -> None:
+        """To a queue that has had fewer daemons."""
+        later = taken_over(repository)
+        repository.studies.claim(later)
+        repository.attempts.begin(later, study.id, 0, {})
+        repository.leases.release(later)
+        repository.studies.move(study.name, "host:elsewhere")
+        there = taken(repository, "host:elsewhere")
+        assert there.epoch < later.epoch
+        assert repository.studies.claim(there) is not None
+        assert self.cause(repository, study) == DAEMON_DIED

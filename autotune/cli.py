@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -452,20 +451,22 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     storage: StorageOption = None,
 ) -> None:
-    """Open the study in optuna-dashboard, on loopback only."""
-    from autotune.views.dashboard import serve
+    """Open the study in optuna-dashboard, on loopback only, for whoever has the address it prints."""
+    from autotune.paths import dashboard_link
+    from autotune.views.dashboard import opened, serve
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     repository.studies.named(name)
+    with contextlib.ExitStack() as until_it_ends:
 
-    def ready(address: str) -> None:
-        print(f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)")
-        sys.stdout.flush()
-        if browser:
-            webbrowser.open(address)
+        def ready(address: str) -> None:
+            told = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
+            print(told, flush=True)
+            if browser:
+                until_it_ends.enter_context(opened(address, dashboard_link(Path.cwd())))
 
-    serve(repository.database, name, port, ready)
+        serve(repository.database, name, port, ready)
 
 
 @app.command()

@@ -16,6 +16,8 @@ import typer
 
 from autotune import __version__
 from autotune.errors import AutotuneError, BadInput
+from autotune.views.terminal import PlainFormatter, hand_over
+from autotune.views.terminal import show as print  # trials have a say in most of what is printed
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
@@ -318,7 +320,7 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
 
     frame = attempts_frame(repository, name)
     if str(target) == "-":
-        frame.to_csv(sys.stdout, index=False)
+        hand_over(frame.to_csv(index=False))
         return
     try:
         frame.to_csv(target, index=False)
@@ -338,7 +340,7 @@ def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
     for line in remarks(form, said):
         print(line, file=sys.stderr)
     if target is None:
-        print(said.text, end="")
+        hand_over(said.text)
         return
     try:
         write_text(target, said.text)
@@ -607,7 +609,9 @@ def daemon(
     from autotune.service.daemon import Daemon, this_cluster
     from autotune.service.queues import owned
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     url = sys.stdin.readline().strip() if storage_on_stdin else _url(storage)
     running = Daemon(_open(url), owned(cluster) if cluster else this_cluster())
     _on_signals(running.shut_down)

@@ -1,9 +1,11 @@
 """A token for a Ray of our own: its ports run code for whoever reaches them: every local user."""
 
 import contextlib
+import importlib
 import os
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
@@ -40,7 +42,6 @@ def read_again() -> None:
     """Have Ray, which reads these variables as it is imported, read them once more. No Ray may be
     connected."""
     with contextlib.suppress(ImportError, AttributeError):  # of a version without tokens
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        Config.initialize("")  # first: what still runs then looks for no token that is gone
-        AuthenticationTokenLoader.instance().reset_cache()
+        raylet: Any = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")  # first: what still runs then looks for no token that is gone
+        raylet.AuthenticationTokenLoader.instance().reset_cache()

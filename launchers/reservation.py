@@ -8,7 +8,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +135,7 @@ class _Other:
             return True
 
 
-def _others(names: Collection[str], ignored: Collection[str]) -> Iterator[_Other]:
+def _others(names: Collection[str], ignored: Collection[str]) -> Generator[_Other, None, None]:
     """Other processes that hold one of the names, but for those at ignored addresses and of users that
     nobody here waits for. The line of each is closed when the next is asked for, but for the last."""
     for address, name in _listeners(names):

@@ -87,6 +87,7 @@ def readable(folder: Path) -> set[str]:
     return {str(Path(path).relative_to(folder)) for path in found}
 
 
+@pytest.mark.slow
 def test_what_a_study_stores_and_prints_is_nobody_elses_to_read(beside: StudyFolder) -> None:
     (beside.folder / "telling.py").write_text(
         f"import tiny\n\ndef build(**args):\n    print({SECRET!r})\n    return tiny.build(**args)\n"
@@ -137,6 +138,7 @@ def test_nobody_else_drives_the_dashboard(beside: StudyFolder) -> None:
         shown.wait()
 
 
+@pytest.mark.slow
 def test_nobody_else_has_a_study_wait_for_ever(beside: StudyFolder) -> None:
     squatter = stranger.spawn("import os, socket, time", SQUATS)
     try:

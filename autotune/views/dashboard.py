@@ -12,6 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import optuna_dashboard
 
 from autotune.errors import BadInput
+from autotune.trial.files import make_private
 from autotune.views.admission import Invited, ThisMachine
 from storage import Database
 
@@ -66,6 +67,7 @@ def opened(address: str, link: Path) -> Iterator[None]:
         link: the file, for this user alone; it is there as long as the context lasts.
     """
     try:
+        make_private(link.parent)
         link.unlink(missing_ok=True)
         descriptor = os.open(link, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:  # whoever reads the printed address can open it, too
@@ -80,3 +82,5 @@ def opened(address: str, link: Path) -> Iterator[None]:
         yield
     finally:
         link.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other things are in it
+            link.parent.rmdir()

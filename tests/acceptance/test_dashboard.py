@@ -424,13 +424,17 @@ class TestStrangers:
         script = tmp_path / "browser"
         script.write_text(f'#!/bin/sh\necho "$1" > {told}.new; mv {told}.new {told}\n')
         script.chmod(0o755)
-        with dashboard(done.folder, "--port", "0", browser=str(script)) as server:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        storage = f"sqlite:///{done.folder}/autotune.db"
+        where = ("--port", "0", "--storage", storage)
+        with dashboard(elsewhere, *where, browser=str(script)) as server:
             shown = wait_for(lambda: told.exists() and told.read_text().strip(), "it is opened")
             link = Path(urllib.request.url2pathname(shown.removeprefix("file://")))
             assert server.link in link.read_text()
             assert link.stat().st_mode & 0o777 == 0o600
             server.interrupt()
-        assert not link.exists()
+        assert not list(elsewhere.iterdir())
 
 
 def api(server: Server) -> str:

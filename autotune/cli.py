@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,8 @@ import typer
 
 from autotune import __version__
 from autotune.errors import AutotuneError, BadInput
+from autotune.views.terminal import PlainFormatter, hand_over
+from autotune.views.terminal import show as print  # trials have a say in most of what is printed
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
@@ -319,7 +320,7 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
 
     frame = attempts_frame(repository, name)
     if str(target) == "-":
-        frame.to_csv(sys.stdout, index=False)
+        hand_over(frame.to_csv(index=False))
         return
     try:
         frame.to_csv(target, index=False)
@@ -339,7 +340,7 @@ def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
     for line in remarks(form, said):
         print(line, file=sys.stderr)
     if target is None:
-        print(said.text, end="")
+        hand_over(said.text)
         return
     try:
         write_text(target, said.text)
@@ -452,20 +453,22 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     storage: StorageOption = None,
 ) -> None:
-    """Open the study in optuna-dashboard, on loopback only."""
-    from autotune.views.dashboard import serve
+    """Open the study in optuna-dashboard, on loopback only, for whoever has the address it prints."""
+    from autotune.paths import dashboard_link
+    from autotune.views.dashboard import opened, serve
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     repository.studies.named(name)
+    with contextlib.ExitStack() as until_it_ends:
 
-    def ready(address: str) -> None:
-        print(f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)")
-        sys.stdout.flush()
-        if browser:
-            webbrowser.open(address)
+        def ready(address: str) -> None:
+            told = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
+            print(told, flush=True)
+            if browser:
+                until_it_ends.enter_context(opened(address, dashboard_link(Path.cwd())))
 
-    serve(repository.database, name, port, ready)
+        serve(repository.database, name, port, ready)
 
 
 @app.command()
@@ -606,7 +609,9 @@ def daemon(
     from autotune.service.daemon import Daemon, this_cluster
     from autotune.service.queues import owned
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     url = sys.stdin.readline().strip() if storage_on_stdin else _url(storage)
     running = Daemon(_open(url), owned(cluster) if cluster else this_cluster())
     _on_signals(running.shut_down)

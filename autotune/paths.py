@@ -74,3 +74,8 @@ def tuned_files(workdir: Path) -> Path:
 def daemon_log(workdir: Path) -> Path:
     """Where a daemon that `autotune start` spawned in a folder writes its messages."""
     return workdir / _FOLDER / "daemon.log"
+
+
+def dashboard_link(workdir: Path) -> Path:
+    """The file that leads a browser to the dashboard of somebody who works in a folder."""
+    return workdir.absolute() / _FOLDER / "dashboard.html"

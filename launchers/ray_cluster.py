@@ -23,6 +23,7 @@ from autotune.trial.node.agent_process import AgentProcess
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, NodeCapacity, plan
+from launchers.ray_token import own_token, read_again
 from launchers.reservation import Busy, Reservation
 from launchers.slot import AgentSlot, Node
 
@@ -179,15 +180,17 @@ def _connect(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         if address is None:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address=_LOOPBACK,
-            )
+            with own_token():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address=_LOOPBACK,
+                )
         else:
             _knock(address)
+            read_again()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise LauncherError(

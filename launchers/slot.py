@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -199,6 +200,7 @@ class _Agents:
 
     def start(self, request: TrialRequest) -> None:
         """Start a trial's ranks on all nodes."""
+        secret = secrets.token_hex(16)
         first_ranks = itertools.accumulate((node.ranks for node in self._nodes), initial=0)
         for index, (link, node, first) in enumerate(
             zip(self.links, self._nodes, first_ranks, strict=False)
@@ -210,6 +212,7 @@ class _Agents:
                 store_host=self.links[0].host,
                 store_port=self._store_port,
                 interface=self._interfaces[index],
+                secret=secret,
             )
             link.send(StartTrial(request, placement).to_line())
 

@@ -57,7 +57,8 @@ _LOCAL_FILE_SYSTEMS = {
 }
 """As in /proc/mounts. Those that machines share have too many names to be listed."""
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
-
+_OF_USER = 0o600
+"""Mode of new files."""
 _NOW = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "extract(epoch from clock_timestamp())::double precision",
@@ -176,6 +177,8 @@ class Database:
         unfinished = path.with_name(path.name + ".new")
         for leftover in path.parent.glob(f"{glob.escape(unfinished.name)}*"):
             leftover.unlink()
+        # For this user alone; what SQLite writes beside it has the same mode.
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OF_USER))
         url = self.url.set(database=str(unfinished))
         engine = _engine(url)
         _create_tables(url, engine)
@@ -210,7 +213,7 @@ class Database:
                     connection.rollback()
             return
         path = f"{self.url.database}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _OF_USER)  # others could hold it
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

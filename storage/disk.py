@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from autotune.errors import AutotuneError
+from autotune.trial.files import make_private
 
 _LEAST_BYTES = 2**20
 """Below this a disk counts as full: a trial's logs and the database's next pages need some."""
@@ -31,12 +32,12 @@ def full(folder: Path) -> str:
 
 
 def make(folder: Path) -> None:
-    """Make a folder unless it is there.
+    """Make a folder, for this user alone, unless it is there.
 
     Raises:
         AutotuneError: it may not be made, or no room is left.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     except OSError as error:
         raise AutotuneError(f"{folder} cannot be written: {error.strerror}") from None

@@ -55,7 +55,7 @@ FAULTS = {
     27: Fault("PostgreSQL read-only, host lost in mid transaction"),
     28: Fault("rank or agent in D state", "a real D state: stopped and unkillable stand in"),
     29: Fault("package upgraded under a running daemon", ALL),
-    30: Fault("a second local user, a web page", ALL),
+    30: Fault("a second local user, a web page", "another writer of the same database is trusted"),
     31: Fault("secrets in env and storage URL"),
     32: Fault("a suspended machine"),
     33: Fault("a name server that does not answer", ALL),

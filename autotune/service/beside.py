@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from autotune.errors import AutotuneError, BadInput
 from autotune.export.best import BestConfig
+from autotune.views.terminal import plain
 
 _MINUTE = 60.0
 _LONGEST_FOLDER = 80
@@ -119,4 +120,4 @@ def _watch(job: int, answer: int, folder: str, best: BestConfig, wishes: Wishes)
 def say(text: str) -> None:
     """A line on standard error, in one piece; the job writes there, too."""
     with contextlib.suppress(OSError):
-        os.write(2, f"autotune: {text}\n".encode())
+        os.write(2, f"autotune: {plain(text)}\n".encode())

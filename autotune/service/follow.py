@@ -13,6 +13,7 @@ from autotune.errors import StorageUnreachable
 from autotune.export import writing
 from autotune.views.in_hand import in_hand
 from autotune.views.progress import ProgressLines
+from autotune.views.terminal import plain
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 
@@ -40,15 +41,15 @@ def follow(
             with away.waiting():
                 study = repository.studies.named(study.name)
                 for line in lines.new():
-                    console.print(line, markup=False)
+                    console.print(plain(line), markup=False)
                     last_line = time.monotonic()
                 if study.state.ended:
                     return study
                 room.look()
                 if console.is_terminal:
-                    headline.update(escape(lines.headline()))
+                    headline.update(escape(plain(lines.headline())))
                 elif time.monotonic() - last_line > _SILENT_SECONDS:
-                    console.print(lines.headline(), markup=False)
+                    console.print(plain(lines.headline()), markup=False)
                     last_line = time.monotonic()
                 if keep_alive is None:
                     nobody.look(study)
@@ -109,7 +110,7 @@ class _Absence:
         except StorageUnreachable as error:
             now = time.monotonic()
             if self._since is None:
-                self._console.print(f"{error}; waiting for it.", markup=False)
+                self._console.print(plain(f"{error}; waiting for it."), markup=False)
             self._since = self._since or now
             if now - self._since > _LONGEST_ABSENCE_SECONDS:
                 raise

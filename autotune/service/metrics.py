@@ -1,9 +1,17 @@
 """The speed of a job beside its promise, for Prometheus: on loopback only."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Info,
+    make_wsgi_app,
+    start_http_server,
+)
 
 from autotune.measurement.drift import Promise
 from autotune.trial.inject.pace import Pace
+from autotune.views.admission import ThisMachine
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,12 +56,13 @@ class Metrics:
         )
 
     def serve(self, port: int) -> int:
-        """Answer on this port, 0: on a free one; the port.
+        """Answer on this port, 0: on a free one, what any local user may know; the port.
 
         Raises:
             OSError: somebody else has it.
         """
         server, _ = start_http_server(port, addr=LOOPBACK, registry=self._registry)
+        server.set_app(ThisMachine(make_wsgi_app(self._registry)))  # and no web page
         return int(server.server_port)
 
     def block(self, pace: Pace) -> None:

@@ -15,6 +15,7 @@ from autotune.runs.judging import ProfileRun, TimedRun
 from autotune.runs.plan import Plan, launcher_of, profiled
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
+from autotune.trial.files import make_private
 from search_spaces import infeasible
 from storage import AttemptResult
 
@@ -58,7 +59,7 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
             "scripts cannot be profiled yet, nor commands; `autotune doctor` says which knobs act, and "
             "`autotune start` measures them"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     with launcher_of(spec, folder) as launcher:
         return _looked_at(Probe(Plan(spec, launcher), folder, workdir))
 

@@ -1,5 +1,6 @@
 """Checks of this machine: what a study needs, and what would make its figures wrong."""
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -16,6 +17,7 @@ from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
+from autotune.standalone.ray_safety import judged
 from autotune.standalone.survey import surveying
 from autotune.trial.protocol import BlockReport
 from autotune.trial.surveyed import Surveyed
@@ -106,16 +108,12 @@ def _storage(url: str) -> Check:
 
 
 def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
-    if spec is None or spec.ray_address is None or spec.ray_address.startswith("127."):
+    if spec is None or spec.launcher != "ray":
         return
-    if os.environ.get("RAY_AUTH_MODE") == "token":
-        yield Check("Ray security", "ok", "RAY_AUTH_MODE=token")
-    else:
-        text = (
-            f"{spec.ray_address} is beyond loopback without RAY_AUTH_MODE=token: whoever reaches "
-            "its ports runs code there; see `ray get-auth-token --generate`"
-        )
-        yield Check("Ray security", "warn", text)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the launcher says so
+        version = importlib.metadata.version("ray")
+        safe, text = judged(spec.ray_address, os.environ, version)
+        yield Check("Ray security", "ok" if safe else "warn", text)
 
 
 def _launched(spec: StudySpec | None) -> Iterator[Check]:

@@ -6,6 +6,20 @@ from pathlib import Path
 MOST_LOG_BYTES = 64 * 2**20
 """A log that has grown beyond this is cut to its end."""
 _KEPT_LOG_BYTES = 2**20
+_OF_USER = 0o700
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder unless it is there, and those above it that are missing.
+
+    For this user alone: what trials print may hold secrets.
+
+    Raises:
+        OSError: it may not be made.
+    """
+    for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
+        missing.mkdir(mode=_OF_USER, exist_ok=True)
+    folder.mkdir(mode=_OF_USER, exist_ok=True)
 
 
 class TrialFiles:

@@ -16,7 +16,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -174,6 +174,8 @@ class Placement:
     store_port: int
     interface: str
     """Network interface for collectives, e.g. 'lo'."""
+    secret: str = ""
+    """Of this launch: ranks meet under it, at a store that asks nobody who they are."""
 
 
 @dataclass(frozen=True)

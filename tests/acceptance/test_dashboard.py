@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ import pytest
 
 from storage import Database, Repository, StoredAttempt
 from tests.steering import TINY_WORKLOAD, autotune, write_study
+from tests.waiting import wait_for
 
 CHROMIUM = shutil.which("chromium")
 BROWSER_ARGUMENTS = [
@@ -31,7 +34,9 @@ BROWSER_ARGUMENTS = [
     "--disable-sync",
 ]
 STUDY = "tiny.study-1"
-READY = re.compile(r"(?P<study>\S+): (?P<address>http://127\.0\.0\.1:\d+/dashboard/studies/\d+) ")
+READY = re.compile(
+    r"(?P<study>\S+): (?P<address>http://127\.0\.0\.1:\d+/dashboard/studies/\d+)(?P<token>\?token=\S+) "
+)
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @dataclass(frozen=True)
 class Server:
+    """A dashboard; its address is that of the study, without the token, and the link is with it."""
+
     process: subprocess.Popen[str]
     address: str
+    link: str
 
     @property
     def port(self) -> int:
@@ -90,11 +98,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def dashboard(folder: Path, *arguments: str) -> Iterator[Server]:
-    command = [sys.executable, "-P", "-m", "autotune", "dashboard", STUDY, "--no-browser"]
+def dashboard(folder: Path, *arguments: str, browser: str = "") -> Iterator[Server]:
+    command = [sys.executable, "-P", "-m", "autotune", "dashboard", STUDY]
     process = subprocess.Popen(
-        [*command, *arguments],
+        [*command, *arguments, *([] if browser else ["--no-browser"])],
         cwd=folder,
+        env={**os.environ, "BROWSER": browser},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -105,7 +114,7 @@ def dashboard(folder: Path, *arguments: str) -> Iterator[Server]:
         found = READY.match(line)
         assert found, line + process.communicate()[1]
         assert found["study"] == STUDY
-        yield Server(process, found["address"])
+        yield Server(process, found["address"], found["address"] + found["token"])
     finally:
         process.kill()
         process.communicate()
@@ -130,11 +139,25 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
+def stranger(browser: Any) -> Iterator[Any]:
+    """A page of a browser that has never been at the dashboard."""
     opened = browser.new_page(viewport={"width": 1400, "height": 1800})
     opened.set_default_timeout(20_000)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def page(stranger: Any, server: Server) -> Any:
+    """A page of a browser in which somebody has opened the link of the dashboard."""
+    return enter(stranger, server)
+
+
+def enter(page: Any, server: Server) -> Any:
+    """Open the link; the page then shows the study, at an address that tells nobody the token."""
+    page.goto(server.link)
+    page.wait_for_url(server.address)
+    return page
 
 
 def words(page: Any) -> str:
@@ -279,10 +302,9 @@ class TestServer:
         assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", server.port)]
 
     def test_its_answers_are_those_of_the_study(self, server: Server) -> None:
-        number = server.address.rsplit("/", 1)[1]
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{server.port}/api/studies/{number}", timeout=20
-        ) as answer:
+        with ask(server.link) as first:
+            cookie = first.headers["Set-Cookie"].partition(";")[0]
+        with ask(api(server), Cookie=cookie) as answer:
             found = json.load(answer)
         assert found["name"] == STUDY
         assert len(found["trials"]) == 3
@@ -299,10 +321,9 @@ class TestServer:
         assert code == 0
         assert "Traceback" not in errors
 
-    def test_it_ends_on_ctrl_c_while_a_page_is_open(self, done: Done, page: Any) -> None:
+    def test_it_ends_on_ctrl_c_while_a_page_is_open(self, done: Done, stranger: Any) -> None:
         with dashboard(done.folder, "--port", "0") as server:
-            page.goto(server.address)
-            wait_for_words(page, STUDY)
+            wait_for_words(enter(stranger, server), STUDY)
             idle = socket.create_connection(("127.0.0.1", server.port))
             with idle:  # as a browser keeps one in reserve
                 code, errors = server.interrupt()
@@ -341,6 +362,101 @@ class TestServer:
     def test_looking_changes_nothing(self, done: Done, server: Server) -> None:
         now = json.loads(autotune("status", STUDY, "--json", cwd=done.folder, check=True).stdout)
         assert now == done.status
+
+
+@pytest.mark.fault(30)
+class TestStrangers:
+    def test_a_browser_without_the_link_is_told_what_to_do(
+        self, server: Server, stranger: Any
+    ) -> None:
+        answer = stranger.goto(server.address)
+        assert answer.status == 403
+        assert STUDY not in wait_for_words(stranger, "Open the whole link", "?token=")
+
+    def test_scripts_and_other_sites_never_see_the_cookie(
+        self, server: Server, stranger: Any
+    ) -> None:
+        enter(stranger, server)
+        [cookie] = stranger.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert stranger.evaluate("document.cookie") == ""
+
+    def test_a_link_on_a_page_of_somebody_else_leads_there_too(
+        self, server: Server, stranger: Any, tmp_path: Path
+    ) -> None:
+        """So does the file by which the command opens a browser."""
+        link = tmp_path / "link.html"
+        link.write_text(f'<meta http-equiv="refresh" content="0; url={server.link}">')
+        stranger.goto(link.as_uri())
+        stranger.wait_for_url(server.address)
+        wait_for_words(stranger, STUDY)
+
+    @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+    def test_without_the_cookie_nothing_is_answered(self, server: Server, method: str) -> None:
+        assert refusal(api(server), method) == 403
+        assert refusal(f"{api(server)}?token=guessed", method) == 403
+        assert refusal(api(server), method, Cookie="autotune-0=guessed; a b") == 403
+
+    def test_a_name_that_is_made_to_lead_here_is_refused(self, server: Server) -> None:
+        """Such as a web page gives itself: DNS rebinding."""
+        query = server.link.partition("?")[2]
+        for host in (
+            "evil.example",
+            f"evil.example:{server.port}",
+            "127.0.0.1.evil.example",
+            "[",
+            "",
+        ):
+            assert refusal(f"{api(server)}?{query}", Host=host) == 403, host
+
+    def test_a_page_of_another_port_cannot_ask_for_changes(self, server: Server) -> None:
+        """A browser takes it for the same site, and sends the cookie along."""
+        with ask(server.link) as first:
+            cookie = first.headers["Set-Cookie"].partition(";")[0]
+        other = "http://127.0.0.1:1"
+        assert refusal(api(server), "DELETE", Cookie=cookie, Origin=other) == 403
+        assert refusal(api(server), "DELETE", Cookie=cookie, Origin="null") == 403
+
+    def test_a_port_that_was_forwarded_is_answered(self, server: Server) -> None:
+        with ask(server.link, Host="localhost:9999") as answer:
+            assert answer.status == 200
+
+    def test_the_arguments_of_the_browser_do_not_tell_the_token(
+        self, done: Done, tmp_path: Path
+    ) -> None:
+        told = tmp_path / "told"
+        script = tmp_path / "browser"
+        script.write_text(f'#!/bin/sh\necho "$1" > {told}.new; mv {told}.new {told}\n')
+        script.chmod(0o755)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        storage = f"sqlite:///{done.folder}/autotune.db"
+        where = ("--port", "0", "--storage", storage)
+        with dashboard(elsewhere, *where, browser=str(script)) as server:
+            shown = wait_for(lambda: told.exists() and told.read_text().strip(), "it is opened")
+            link = Path(urllib.request.url2pathname(shown.removeprefix("file://")))
+            assert server.link in link.read_text()
+            assert link.stat().st_mode & 0o777 == 0o600
+            server.interrupt()
+        assert not list(elsewhere.iterdir())
+
+
+def api(server: Server) -> str:
+    number = server.address.rsplit("/", 1)[1]
+    return f"http://127.0.0.1:{server.port}/api/studies/{number}"
+
+
+def ask(address: str, method: str = "GET", **headers: str) -> Any:
+    request = urllib.request.Request(address, method=method, headers=headers)
+    return urllib.request.urlopen(request, timeout=20)
+
+
+def refusal(address: str, method: str = "GET", **headers: str) -> int:
+    """The status with which a request is refused."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(address, method, **headers)
+    assert STUDY not in refused.value.read().decode()
+    return refused.value.code
 
 
 def assert_refused(found: subprocess.CompletedProcess[str], *told: str) -> None:

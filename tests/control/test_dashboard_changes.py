@@ -82,7 +82,7 @@ def test_the_dashboard_itself_makes_no_study(played: Replayed) -> None:
     opened = []
 
     def ready(address: str) -> None:
-        opened.append(address.rpartition("/dashboard/")[2])
+        opened.append(address.rpartition("/dashboard/")[2].partition("?")[0])
         raise KeyboardInterrupt
 
     played.run(**TWO)

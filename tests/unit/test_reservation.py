@@ -1,17 +1,20 @@
 """Who holds a name on this machine, whom one waits for, and whom not; the holders are real processes."""
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import DevicesTaken
-from launchers.reservation import Reservation, Rival, refuse
+from launchers.reservation import IGNORED_USERS, Reservation, Rival, refuse
+from tests import stranger
 from tests.waiting import wait_for
 
 HOLD = """
@@ -158,3 +161,136 @@ def test_what_nobody_can_hold_is_not_waited_for(name: str, mine: Reservation) ->
 
 def test_other_names_are_free(name: str, rival: subprocess.Popen[str], mine: Reservation) -> None:
     mine.take([f"{name} third"])
+
+
+@pytest.mark.fault(30)
+class TestStrangers:
+    """Another user of this machine."""
+
+    SQUAT = """
+names = [bytes.fromhex(word).decode() for word in sys.argv[2:]]
+sockets = []
+for name in names:
+    sockets.append(socket.socket(socket.AF_UNIX))
+    sockets[-1].bind(name)
+    sockets[-1].listen(int(sys.argv[1]))
+    if sys.argv[1] == "0":  # and let nobody ask whose it is
+        sockets.append(socket.socket(socket.AF_UNIX))
+        sockets[-1].connect(name)
+print("there", flush=True)
+time.sleep(600)
+"""
+
+    @pytest.fixture
+    def squat(self) -> Iterator[Callable[..., int]]:
+        """Have another user listen on abstract sockets; the process."""
+        running = []
+
+        def start(*names: str, askers: int = 100) -> int:
+            words = [name.encode().hex() for name in names]
+            running.append(
+                stranger.spawn("import socket, sys, time", self.SQUAT, str(askers), *words)
+            )
+            out = running[-1].stdout
+            assert out is not None
+            assert out.readline() == "there\n"
+            return running[-1].pid
+
+        yield start
+        for process in running:
+            end(process)
+
+    def test_the_name_of_a_device_alone_blocks_nobody(
+        self, name: str, squat: Callable[..., int], mine: Reservation
+    ) -> None:
+        squat(f"\0autotune/{name}", f"\0autotune/{name}x/1", f"\0{name}/1")
+        mine.take([name])
+
+    def test_whoever_measures_is_waited_for_and_named(
+        self, name: str, squat: Callable[..., int], mine: Reservation
+    ) -> None:
+        pid = squat(f"\0autotune/{name}/1")
+        with pytest.raises(DevicesTaken) as refused:
+            mine.take([name])
+        assert f"process {pid} of user {stranger.NAME}, working in " in str(refused.value)
+        assert f"{IGNORED_USERS}={stranger.NAME}" in str(refused.value)
+
+    @pytest.mark.parametrize("ignored", [stranger.NAME, f"eve, {stranger.USER}", "*"])
+    def test_one_that_is_to_be_ignored_is(
+        self,
+        name: str,
+        squat: Callable[..., int],
+        mine: Reservation,
+        monkeypatch: pytest.MonkeyPatch,
+        ignored: str,
+    ) -> None:
+        squat(f"\0autotune/{name}/1", f"\0autotune/{name}/2")
+        monkeypatch.setenv(IGNORED_USERS, ignored)
+        mine.take([name])
+        refused = hold(name)
+        assert not holds(refused)
+        assert "of user" not in refused.communicate()[1], "one's own studies wait for one another"
+
+    def test_who_lets_nobody_ask_is_named_so_and_can_be_ignored(
+        self,
+        name: str,
+        squat: Callable[..., int],
+        mine: Reservation,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        squat(f"\0autotune/{name}/1", askers=0)
+        with pytest.raises(DevicesTaken, match="a process that lets nobody ask whose it is"):
+            mine.take([name])
+        monkeypatch.setenv(IGNORED_USERS, stranger.NAME)
+        with pytest.raises(DevicesTaken, match=rf"{IGNORED_USERS}=\* "):
+            mine.take([name])
+        monkeypatch.setenv(IGNORED_USERS, "*")
+        mine.take([name])
+
+    def test_lines_that_a_name_writes_into_the_list_of_sockets_block_nobody(
+        self, name: str, squat: Callable[..., int], mine: Reservation
+    ) -> None:
+        listed = "\n1: 2 0 00010000 0001 01 7 @autotune/"
+        squat(f"\0{listed}{name}/1", f"\0\n: : : z : : : @autotune/{name}/2")
+        mine.take([name])
+
+
+def test_of_several_that_begin_at_once_one_is_first(name: str) -> None:
+    """And each gets its turn."""
+    most = threading.Semaphore(1)
+    done: list[bool] = []
+    code = HOLD.replace("(refuse)", "(lambda _: False)").replace(
+        "time.sleep(600)", "sys.stdin.read()"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+
+    def turn(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        got = process.stdout.readline() == "held\n" and most.acquire(blocking=False)
+        time.sleep(0.05)
+        most.release()
+        done.append(got)
+        process.stdin.close()
+        process.wait(60)
+
+    threads = [threading.Thread(target=turn, args=(process,)) for process in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert done == [True] * 4
+
+
+def test_a_socket_that_nobody_listens_on_is_no_holder(name: str, mine: Reservation) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(f"\0autotune/{name}/1")
+        mine.take([name])

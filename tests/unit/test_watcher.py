@@ -2,6 +2,7 @@
 
 import os
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -93,6 +94,15 @@ def test_metrics_are_on_loopback_only() -> None:
     with socket.socket(socket.AF_INET) as other:
         # Another address of this machine's own: it would be taken if all were listened on.
         other.bind(("127.0.0.2", port))
+
+
+@pytest.mark.fault(30)
+def test_metrics_are_for_no_web_page() -> None:
+    """One whose own name leads to this machine would read them with the user's browser."""
+    job = Job()
+    address = next(text for text in job.said if "http" in text).split()[-1]
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(urllib.request.Request(address, headers={"Host": "evil.example"}))
 
 
 def test_tokens_are_compared_where_tokens_were_promised() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from autotune.trial.files import make_private
 from autotune.trial.protocol import FileCopy
 
 _WRITING = frozenset("wax+")
@@ -17,7 +18,7 @@ _WRITING = frozenset("wax+")
 def write(copy: FileCopy) -> None:
     """Write it where it belongs, whole at any time: whoever else writes it writes the same."""
     path = Path(copy.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(copy.text, "utf-8")
     unfinished.replace(path)

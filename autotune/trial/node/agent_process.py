@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.trial import processes
+from autotune.trial.files import make_private
 from autotune.trial.processes import MARKER, kill_marked
 
 _GOODBYE_SECONDS = 10.0
@@ -43,7 +44,7 @@ class AgentProcess:
         """
         processes.sweep()
         self.id = processes.new_agent_id()
-        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        make_private(Path(log).parent)
         with Path(log).open("ab") as log_file:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, "--host", host],

@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 from autotune.trial import failure, processes
-from autotune.trial.files import TrialFiles
+from autotune.trial.files import TrialFiles, make_private
 from autotune.trial.inject import copies
 from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import (
@@ -58,7 +58,7 @@ class NodeTrial:
         self._placement = placement
         self._spare = spare
         self._files = TrialFiles(Path(request.log_dir))
-        self._files.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._files.folder)
         for copy in request.copies:
             copies.write(copy)
         self._progress = Progress.create(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from autotune.trial import failure, processes, reporting
-from autotune.trial.files import TrialFiles
+from autotune.trial.files import TrialFiles, make_private
 from autotune.trial.observers import memory
 from autotune.trial.observers.contention import NodeLoad
 from autotune.trial.protocol import BlockPlan, BlockReport, Command, Observed, Outcome, TrialRequest
@@ -125,7 +125,7 @@ class CommandRun:
             )
         folder = Path(self._command.folder)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        make_private(folder)
         process = self._start()
         if self._request.memory_per_rank is not None and self._request.device == "cpu":
             limit = (self._request.memory_per_rank,) * 2

@@ -152,7 +152,7 @@ def _run_script(
     def leave(outcome: Outcome | None, cause: str) -> NoReturn:
         _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
 
-    store = PrefixStore(request.trial, _store(request, placement))
+    store = _store(request, placement)
     told = meeting.torchrun(placement, context, store)
     os.environ.update(told)
     assert request.script is not None
@@ -253,26 +253,26 @@ def environment(
 
 
 def _join_group(request: TrialRequest, placement: Placement, context: RankContext) -> None:
-    store = _store(request, placement)
     whole_devices = context.device.type == "cuda" and request.devices_per_rank >= 1
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if whole_devices else "gloo",
-        store=PrefixStore(request.trial, store),
+        store=_store(request, placement),
         rank=context.rank,
         world_size=context.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
 
 
-def _store(request: TrialRequest, placement: Placement) -> TCPStore:
-    """The agent's."""
-    return TCPStore(
+def _store(request: TrialRequest, placement: Placement) -> PrefixStore:
+    """The part of the agent's that is of this launch alone."""
+    shared = TCPStore(
         placement.store_host,
         placement.store_port,
         is_master=False,
         wait_for_workers=False,
         timeout=datetime.timedelta(seconds=request.deadlines.startup),
     )
+    return PrefixStore(f"{request.trial}/{placement.secret}", shared)
 
 
 def _redirect_output(log: Path) -> None:

@@ -1,0 +1,32 @@
+"""Who could run code on the Ray of a study."""
+
+import re
+from collections.abc import Mapping
+
+from launchers.ray_token import MODE, SINCE
+
+
+def judged(address: str | None, environment: Mapping[str, str], version: str) -> tuple[bool, str]:
+    """(whether a token keeps strangers out, that in words).
+
+    Args:
+        address: of the study's cluster; None: autotune starts one of its own.
+        environment: of this process.
+        version: of Ray.
+    """
+    mode = environment.get(MODE)
+    whose = "a Ray of its own" if address is None else address
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < SINCE:
+        wanted = ".".join(map(str, SINCE))
+        return False, (
+            f"{whose}: Ray {version} knows no tokens, and whoever reaches its ports, every user of its "
+            f"machines at least, runs code there; upgrade to {wanted}, or take launcher: local"
+        )
+    if mode == "token" or (mode is None and address is None):
+        told = f" ({MODE}=token)" if mode else ""
+        return True, f"{whose}: runs code for whoever has its token only{told}"
+    mend = f"unset {MODE}" if address is None else "see `ray get-auth-token --generate`"
+    return False, (
+        f"{whose}: without {MODE}=token whoever reaches its ports, every user of its machines at "
+        f"least, runs code there; {mend}"
+    )

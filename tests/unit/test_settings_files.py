@@ -208,10 +208,7 @@ def test_the_file_says_what_it_is_today(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (
-            {"workload": {**SCRIPT, "args": []}},
-            "micro_batch: the arguments have no --config: give it there",
-        ),
+        ({"workload": {**SCRIPT, "args": []}}, "micro_batch: the arguments have no --config"),
         (
             {"workload": {**SCRIPT, "args": ["--config", "none.yaml"]}},
             "none.yaml cannot be read: No such file",

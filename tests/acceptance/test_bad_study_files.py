@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from autotune import spec
 from autotune.errors import SpecError
@@ -21,7 +20,7 @@ from tests.steering import ask, autotune
 FOLDER = Path(__file__).parent.parent / "bad_studies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
-LITTLE_SECONDS = 1.0
+MOST_SECONDS = 2.0
 MOST_BYTES = 200 * 2**20
 LONGEST_MESSAGE = 500
 
@@ -232,7 +231,7 @@ def _peak_memory() -> int:
 
 
 def test_the_corpus_is_large_and_says_what_is_wrong():
-    assert len(NAMES) >= 60
+    assert len(NAMES) + len(GENERATED) >= 200
     assert [name for name in NAMES if not marked(name)] == []
 
 
@@ -257,22 +256,13 @@ def test_every_message_is_one_readable_line(outcome):
         assert not _INTERNALS.search(problem), problem[:300]
 
 
-def _seconds_of_plain_yaml() -> float:
-    """What PyYAML alone takes at this moment for an ordinary file of the largest size."""
-    text = "".join(f"field_{index}: value\n" for index in range(document.MAX_BYTES // 20))
-    started = time.process_time()
-    yaml.compose(text)
-    return time.process_time() - started
-
-
 @pytest.mark.fault(18)
 def test_checking_takes_little_time_and_memory(outcome):
-    if outcome.seconds > LITTLE_SECONDS:
-        assert outcome.seconds <= 2 * _seconds_of_plain_yaml()
+    assert outcome.seconds <= MOST_SECONDS
     assert outcome.peak_growth <= MOST_BYTES
 
 
-COMMAND_NAMES = [
+COMMAND_NAMES = {
     "baseline_outside_domain",
     "budget_endless",
     "env_number",
@@ -301,11 +291,18 @@ COMMAND_NAMES = [
     "missing_file",
     "ten_megabytes",
     "utf_16",
-]
+}
+"""Of the others, `make faults` has them refused by the command, too."""
 
 
 @pytest.mark.fault(18)
-@pytest.mark.parametrize("name", COMMAND_NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in COMMAND_NAMES else pytest.mark.slow)
+        for name in (*NAMES, *GENERATED)
+    ],
+)
 def test_start_refuses_and_leaves_nothing_behind(name, tmp_path):
     path, mistakes = _place(name, tmp_path)
     before = _contents(tmp_path)

@@ -1,9 +1,13 @@
 """A daemon that is told to leave, as systemd does: its study is the next daemon's, not stopped."""
 
+import pytest
+
 from autotune.service.daemon import Daemon, this_cluster
 from launchers.replay import Answer, Launch
 from storage import Repository
 from tests.control.replayed import PLAIN, Replayed
+
+pytestmark = pytest.mark.fault(26)
 
 SHORT = {
     "budget": {"trials": 3, "least_gain": 0},

@@ -27,9 +27,8 @@ def rows(tiny: StudyFolder, query: str) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("comes_back", ["in mid study", "when all is done"])
 def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes_back: str) -> None:
     trials = 14 if comes_back == "in mid study" else 4
-    tiny.write(
-        resources={"workers": 1}, search_space=SPACE, budget={"trials": trials}, workload=SLOW
-    )
+    budget = {"trials": trials, "least_gain": 0}
+    tiny.write(resources={"workers": 1}, search_space=SPACE, budget=budget, workload=SLOW)
     tiny.run("start", "study.yaml", "--detach")
     paused = tiny.wait_lease()
     interrupted = tiny.wait_running(after=1)

@@ -192,6 +192,7 @@ def test_a_watch_that_raises_ends_the_trial_first() -> None:
     assert EndTrial("t", on_purpose=True) in cluster.links[1].heard
 
 
+@pytest.mark.fault(29)
 def test_what_an_agent_says_that_nobody_understands_counts_as_its_loss() -> None:
     """As an agent of another version may: whoever waits for it must not wait for ever."""
     cluster = Cluster({StartTrial: []}, {StartTrial: [cleared(1)], EndTrial: [cleared(1)]})
@@ -202,12 +203,14 @@ def test_what_an_agent_says_that_nobody_understands_counts_as_its_loss() -> None
     assert "restart the daemon" in report.cause
 
 
+@pytest.mark.fault(29)
 def test_an_agent_of_another_protocol_is_refused_as_it_says_hello() -> None:
     """Its package was upgraded, or ours was: before any trial is lost by it."""
     with pytest.raises(LauncherError, match=r"node 0 speaks protocol .* restart the daemon"):
         Cluster({Preload: [hello(PROTOCOL + 1)]})
 
 
+@pytest.mark.fault(29)
 def test_so_is_one_that_says_none_yet() -> None:
     def without(line: bytes) -> bytes:
         said = json.loads(line)

@@ -15,6 +15,8 @@ from storage import Database, Repository
 from tests.contract.storage.making import CLUSTER, LONG, taken
 from tests.control.replayed import PLAIN, Replayed
 
+pytestmark = pytest.mark.fault(27)
+
 NAME = "read_only"
 SHORT = {
     "budget": {"trials": 2, "least_gain": 0},

@@ -329,6 +329,12 @@ def test_a_script_that_fails_is_told(bench: Bench, text: str, cause: str) -> Non
     assert cause in report.cause
 
 
+def test_a_rank_has_a_session_of_its_own(bench: Bench) -> None:
+    """As torchrun gives it: Linux may share out the processors by session."""
+    told = "import os, sys\nsys.exit(f'leads {os.getsid(0) == os.getpid()}')"
+    assert "leads True" in bench.run(bench.write(told)).cause
+
+
 def test_a_trial_does_not_see_what_an_earlier_one_has_left(bench: Bench) -> None:
     """Ranks meet at a store of their own, trial after trial."""
     for _ in range(3):

@@ -59,7 +59,7 @@ def test_whoever_counts_in_an_older_file_is_not_taken_for_progress(files: TrialF
     Progress.create(files.progress(0), 1)
     older = Progress(files.progress(0))
     newer = Progress.create(files.progress(0), 1)
-    older.advance(0)
+    older.counter(0)()
     assert newer[0] == 0
-    Progress(files.progress(0)).advance(0)
+    Progress(files.progress(0)).counter(0)()
     assert newer[0] == 1

@@ -1,5 +1,6 @@
 """How many samples and tokens a batch has, whatever it is made of."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -23,6 +24,19 @@ def size(batch: Any) -> tuple[int, int]:
     return numbers[0] if numbers else 1, _tokens(first)
 
 
+def likeness(batch: Any) -> Any:
+    """Something that is equal for batches of one loader that have the same size, as far as that shows at
+    a glance: how many parts they have, and the shape of the first; where nothing shows, a NaN."""
+    kind = type(batch)
+    if kind is list or kind is tuple:
+        first = batch[0] if batch else None
+    elif kind is dict:
+        first = next(iter(batch.values()), None)
+    else:
+        return math.nan
+    return (len(batch), first.shape) if type(first) is torch.Tensor else math.nan
+
+
 def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
     """The fields of a batch as most are: tensors with as many rows each. What is found for them further
     on, found in a tenth of the time: this is on the way of every batch."""
@@ -31,11 +45,12 @@ def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
         batch = [*batch.values()]
     elif kind is not list and kind is not tuple:
         return None
-    rows = -1
+    rows = None
     for field in batch:
-        if type(field) is not torch.Tensor or not field.dim() or rows not in (-1, field.size(0)):
+        shape = field.shape if type(field) is torch.Tensor else None
+        if not shape or rows not in (None, shape[0]):
             return None
-        rows = field.size(0)
+        rows = shape[0]
     return batch or None
 
 

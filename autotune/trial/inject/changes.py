@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -35,9 +36,11 @@ class Built:
 
     Attributes:
         model: the last one in DistributedDataParallel; None where there is none.
+        inner: what it wraps.
     """
 
     model: DistributedDataParallel | None = None
+    inner: nn.Module | None = None
 
 
 class Changes:
@@ -131,6 +134,7 @@ class Changes:
             parallel.first_bucket(knobs)
         build(*bound.args, **bound.kwargs)
         self.built.model = model = arguments["self"]
+        self.built.inner = model.module
         if names & {*_COMPRESSION}:
             compress_gradients(knobs, model)
         if "precision" in names and knobs["precision"] in precision.AUTOCAST_DTYPES:

@@ -88,7 +88,7 @@ class Guest(Sight):
         Args:
             taken: called after every step of the training.
         """
-        self._watch_loaders(_nothing)
+        self._watch_loaders()
         backward: Callable[..., None] = torch.Tensor.backward
 
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +96,8 @@ class Guest(Sight):
             backward(loss, *args, **kwargs)
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
-            self.leader = self.leader or optimizer
+            if self.leader is None:
+                self.leader = optimizer
             if optimizer is self.leader:
                 taken()
 
@@ -104,21 +105,21 @@ class Guest(Sight):
         register_optimizer_step_post_hook(after_step)
 
     def _saw(self, loader: Any, batch: Any) -> None:
-        self._safely(super()._saw, loader, batch)
+        if not self.problem:
+            try:
+                Sight._saw(self, loader, batch)
+            except Exception as error:
+                self._gives_up(error)
 
-    def _trained(self) -> None:
-        self._safely(super()._trained)
-
-    def _exhausted(self, loader: Any) -> None:
-        self._safely(super()._exhausted, loader)
-
-    def _safely(self, look: Callable[..., None], *at: Any) -> None:
-        if self.problem:
-            return
+    def _train_first(self) -> None:
         try:
-            look(*at)
+            Sight._train_first(self)
         except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
+            self._gives_up(error)
+
+    def _gives_up(self, error: Exception) -> None:
+        self.problem = f"{type(error).__name__}: {error}"
+        self._waiting.clear()
 
 
 def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
@@ -145,10 +146,6 @@ def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
             line.send(pace.to_bytes())
 
     sight.watch_pace(Meter(sight, tell, told=samples, always=always).taken)
-
-
-def _nothing() -> None:
-    """It is alive."""
 
 
 def _place() -> tuple[int, int]:

@@ -34,16 +34,15 @@ class Formats:
     """
 
     def __init__(self) -> None:
-        self._entered: set[str] = set()
+        self._entered: set[torch.dtype] = set()
 
     def watch(self) -> None:
         """Look at every autocast that is entered from now on while gradients are on."""
         enter: Callable[..., Any] = torch.autocast.__enter__
 
         def watched(context: torch.autocast) -> Any:
-            if torch.is_grad_enabled() and context._enabled:
-                dtype = context.fast_dtype
-                self._entered.add(_FORMATS.get(dtype, str(dtype)))
+            if context._enabled and torch.is_grad_enabled():
+                self._entered.add(context.fast_dtype)
             return enter(context)
 
         torch.autocast.__enter__ = watched  # type: ignore[method-assign]
@@ -55,7 +54,7 @@ class Formats:
             parameters: at least one.
         """
         if self._entered:
-            return " and ".join(sorted(self._entered))
+            return " and ".join(sorted(_FORMATS.get(d, str(d)) for d in self._entered))
         dtypes = {parameter.dtype for parameter in parameters}
         return "pure_bf16" if dtypes == {torch.bfloat16} else "fp32"
 

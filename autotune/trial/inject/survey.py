@@ -87,7 +87,7 @@ class Survey:
         self._watch_scalers()
         sys.addaudithook(self._audit)
 
-        def after(*, by_closure: bool) -> None:
+        def after() -> None:
             self._steps += 1
             self._drawn_by_steps.append(self._sight.samples)
             for passes in self._passes.values():
@@ -101,7 +101,7 @@ class Survey:
             if not self._steps and self._signs >= _MOST_SIGNS:
                 given_up(f"not in {_MOST_SIGNS:,} batches and backward passes")
 
-        self._sight.watch(went_on=alive, before=_nothing, after=after)
+        self._sight.watch(went_on=alive, taken=after)
 
     def surveyed(self, ended: str = "") -> Surveyed:
         """What was seen; to be called where the script is under way, as its variables are looked at."""
@@ -212,10 +212,6 @@ class Survey:
             self._settings[str(path.relative_to(self._folder))] = None
         elif any(path.name in argument for argument in sys.argv[1:]):
             self._settings[str(path)] = None
-
-
-def _nothing(*, by_closure: bool) -> None:
-    """Before a step."""
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

@@ -4,11 +4,11 @@ Writing it costs one store to mapped memory, so it may be written in every step.
 """
 
 import mmap
-import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-_COUNTER = struct.Struct("=Q")
+_COUNTER_BYTES = 8
 
 
 class Progress:
@@ -17,18 +17,23 @@ class Progress:
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
+            self._counts = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
 
     @classmethod
     def create(cls, path: Path, ranks: int) -> Self:
         """A new file with all counters at 0; who still counts in an older one does not count here."""
         path.unlink(missing_ok=True)
-        path.write_bytes(bytes(_COUNTER.size * ranks))
+        path.write_bytes(bytes(_COUNTER_BYTES * ranks))
         return cls(path)
 
-    def advance(self, local_rank: int) -> None:
-        """Count one more."""
-        _COUNTER.pack_into(self._map, local_rank * _COUNTER.size, self[local_rank] + 1)
+    def counter(self, local_rank: int) -> Callable[[], None]:
+        """Counts one more of this rank whenever it is called."""
+        counts = self._counts
+
+        def advance() -> None:
+            counts[local_rank] += 1
+
+        return advance
 
     def __getitem__(self, local_rank: int) -> int:
-        return int(_COUNTER.unpack_from(self._map, local_rank * _COUNTER.size)[0])
+        return int(self._counts[local_rank])

@@ -32,13 +32,16 @@ def run_blocks(
         node=context.local_rank == 0,
         first=context.first_on_device,
     )
+    mark = observers.marks.mark
     for index in range(request.blocks.max_blocks):
         steps = length.steps
         observers.start(index)
         training.begin_block()
-        for _ in range(steps):
+        for left in reversed(range(steps)):
+            if not left:
+                training.ends_with_next()
             yield
-            observers.marks.mark()
+            mark()
         if math.isnan(training.loss_read):
             training.read_loss()
         mine = _RankBlock(training.end_block(), observers.stop())

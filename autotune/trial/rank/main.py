@@ -55,7 +55,9 @@ def main(
     request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
 ) -> NoReturn:
     """Train, report to the agent, and leave without tearing anything down."""
-    os.setpgid(0, 0)
+    # As under torchrun. Where Linux shares out the processors by session, ranks in that of the agent
+    # would have one share together, and be slower than the job is.
+    os.setsid()
     processes.end_first_without_memory()
     files = TrialFiles(Path(request.log_dir))
     _redirect_output(files.log(placement.first_rank + local_rank))
@@ -99,15 +101,16 @@ def _train(
         or _devices(request, local_rank) != _devices(request, local_rank - 1),
     )
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
+    progressed = progress.counter(local_rank)
     if request.command:
-        _run_command(request, connection, lambda: progress.advance(local_rank))
+        _run_command(request, connection, progressed)
     _prepare_process(request, placement, context)
     if request.script:
-        _run_script(request, placement, context, connection, lambda: progress.advance(local_rank))
+        _run_script(request, placement, context, connection, progressed)
     _join_group(request, placement, context)
     built = _build(request, placement, context, connection)
     span = profiling.span if request.profile else no_span
-    loop = TrainingLoop(built, request, context, lambda: progress.advance(local_rank), span)
+    loop = TrainingLoop(built, request, context, progressed, span)
 
     def report(block: BlockReport) -> None:
         connection.send_bytes(block.to_line())

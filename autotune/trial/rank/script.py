@@ -20,7 +20,7 @@ from autotune.trial.observers import communication
 from autotune.trial.protocol import BlockReport, Outcome, Script, TrialRequest
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.gathering import Gather, over_store
+from autotune.trial.rank.gathering import Gather, RankFigures, over_store
 from autotune.trial.rank.training import Training
 from autotune.trial.rank.trajectory import run_trajectory, square
 
@@ -40,6 +40,7 @@ class ScriptTraining(Training):
         gather: Gather,
         sight: Sight,
         drawing: int,
+        check: Callable[[], None],
     ) -> None:
         """After the first step.
 
@@ -49,27 +50,41 @@ class ScriptTraining(Training):
             gather: beside whatever the ranks train with.
             sight: of this rank.
             drawing: ranks that draw batches, each as many; the others are given theirs by them.
+            check: called at the end of each block, whether its samples are what they should be.
         """
         super().__init__(request, context, gather)
         self._sight = sight
         self._drawing = drawing
+        self._check = check
         self._tokens_at_start = 0
-        self._samples_at_start = 0
         self.model = sight.built.model or nn.Identity()
         self.samples_done = float(sight.samples * drawing)
 
     def begin_block(self) -> None:
         """Count and time from here on."""
-        self._samples_at_start, self._tokens_at_start = self._sight.samples, self._sight.tokens
+        self._tokens_at_start = self._sight.tokens
+        self.samples_done = float(self._sight.samples * self._drawing)
         self._sight.wait_seconds = 0.0
+        self._sight.looks_at_loss = False
         super().begin_block()
 
-    def taken(self) -> None:
-        """The script has taken an optimizer step."""
-        self.steps_done += 1
-        self.samples_done = float(self._sight.samples * self._drawing)
+    def ends_with_next(self) -> None:
+        """The next step is the last one of the block: its loss is that of the block."""
+        self._sight.looks_at_loss = True
+
+    def read_loss(self) -> None:
+        """Bring the loss to the host."""
+        self.loss = self._sight.loss
+        super().read_loss()
+
+    def end_block(self) -> RankFigures:
+        """Of the block until here."""
         self.loss = self._sight.loss
         self.clock.wait_seconds = self._sight.wait_seconds
+        figures = super().end_block()
+        self._check()
+        self.samples_done = float(self._sight.samples * self._drawing)
+        return figures
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """What the optimizer updates whose steps are those of the training."""
@@ -137,9 +152,7 @@ class ScriptRun:
         spawning.watch(lambda why: self._leave(Outcome.ERROR, why))
         self._copies.begin()
         self._changes.begin()
-        self._sight.watch(
-            went_on=self._progressed, before=self._before_step, after=self._after_step
-        )
+        self.watch()
         ended = execute(self._script)
         taken = self._training.steps_done if self._training else 0
         self._leave(
@@ -148,28 +161,23 @@ class ScriptRun:
             "have it train for longer",
         )
 
-    def _before_step(self, *, by_closure: bool) -> None:
-        if self._request.trajectory and not by_closure:
-            self._norms.look()
+    def watch(self) -> None:
+        """Have the optimizer steps of this process drive the run."""
+        norms = self._norms.look if self._request.trajectory else None
+        self._sight.watch(went_on=self._progressed, taken=self._taken, at_gradients=norms)
 
-    def _after_step(self, *, by_closure: bool) -> None:
+    def _taken(self) -> None:
         # Whatever goes wrong here is no business of the script, which may catch what is raised in it.
         try:
-            if self._request.trajectory and by_closure:
-                self._norms.look()
-            self._advance()
+            self._steps_seen += 1
+            if self._training is None:
+                self._begin()
+            else:
+                self._training.steps_done += 1
+            if next(self._steps, _END) is _END:
+                self._leave(None, "finished")
         except BaseException as error:
             self._leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
-
-    def _advance(self) -> None:
-        self._steps_seen += 1
-        if self._training is None:
-            self._begin()
-        else:
-            self._check_samples()
-            self._training.taken()
-        if next(self._steps, _END) is _END:
-            self._leave(None, "finished")
 
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
@@ -188,7 +196,12 @@ class ScriptRun:
             self._leave(Outcome.ERROR, problem)
         self._began()
         self._training = ScriptTraining(
-            self._request, self._context, self._gather, self._sight, self._drawing
+            self._request,
+            self._context,
+            self._gather,
+            self._sight,
+            self._drawing,
+            self._check_samples,
         )
         self._training.loss = self._sight.loss
         where = (self._request, self._context, self._report)

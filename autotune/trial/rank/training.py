@@ -87,6 +87,9 @@ class Training:
         self.loss_read = math.nan
         self.clock.start()
 
+    def ends_with_next(self) -> None:
+        """The next step is the last one of the block."""
+
     def end_block(self) -> RankFigures:
         """Of the block until here. A loss that was not read in it is read now, when nothing is timed any
         more."""

@@ -52,6 +52,7 @@ def run_trajectory(
     for index in range(request.trajectory):
         norms.clear()
         training.begin_block()
+        training.ends_with_next()
         with _counting_flops(only=index == 0 and training.inspectable) as flops:
             yield
         mine = _rank_step(training, norms.of_step())

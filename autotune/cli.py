@@ -139,7 +139,7 @@ def start(
         print(f"{study} written: {write_of_command(study, command, _tell)}", flush=True)
     spec = load(study)
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
-    from autotune.service.submission import submit
+    from autotune.service.submission import refuse_elsewhere, submit
 
     url = _url(storage, spec.storage)
     try:
@@ -148,6 +148,8 @@ def start(
         if storage is not None or spec.storage is None:
             raise
         raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
+    if not foreground:
+        refuse_elsewhere(repository, spec.name)
     submitted = submit(repository, spec, Path.cwd(), study)
     _attend(repository, submitted.name, detach, foreground, as_json)
 
@@ -166,12 +168,14 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a study that was stopped or has failed, with its stored settings."""
-    from autotune.service.submission import go_on, move_here
+    from autotune.service.submission import go_on, move_here, refuse_elsewhere
 
     url, name = _locate(study, storage)
     repository = _open(url, existing=True)
     if here:
         move_here(repository, name)
+    if not foreground:
+        refuse_elsewhere(repository, name)
     go_on(repository, name)
     _attend(repository, name, detach, foreground, as_json)
 

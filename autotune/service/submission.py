@@ -102,14 +102,8 @@ def ensure_daemon(
     disk = repository.database.folder
     if repository.leases.holder(cluster) or (disk and is_full(disk)):
         return None
+    _refuse_elsewhere(cluster)
     place = place_of(cluster)
-    if place.startswith("host:") and place != place_of(this_cluster()):
-        raise BadInput(
-            f"this study runs on {place.removeprefix('host:')}, and this is {this_machine()}; start "
-            "it there, or start a daemon there: autotune daemon. If it is to go on here, as in a "
-            "container that was made anew: autotune resume STUDY --here. A machine keeps its name "
-            f"where {VARIABLE} says it"
-        )
     if cluster != owned(place):
         raise BadInput(
             f"this study is in the queue of {whose(cluster)}, and no daemon of theirs runs it; "
@@ -121,6 +115,32 @@ def ensure_daemon(
             "study.yaml"
         )
     return _spawn(cluster, url, folder)
+
+
+def refuse_elsewhere(repository: Repository, name: str) -> None:
+    """Refuse a study that is known, and that only a daemon on another machine would run: before
+    anything of it is changed.
+
+    Raises:
+        BadInput: it is of another machine, and nobody serves its queue there.
+    """
+    try:
+        cluster = repository.studies.named(name).cluster
+    except StudyNotFound:
+        return
+    if not repository.leases.holder(cluster):
+        _refuse_elsewhere(cluster)
+
+
+def _refuse_elsewhere(cluster: str) -> None:
+    place = place_of(cluster)
+    if place.startswith("host:") and place != place_of(this_cluster()):
+        raise BadInput(
+            f"this study runs on {place.removeprefix('host:')}, and this is {this_machine()}; start "
+            "it there, or start a daemon there: autotune daemon. If it is to go on here, as in a "
+            "container that was made anew: autotune resume STUDY --here. A machine keeps its name "
+            f"where {VARIABLE} says it"
+        )
 
 
 def move_here(repository: Repository, name: str) -> None:

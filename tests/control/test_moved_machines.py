@@ -38,6 +38,16 @@ def test_a_study_of_another_name_is_refused_with_advice(
     assert "AUTOTUNE_MACHINE" in told
 
 
+def test_what_is_refused_is_not_queued(played: Replayed, container: pytest.MonkeyPatch) -> None:
+    played.submit(**SHORT)
+    played.repository.studies.request_stop(played.name)
+    container.setattr(socket, "gethostname", lambda: "9b2e77")
+    told = ask("resume", played.name, "--detach", "--storage", played.url, cwd=played.folder)
+    assert told.returncode == 2
+    assert "runs on 4f1c0a, and this is 9b2e77" in told.stderr
+    assert played.study().state == StudyState.STOPPED
+
+
 def test_it_goes_on_where_it_is_moved_to(played: Replayed, container: pytest.MonkeyPatch) -> None:
     played.submit(**SHORT)
     container.setattr(socket, "gethostname", lambda: "9b2e77")

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # More workers than processors, as tests wait a lot; each with a network of its own. Tests that share a
 # fixture stay together.
-TEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
+TEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # Of the machine that `make bundle` packs for.
 BUNDLE := dist/bundle

@@ -73,6 +73,7 @@ def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
     assert "ok    knob accumulation_steps: 1 " in told, told
 
 
+@pytest.mark.slow
 def test_settings_in_a_file_that_an_argument_names(folder: StudyFolder) -> None:
     command = "torchrun --nproc-per-node 2 from_file.py --config settings/train.yaml"
     study = written(folder, command)

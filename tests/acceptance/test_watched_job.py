@@ -66,6 +66,7 @@ def test_the_exit_status_is_that_of_the_job(folder: Path, end: str, status: int)
     wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
 
 
+@pytest.mark.slow
 def test_what_the_job_is_given_reaches_it_byte_for_byte() -> None:
     words = ["a\nb", "$(x) 'y' \"z\"", "-n", "--", os.fsdecode(b"\xff")]
     done = run("import os, sys\nos.write(1, b'|'.join(map(os.fsencode, sys.argv[1:])))", *words)

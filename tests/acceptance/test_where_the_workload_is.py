@@ -14,7 +14,7 @@ def study(tmp_path: Path) -> Path:
     return write_study(tmp_path / "studies", resources={"workers": 1})
 
 
-@pytest.mark.parametrize("where", [".", "studies"])
+@pytest.mark.parametrize("where", [".", pytest.param("studies", marks=pytest.mark.slow)])
 def test_it_is_found(study: Path, tmp_path: Path, where: str) -> None:
     (tmp_path / where / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     found = ask("doctor", "studies/study.yaml", cwd=tmp_path)

@@ -53,6 +53,7 @@ def test_a_study_runs_to_its_verdict_without_them(study: StudyFolder, bare: Comm
         )
 
 
+@pytest.mark.slow
 def test_doctor_says_what_cannot_be_done_without_them(study: StudyFolder, bare: Command) -> None:
     write(study)
     found = bare("doctor")

@@ -123,6 +123,7 @@ class Day:
         return PLAIN(launch)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(26)
 @pytest.mark.fault(29)
 def test_nothing_of_a_day_is_lost(

@@ -13,7 +13,7 @@ from autotune.standalone.simulation import described, simulate
 from launchers.replay import ENVIRONMENT
 from launchers.tables import SECONDS, STATE, THROUGHPUT, write_table
 from tests.control.replayed import MEASUREMENT, SPACE, rate
-from tests.steering import autotune, write_study
+from tests.steering import ask, write_study
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"
 STUDY: dict[str, Any] = {
@@ -109,13 +109,13 @@ def test_what_the_table_does_not_hold_is_said(
 
 def test_people_and_scripts_read_it(tmp_path: Path) -> None:
     recorded(tmp_path)
-    shown = autotune("simulate", "--table", "t.csv", "--json", cwd=tmp_path, check=True)
+    shown = ask("simulate", "--table", "t.csv", "--json", cwd=tmp_path, check=True)
     found = json.loads(shown.stdout)
     assert found["trials"] == 8
     assert found["seconds"] > 0
     assert found["sentence"] in "\n".join(described(simulate(tmp_path / "t.csv")))
     write_study(tmp_path, workload="mlp", search_space={"micro_batch": [2, 32]})
-    refused = autotune("simulate", "study.yaml", "--table", "t.csv", cwd=tmp_path)
+    refused = ask("simulate", "study.yaml", "--table", "t.csv", cwd=tmp_path)
     assert refused.returncode == 2
     assert "micro_batch: 32; it has 1, 2, 4, 8, 16" in refused.stderr
 

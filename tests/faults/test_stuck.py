@@ -168,6 +168,7 @@ def test_what_daemon_and_agent_leave_that_are_killed_at_once_is_ended_by_the_nex
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_rank_is_what_the_kernel_ends_first_where_memory_is_short(tmp_path: Path) -> None:
     with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
         [one] = launcher.slots

@@ -298,6 +298,7 @@ def test_the_gate_sees_the_gradients_of_fused_fp16_without_their_scale(factor):
 # compile, attention
 
 
+@pytest.mark.slow
 def test_compile_compiles_the_model():
     counters = torch._dynamo.utils.counters
     counters.clear()

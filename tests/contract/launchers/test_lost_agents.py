@@ -59,7 +59,7 @@ def test_an_agent_that_dies_between_trials_costs_no_trial(site: Site) -> None:
 
 
 @pytest.mark.fault(6)
-@sites("ray")
+@sites(slow=["ray"])
 def test_a_trial_that_loses_the_actor_of_its_agent(site: Site) -> None:
     report = run_with_grandchild_until(site, lambda: site.agents()[0].parent().kill())
     assert report.lost_agent is True

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import RandomSampler
 
 from autotune.service.daemon import this_cluster
 from autotune.service.submission import submit
 from autotune.spec import load
-from storage import AttemptResult, Database, Repository
+from storage import AttemptResult, Database, Lease, Repository, TrialLedger
 from tests.contract.storage.making import block
 from tests.fault_table import Tally
 from tests.steering import write_study
@@ -20,23 +22,46 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.fault(10)]
 ROOT = Path(__file__).parents[2]
 READERS = 32
 PROCESSES = 4
+KNOBS: dict[str, BaseDistribution] = {"micro_batch": CategoricalDistribution([1, 2, 4])}
+TRIAL_EVERY = 10
+"""Results: what Optuna keeps of a trial takes far longer to write."""
 POLLER = """
-import json, sys, threading
+import io, json, sys, threading
+from wsgiref.util import setup_testing_defaults
+
+import optuna_dashboard
 from autotune.views.overview import status_of
 from storage import Database, Repository
 
-over, looks, errors = threading.Event(), [], []
+over, looks, pages, errors = threading.Event(), [], [], []
 
-def poll():
-    repository = Repository(Database(sys.argv[1]))
-    while not over.is_set():
+def poll(look, seen):
+    last = False
+    while not last:
+        last = over.is_set()
         try:
-            status_of(repository, "tiny")
-            looks.append(1)
+            look()
+            seen.append(1)
         except Exception as error:
             errors.append(repr(error))
 
-readers = [threading.Thread(target=poll) for _ in range(int(sys.argv[2]))]
+def reader():
+    repository = Repository(Database(sys.argv[1]))
+    poll(lambda: status_of(repository, "tiny"), looks)
+
+def dashboard():
+    page = optuna_dashboard.wsgi(Database(sys.argv[1]).optuna())
+
+    def fetch(path):
+        environ, told = {"PATH_INFO": path, "wsgi.errors": io.StringIO()}, []
+        setup_testing_defaults(environ)
+        b"".join(page(environ, lambda status, headers, *_: told.append(status)))
+        assert told == ["200 OK"], (path, told, environ["wsgi.errors"].getvalue())
+
+    poll(lambda: [fetch("/api/studies"), fetch("/api/studies/1")], pages)
+
+readers = [threading.Thread(target=reader) for _ in range(int(sys.argv[2]))]
+readers.append(threading.Thread(target=dashboard))
 for reader in readers:
     reader.start()
 print("polling", flush=True)
@@ -44,7 +69,7 @@ sys.stdin.readline()
 over.set()
 for reader in readers:
     reader.join()
-print(json.dumps({"looks": len(looks), "errors": errors}))
+print(json.dumps({"looks": len(looks), "pages": len(pages), "errors": errors}))
 """
 
 
@@ -53,6 +78,10 @@ def test_no_lock_error_surfaces(tmp_path: Path, tally: Tally, results: int) -> N
     url = f"sqlite:///{tmp_path}/autotune.db"
     repository = Repository(Database(url))
     study = submit(repository, load(write_study(tmp_path)), tmp_path)
+    lease = repository.leases.acquire(this_cluster(), "here", 1, 600)
+    assert lease is not None
+    repository.studies.claim(lease)
+    ledger = TrialLedger(repository.database, study.name, RandomSampler(0), lease)
     command = [sys.executable, "-c", POLLER, url, str(READERS // PROCESSES)]
     pollers = [
         subprocess.Popen(
@@ -64,25 +93,28 @@ def test_no_lock_error_surfaces(tmp_path: Path, tally: Tally, results: int) -> N
         assert [poller.stdout.readline() for poller in pollers if poller.stdout] == [
             "polling\n"
         ] * PROCESSES
-        write(repository, study.id, results)
+        write(repository, ledger, lease, study.id, results)
         told = [json.loads(poller.communicate("\n")[0]) for poller in pollers]
     finally:
         for poller in pollers:
             poller.kill()
-    tally.tried = sum(each["looks"] + len(each["errors"]) for each in told) + results
+    tally.tried = (
+        sum(each["looks"] + each["pages"] + len(each["errors"]) for each in told) + results
+    )
     tally.survived = tally.tried - sum(len(each["errors"]) for each in told)
     attempts = repository.attempts.of(study.id)
     tally.lost = results - sum(not attempt.running for attempt in attempts)
     assert [error for each in told for error in each["errors"]] == []
-    assert all(each["looks"] for each in told)
+    assert all(each["looks"] and each["pages"] for each in told)
     assert tally.lost == 0
 
 
-def write(repository: Repository, study: int, results: int) -> None:
-    lease = repository.leases.acquire(this_cluster(), "here", 1, 600)
-    assert lease is not None
-    repository.studies.claim(lease)
+def write(
+    repository: Repository, ledger: TrialLedger, lease: Lease, study: int, results: int
+) -> None:
+    done = AttemptResult("COMPLETE", throughput=2.0)
     for trial in range(results):
         attempt = repository.attempts.begin(lease, study, trial, {})
-        done = AttemptResult("COMPLETE", throughput=2.0)
         repository.attempts.finish(lease, attempt.id, done, [block(0)])
+        if trial % TRIAL_EVERY == 0:
+            ledger.tell(ledger.ask(KNOBS).number, done, "")

@@ -106,23 +106,27 @@ def watch_command_lines(outage: Outage, over: threading.Event) -> None:
         outage.command_lines.update(processes_in(outage.study.folder).values())
 
 
+@pytest.mark.slow
 @pytest.mark.fault(11)
 def test_the_daemon_goes_on_when_the_server_is_back(outage: Outage) -> None:
     assert outage.state_after == "DONE"
 
 
+@pytest.mark.slow
 @pytest.mark.fault(11)
 def test_the_study_completes_with_nothing_lost_or_repeated(outage: Outage) -> None:
     outage.study.assert_complete(trials=TRIALS)
     assert (outage.study.folder / "best.yaml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(11)
 def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
     assert "Traceback" not in outage.following.output()
     assert outage.follower_exit == 0, outage.following.output()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(20)
 def test_the_password_shows_nowhere(outage: Outage) -> None:
     tiny = outage.study

@@ -71,3 +71,5 @@ def tell(model, loader, optimizer):
 
 if __name__ == "__main__":
     main()
+if dist.is_initialized():
+    dist.destroy_process_group()  # its threads end before the interpreter does

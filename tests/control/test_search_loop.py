@@ -256,7 +256,7 @@ def test_a_budget_that_is_raised_goes_on_where_it_stood(played: Replayed) -> Non
 
 def test_the_model_stops_where_nothing_is_left_to_gain(played: Replayed) -> None:
     space = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "log_interval": [1, 2, 5, 10, 20]}
-    played.run(budget={"trials": 35}, sampler="model", search_space=space)
+    played.run(budget={"trials": 35, "least_gain": 0.005}, sampler="model", search_space=space)
     assert "less than the" in played.said()
     assert 6 <= len(played.trials()) < 25
     played.assert_complete()

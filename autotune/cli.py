@@ -406,7 +406,8 @@ def run_job(
 
 def _watched(best: "BestConfig", port: int, queue: bool, storage: str | None) -> dict[str, str]:
     """Have this process watched; by what variable of the environment its ranks know."""
-    from autotune.service.beside import Wishes, begin
+    from autotune.service.beside import begin
+    from autotune.service.wishes import Wishes
     from autotune.trial.inject.pace import ADDRESS
 
     if best.script is None or "command" in best.script:

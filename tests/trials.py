@@ -2,11 +2,13 @@
 
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import search_spaces
-from autotune.trial.protocol import BlockPlan, Deadlines, TrialRequest
+from autotune.trial.node.agent_process import AgentProcess
+from autotune.trial.protocol import BlockPlan, Deadlines, Message, TrialRequest, from_line
 
+Heard = TypeVar("Heard", bound=Message)
 PATIENT = Deadlines(startup=60, step=60)
 ENDLESS = 1_000_000
 """Blocks that no test waits for."""
@@ -44,3 +46,10 @@ def of_one_rank(chosen: dict[str, Any], **changes: Any) -> TrialRequest:
     """What a single rank in this process is asked: nothing that a launcher would need."""
     fields: dict[str, Any] = {"world_size": 1, "seed": 3, "device": "cpu"}
     return TrialRequest("t", "m:f", {}, chosen, **{**fields, **changes})
+
+
+def heard(agent: AgentProcess, kind: type[Heard]) -> Heard:
+    """The next message of this kind from an agent."""
+    while not isinstance(message := from_line(agent.read()), kind):
+        pass
+    return message

@@ -14,31 +14,15 @@ import signal
 import socket
 import tempfile
 import traceback
-from dataclasses import dataclass
 from typing import NoReturn
 
 from autotune.errors import AutotuneError, BadInput
 from autotune.export.best import BestConfig
+from autotune.service.wishes import Wishes
 from autotune.views.terminal import plain
 
-_MINUTE = 60.0
 _LONGEST_FOLDER = 80
 """Characters; the path of a socket may have 107."""
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What is to be watched for.
-
-    Attributes:
-        port: of the metrics; 0: a free one.
-        storage: URL of the storage in which a new study is queued after a drift; None: in none.
-        every: seconds between two looks.
-    """
-
-    port: int = 0
-    storage: str | None = None
-    every: float = _MINUTE
 
 
 def begin(best: BestConfig, wishes: Wishes) -> str:

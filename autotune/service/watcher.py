@@ -10,8 +10,8 @@ from autotune.analysis.wording import duration, quantity
 from autotune.errors import AutotuneError
 from autotune.export.best import BestConfig
 from autotune.measurement.drift import LOOKS, Change, Drift, Promise, rate_of_job
-from autotune.service.beside import Wishes
 from autotune.service.metrics import LOOPBACK, Metrics
+from autotune.service.wishes import Wishes
 from autotune.trial.inject.pace import Pace
 
 _LONGEST_REPORT = 65536

@@ -107,7 +107,8 @@ while True:
 _LOOKS_OFTEN = """
 import os, sys
 from autotune.export.best import load
-from autotune.service.beside import Wishes, begin
+from autotune.service.beside import begin
+from autotune.service.wishes import Wishes
 from autotune.trial.inject.pace import ADDRESS
 address = begin(load("best.yaml"), Wishes(every=5.0, storage=os.environ.get("STORAGE")))
 from autotune.export.job import tuned

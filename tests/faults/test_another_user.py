@@ -16,18 +16,16 @@ from torch.distributed import TCPStore
 from autotune.trial.node.agent_process import AgentProcess
 from autotune.trial.protocol import (
     Hello,
-    Message,
     NodeReport,
     Placement,
     Preload,
     StartTrial,
-    from_line,
 )
 from launchers import Resources, open_launcher
 from launchers.reservation import IGNORED_USERS
 from tests import stranger
 from tests.steering import StudyFolder, study_folder
-from tests.trials import trial
+from tests.trials import heard, trial
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.fault(30), pytest.mark.timeout(900)]
@@ -173,14 +171,9 @@ def test_what_others_leave_in_a_store_beforehand_is_not_met(project: Path) -> No
     """Its name is known to whoever knows how trials are numbered."""
     agent = AgentProcess("127.0.0.1", str(project / "agent.log"))
 
-    def heard(kind: type[Message]) -> Message:
-        while not isinstance(message := from_line(agent.read()), kind):
-            pass
-        return message
-
     try:
         agent.send(Preload().to_line())
-        hello = heard(Hello)
+        hello = heard(agent, Hello)
         assert isinstance(hello, Hello)
         name = "1/0-search-1/1"
         joins = "import sys\nfrom torch.distributed import TCPStore\n"
@@ -188,7 +181,7 @@ def test_what_others_leave_in_a_store_beforehand_is_not_met(project: Path) -> No
         place = Placement(0, 0, 2, "127.0.0.1", hello.store_port, hello.interface, "secret")
         asked = trial(project, trial=name)
         agent.send(StartTrial(asked, place).to_line())
-        report = heard(NodeReport)
+        report = heard(agent, NodeReport)
         assert isinstance(report, NodeReport)
         assert [end.outcome for end in report.ends] == [None, None]
     finally:

@@ -17,7 +17,6 @@ from autotune.trial.protocol import (
     Deadlines,
     EndTrial,
     Hello,
-    Message,
     NodeReport,
     Placement,
     Preload,
@@ -28,6 +27,7 @@ from autotune.trial.protocol import (
 from launchers import Resources, open_launcher, slot
 from search_spaces import defaults
 from tests.steering import TINY_WORKLOAD, alive, ends_within
+from tests.trials import heard
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -142,13 +142,6 @@ def test_a_suspended_machine_is_no_hang(tmp_path: Path) -> None:
         assert report.ends == ()
     finally:
         assert agent.close() == ""
-
-
-def heard(agent: AgentProcess, kind: type[Message]) -> Message:
-    """The next message of this kind."""
-    while not isinstance(message := from_line(agent.read()), kind):
-        pass
-    return message
 
 
 @pytest.mark.fault(5)

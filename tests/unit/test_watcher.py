@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.export.best import BestConfig
-from autotune.service.beside import Wishes
 from autotune.service.watcher import Watcher
+from autotune.service.wishes import Wishes
 from autotune.trial.inject.meter import BLOCK_SECONDS, Meter
 from autotune.trial.inject.pace import Pace
 from search_spaces import defaults

@@ -20,7 +20,8 @@ from tests.steering import ask, autotune
 FOLDER = Path(__file__).parent.parent / "bad_studies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
-MOST_SECONDS = 2.0
+# Of CPU. On an idle core the largest take 1 to 1.5 s; what reads them in quadratic time takes minutes.
+MOST_SECONDS = 15.0
 MOST_BYTES = 200 * 2**20
 LONGEST_MESSAGE = 500
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.fault_table import FAULTS, FaultTable, tally
@@ -19,6 +20,10 @@ os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As when the tests are started in the background of a script: all that they start inherits it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples everywhere, every time: a run fails for what was changed, and not by a draw.
+hypothesis.settings.register_profile("same", deadline=None)
+hypothesis.settings.load_profile("same")
 
 _FOLDER = Path(__file__).parent
 _MEASURING = ("acceptance", "contract", "faults")

@@ -19,7 +19,7 @@ from tests.steering import tiny_study
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 TEMPLATE = ROOT / "autotune" / "study_template.yaml"
-THOROUGH = settings(deadline=None, max_examples=200, derandomize=True)
+THOROUGH = settings(max_examples=200)
 
 BARE = {"name": "a", "workload": "gpt"}
 

@@ -197,7 +197,12 @@ class Outcome:
 OUTCOMES: dict[str, Outcome] = {}
 
 
-@pytest.fixture(params=[*NAMES, *GENERATED])
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group(f"bad study {name}"))
+        for name in (*NAMES, *GENERATED)
+    ]
+)
 def outcome(request: pytest.FixtureRequest, tmp_path: Path) -> Outcome:
     """What came of checking a file: each of the corpus, then each that is generated."""
     if request.param not in OUTCOMES:

@@ -137,6 +137,7 @@ def test_doctor_fails_where_a_study_cannot_run(tiny: StudyFolder) -> None:
     assert "lower resources.workers" in failed[0]
 
 
+@pytest.mark.slow
 def test_doctor_fails_where_the_baseline_does_not_train(tiny: StudyFolder) -> None:
     tiny.write(workload={"name": "tiny:build", "args": {"trouble": "raise", "at": 2}})
     found = tiny.ask("doctor", "study.yaml")
@@ -347,6 +348,7 @@ def in_turn(attempts: list[StoredAttempt], members: set[int]) -> bool:
     return {a.trial for a in confirmed} == members
 
 
+@pytest.mark.slow
 def test_detach_stop_resume(tiny: StudyFolder) -> None:
     slower = {"name": "tiny:build", "args": {"sleep": 0.05}}
     tiny.write(resources=ONE_RANK, workload=slower, budget={"trials": 2, "least_gain": 0})

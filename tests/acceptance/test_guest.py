@@ -58,6 +58,7 @@ def test_a_study_in_a_folder_with_packages_named_like_ours(
     host.wait_nothing_runs()
 
 
+@pytest.mark.slow
 def test_the_installed_command_finds_its_own_packages_too(host: StudyFolder) -> None:
     """Not only `python -m autotune`: the console script has no folder of its own to look in."""
     host.write(workload="host:build")

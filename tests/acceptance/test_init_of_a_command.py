@@ -114,6 +114,7 @@ def test_hydra(folder: StudyFolder) -> None:
     assert study["baseline"]["accumulation_steps"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "told"),
     [

@@ -60,6 +60,7 @@ def test_doctor_says_knob_by_knob_what_takes_effect(tiny: StudyFolder) -> None:
     assert "4 a step, are not the 8 that the configuration says" in told
 
 
+@pytest.mark.slow
 def test_a_file_that_nobody_reads_is_told(tiny: StudyFolder) -> None:
     """plain_ddp.py has its settings from arguments: it would be measured as what it is not."""
     (tiny.folder / "train.yaml").write_text("batch: 4\nlr: 1.0\n")
@@ -147,6 +148,7 @@ def with_own_knobs(tiny: StudyFolder, **changes: object) -> None:
     )
 
 
+@pytest.mark.slow
 def test_doctor_tries_knobs_of_ones_own(tiny: StudyFolder) -> None:
     with_own_knobs(tiny)
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout

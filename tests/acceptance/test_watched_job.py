@@ -53,7 +53,7 @@ def nothing_left(folder: Path) -> bool:
     ("end", "status"),
     [
         ("sys.exit(7)", 7),
-        ("os.kill(os.getpid(), 9)", -9),
+        pytest.param("os.kill(os.getpid(), 9)", -9, marks=pytest.mark.slow),
         pytest.param("os.abort()", -6, marks=pytest.mark.slow),
         pytest.param("1 / 0", 1, marks=pytest.mark.slow),
         pytest.param("", 0, marks=pytest.mark.slow),
@@ -73,6 +73,7 @@ def test_what_the_job_is_given_reaches_it_byte_for_byte() -> None:
     assert done.stdout == b"|".join(map(os.fsencode, words))
 
 
+@pytest.mark.slow
 def test_it_is_no_child_that_the_job_would_wait_for() -> None:
     text = "import os\ntry:\n    os.wait()\nexcept ChildProcessError:\n    print('none')"
     assert run(text).stdout == b"none\n"
@@ -117,6 +118,7 @@ os.execvpe(job.command[0], list(job.command), {**os.environ, **job.environment, 
 """
 
 
+@pytest.mark.slow
 def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) -> None:
     content = yaml.safe_load(Path("best.yaml").read_text())
     Path("best.yaml").write_text(yaml.safe_dump({**content, "world_size": 2}))
@@ -178,6 +180,7 @@ def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_study_is_queued_under_a_name_of_its_own(folder: Path) -> None:
     url = f"sqlite:///{folder}/autotune.db"
     repository = Repository(Database(url))

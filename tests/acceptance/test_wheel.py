@@ -121,6 +121,7 @@ def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.mark.slow
 def test_what_is_recommended_is_loaded_where_there_is_torch_and_pyyaml_only(
     image: Path, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_the_wheel_holds_what_it_must_and_nothing_else(wheel: Path) -> None:
     assert not any("test" in name for name in names)
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_is_what_runs(installed: Path, empty: StudyFolder) -> None:
     for package in PACKAGES:
         where = call(

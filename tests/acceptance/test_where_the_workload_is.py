@@ -32,6 +32,7 @@ def test_it_is_found_where_the_study_says(tmp_path: Path) -> None:
     assert "ok    baseline: built and trained" in found.stdout
 
 
+@pytest.mark.slow
 def test_the_message_names_both_places(study: Path, tmp_path: Path) -> None:
     found = ask("doctor", "studies/study.yaml", cwd=tmp_path)
     assert (

@@ -151,6 +151,7 @@ def trainer(knobs: dict[str, Any]) -> Any:
     return Trainer(**arguments, logger=False, enable_checkpointing=False)
 
 
+@pytest.mark.slow
 def test_lightnings_trainer() -> None:
     found = trainer({**TUNED, "cudnn_benchmark": True})
     assert found.accumulate_grad_batches == 4

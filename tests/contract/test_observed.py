@@ -80,6 +80,7 @@ def test_percentiles_of_steps_are_in_order_and_agree_with_the_block(
         assert seen["step_max"] <= block.seconds
 
 
+@pytest.mark.slow
 def test_the_rank_that_the_others_wait_for_shows(launcher: Launcher, tmp_path: Path) -> None:
     _, blocks = measured(launcher, tmp_path, seconds=2, sleep=SLEEP, slow_rank=1)
     timed = [seen for block in blocks if (seen := block.observed.get("exposed_seconds"))]

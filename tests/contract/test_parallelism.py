@@ -109,6 +109,7 @@ def test_a_single_rank_needs_no_wrapper(slot: Slot, tmp_path: Path) -> None:
     assert infeasible({**defaults(), "parallelism": "none"}, Facts("cpu", 1)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "precision", "given"),
     [
@@ -149,6 +150,7 @@ def test_data_parallel_is_one_process_that_does_the_work_of_all(
         assert seen.block.samples == 2 * 4 * seen.block.steps
 
 
+@pytest.mark.slow
 def test_a_study_asks_for_one_process_under_data_parallel(tmp_path: Path) -> None:
     resources = {"workers": 2, "cpus_per_worker": 1, "memory_per_worker": "1GiB"}
     spec = StudySpec.model_validate(
@@ -240,6 +242,7 @@ def test_hsdp_shards_within_a_node_and_replicates_over_nodes(tmp_path: Path) -> 
 GPT = {"layers": 2, "d_model": 32, "heads": 2, "length": 32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value", [pytest.param("zero1", marks=pytest.mark.slow), "fsdp", "data_parallel"]
 )

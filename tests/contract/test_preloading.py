@@ -94,6 +94,7 @@ def imports(seen: list[dict[str, object]]) -> set[object]:
     return {entry["pid"] for entry in seen if "pid" in entry}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bench",
     ["local", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.xdist_group("ray")])],
@@ -190,6 +191,7 @@ def test_the_users_own_module_wins_over_one_that_the_library_brings(
         other.unlink()
 
 
+@pytest.mark.slow
 def test_a_library_of_no_weight_is_not_worth_new_agents(bench: Bench, library: Path) -> None:
     library.write_text(library.read_text().replace("time.sleep(1.1)", ""))
     for _ in range(2):

@@ -75,6 +75,7 @@ def seen_under(kind: str, folder: Path, env: Mapping[str, str]) -> dict[str, dic
         return seen(launcher, folder, env)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -142,6 +143,7 @@ def test_a_cache_that_the_user_has_already_is_used(
     assert found["cache"] == str(tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_a_trial_that_compiles_has_longer_to_start(tmp_path: Path) -> None:
     spec = StudySpec.model_validate({**STUDY, "measurement": {"startup_deadline": 100}})
     with launcher_of(spec, tmp_path) as launcher:

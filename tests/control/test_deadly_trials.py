@@ -59,6 +59,7 @@ def test_one_that_happens_to_run_when_its_daemon_dies_runs_again(played: Replaye
     assert states[2] in ("COMPLETE", "PRUNED")
 
 
+@pytest.mark.slow
 def test_one_that_takes_the_machine_with_it_each_time_is_given_up(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

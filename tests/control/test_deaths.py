@@ -36,7 +36,12 @@ COMMITS = [
     Commit("Optuna.set_trial_system_attr", 2),
 ]
 METHODS = [*(commit.method for commit in COMMITS), *HEARTBEATS, "Leases.release"]
-POINTS = [point for commit in COMMITS for point in commit.points]
+# Before a commit nearly everything is as it was after the last one.
+POINTS = [
+    pytest.param(*point, marks=pytest.mark.slow if point[1] == "before" else ())
+    for commit in COMMITS
+    for point in commit.points
+]
 
 
 @pytest.mark.parametrize(("method", "when", "call"), POINTS)

@@ -91,7 +91,7 @@ print("complete", [m.text for m in told()])
 
 @needs_mounts
 @pytest.mark.fault(12)
-@pytest.mark.parametrize("database", ["inside", "outside"])
+@pytest.mark.parametrize("database", ["inside", pytest.param("outside", marks=pytest.mark.slow)])
 def test_the_study_goes_on_once_there_is_room(tmp_path: Any, database: str) -> None:
     """Its folder is on the full disk, and its database is there, too, or not."""
     (tmp_path / "disk").mkdir()

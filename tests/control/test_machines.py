@@ -108,6 +108,7 @@ def test_a_daemon_elsewhere_begins_the_confirmation_anew(played: Replayed) -> No
     assert played.verdict["measured_on"].startswith("an old one")
 
 
+@pytest.mark.slow
 def test_a_machine_that_changes_all_the_time_is_waited_for(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

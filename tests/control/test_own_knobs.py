@@ -93,6 +93,7 @@ def test_all_that_is_allowed_is_tried_and_nothing_else(played: Replayed, sampler
     assert "overlap=true, pipeline_parallel=1, tensor_parallel=8 reaches" in verdict["sentence"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
 def test_other_samplers_know_what_is_allowed(played: Replayed, sampler: str) -> None:
     budget = {"trials": 9, "least_gain": 0}

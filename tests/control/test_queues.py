@@ -80,6 +80,7 @@ def test_one_that_an_earlier_version_has_queued_is_taken_over(played: Replayed) 
     assert played.study().cluster == this_cluster()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_stays_is_found_while_it_has_nothing_to_do(played: Replayed) -> None:
     """Else `start` would start another one beside it."""
     daemon = Daemon(played.repository, this_cluster(), played.machine.open)

@@ -48,6 +48,7 @@ def study(**changes: Any) -> StudySpec:
     return StudySpec.model_validate({**STUDY, **changes})
 
 
+@pytest.mark.slow
 def test_the_tables_own_study_ends_in_its_verdict(tmp_path: Path) -> None:
     table = recorded(tmp_path)
     found = simulate(table, study(budget={"trials": 10}))

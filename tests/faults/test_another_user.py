@@ -167,6 +167,7 @@ print("there")
 """
 
 
+@pytest.mark.slow
 def test_what_others_leave_in_a_store_beforehand_is_not_met(project: Path) -> None:
     """Its name is known to whoever knows how trials are numbered."""
     agent = AgentProcess("127.0.0.1", str(project / "agent.log"))
@@ -188,6 +189,7 @@ def test_what_others_leave_in_a_store_beforehand_is_not_met(project: Path) -> No
         agent.close()
 
 
+@pytest.mark.slow
 def test_every_launch_has_a_secret_of_its_own(project: Path) -> None:
     keys: list[str] = []
     with open_launcher("local", Resources(2, 0, 1, 1), str(project), None) as launcher:

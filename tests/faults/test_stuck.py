@@ -114,6 +114,7 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
         assert again.outcome is None, again.cause
 
 
+@pytest.mark.slow
 @pytest.mark.fault(32)
 def test_a_suspended_machine_is_no_hang(tmp_path: Path) -> None:
     """All processes are stopped for longer than a step may take, as `docker pause` does."""

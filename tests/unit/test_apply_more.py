@@ -192,6 +192,7 @@ def test_loader_workers_prepare_the_batches(workers):
 # gradient_compression, static_graph, broadcast_buffers
 
 
+@pytest.mark.slow
 def test_gradients_travel_in_half_precision():
     dtypes = []
     for chosen in ("none", "fp16"):
@@ -342,6 +343,7 @@ def test_what_is_in_no_block_is_not_gathered_twice(parallelism, blocks_kept):
     assert kept == [True, blocks_kept]
 
 
+@pytest.mark.slow
 def test_blocks_that_are_sharded_are_compiled_one_by_one():
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters

@@ -20,7 +20,7 @@ from autotune.analysis.verdict import Verdict
 from autotune.export import best, writing
 from search_spaces import defaults
 
-THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
+THOROUGH = settings(max_examples=100)
 
 VERDICT = {
     "kind": "better",

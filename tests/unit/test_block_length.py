@@ -8,7 +8,7 @@ from autotune.trial.observers.timing import BlockLength
 from autotune.trial.protocol import BlockPlan
 from autotune.trial.rank.profiling import affordable
 
-THOROUGH = settings(deadline=None, max_examples=300, derandomize=True)
+THOROUGH = settings(max_examples=300)
 
 
 def settled(seconds: float, min_steps: int, log_interval: int, step_seconds: float) -> list[int]:

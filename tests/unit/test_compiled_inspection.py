@@ -19,6 +19,7 @@ def trajectory(loop, *rest):
     loop.take(run_trajectory(loop, UpdateNorms(loop), *rest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inspection", [trajectory, run_profile])
 def test_a_compiled_model_is_compiled_under_inspection(tmp_path, inspection):
     torch._dynamo.reset()

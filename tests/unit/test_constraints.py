@@ -16,7 +16,7 @@ from tests.steering import tiny_study
 CPU = Facts("cpu", 2)
 AMPERE = Facts("cuda", 2, (8, 0), backend="nccl")
 TURING = Facts("cuda", 2, (7, 5), backend="nccl")
-THOROUGH = settings(deadline=None, max_examples=200, derandomize=True)
+THOROUGH = settings(max_examples=200)
 
 SWITCHES = [name for name, knob in CATALOGUE.items() if isinstance(knob.default, bool)]
 RANGES = [name for name, knob in CATALOGUE.items() if isinstance(knob.domain, Range)]

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.trial import failure
@@ -92,7 +92,6 @@ def test_of_hung_ranks_the_one_that_has_come_least_far_is_the_cause():
     assert (found.rank, found.cause) == (1, "a step took long; the others wait for it")
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([None, *FAILURES]), max_size=8))
 def test_among_equals_the_first_is_the_cause(outcomes):
     ends = [ended(rank, outcome) for rank, outcome in enumerate(outcomes)]

@@ -13,7 +13,7 @@ from launchers import Resources
 from launchers.devices import visible
 from launchers.layout import Layout, NodeCapacity, plan
 
-THOROUGH = settings(deadline=None, max_examples=300, derandomize=True)
+THOROUGH = settings(max_examples=300)
 
 nodes = st.builds(NodeCapacity, cpus=st.integers(0, 32), gpus=st.integers(0, 8))
 clusters = st.lists(nodes, min_size=1, max_size=6)

@@ -30,8 +30,8 @@ from autotune.trial.protocol import (
 )
 from tests.trials import of_one_rank
 
-THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
-FOR_EACH_KIND = settings(deadline=None, max_examples=40, derandomize=True)
+THOROUGH = settings(max_examples=100)
+FOR_EACH_KIND = settings(max_examples=40)
 
 # Any text that Python can hold, lone surrogates too: logs and error messages come from anywhere.
 text = st.text(st.characters(), max_size=30)

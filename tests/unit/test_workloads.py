@@ -48,7 +48,7 @@ CLASSES = {
     "huggingface": 256,
 }
 MODULES = {"gpt": gpt, "transformer": transformer}
-THOROUGH = settings(deadline=None, max_examples=100, derandomize=True)
+THOROUGH = settings(max_examples=100)
 
 
 def tiny(name: str) -> autotune.Workload:

@@ -53,6 +53,7 @@ def test_the_first_failure_is_the_cause_even_if_the_agent_is_slow(site: Site) ->
     assert report.cause.startswith("rank 1: ValueError: planted error (")
 
 
+@pytest.mark.slow
 @sites("pair")
 def test_the_first_failure_is_the_cause_on_whatever_node_it_was(site: Site) -> None:
     causes = [

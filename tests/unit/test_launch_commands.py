@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.cli import _path_and_command
+from autotune.cli.running import _path_and_command
 from autotune.errors import BadInput
 from autotune.standalone.command import Launched, taken_apart
 

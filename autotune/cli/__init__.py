@@ -1,0 +1,76 @@
+"""The commands. Each one reads its arguments, calls one thing, prints what came of it."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from autotune import __version__
+from autotune.cli import job, looking, reference, results, running, studies
+from autotune.errors import AutotuneError, BadInput
+from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+
+_OF_SOME_COMMANDS = {"pandas": "pandas", "optuna_dashboard": "optuna-dashboard"}
+"""Module -> package that studies do not need, but a command does."""
+_WITH_A_COMMAND = {"ignore_unknown_options": True}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Finds, with measured proof, the training configuration with the highest throughput.",
+)
+# In the order in which `autotune --help` lists them.
+app.command(context_settings=_WITH_A_COMMAND)(running.init)
+app.command(context_settings=_WITH_A_COMMAND)(running.start)
+app.command()(running.resume)
+app.command()(studies.stop)
+app.command()(studies.delete)
+app.command()(studies.clean)
+app.command()(running.watch)
+app.command()(studies.status)
+app.command("list")(studies.list_)
+app.command()(studies.logs)
+app.command()(results.export)
+app.command("run", context_settings=_WITH_A_COMMAND)(job.run_job)
+app.command()(results.report)
+app.command()(results.dashboard)
+app.command()(looking.doctor)
+app.command()(looking.diagnose)
+app.command()(looking.record)
+app.command()(looking.simulate)
+app.command()(reference.knobs)
+app.command()(reference.presets)
+app.command()(reference.schema)
+app.command()(running.daemon)
+
+
+def run() -> None:
+    """Run the command line; errors of ours are shown without a traceback."""
+    try:
+        app()
+    except AutotuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_SOME_COMMANDS:
+            raise
+        package = _OF_SOME_COMMANDS[error.name]
+        print(
+            f"error: this needs {package}, which is not installed: pip install {package}",
+            file=sys.stderr,
+        )
+        sys.exit(BadInput.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit

@@ -1,0 +1,62 @@
+"""What commands take, and where it leads: to a storage, and to a study in it."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.errors import BadInput
+
+if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from storage import Repository, StoredStudy
+
+DEFAULT_STORAGE = "sqlite:///autotune.db"
+
+StudyArgument = Annotated[str, typer.Argument(help="Name of a study, or its study.yaml.")]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Storage URL; else that of study.yaml, $AUTOTUNE_STORAGE, sqlite:///autotune.db."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def open_storage(url: str, *, existing: bool = False) -> "Repository":
+    """The repository behind a URL; with `existing`, a SQLite file that is not there is an error."""
+    from storage import Database, Repository
+    from storage.database import parse
+
+    parsed = parse(url)
+    if (
+        existing
+        and parsed.get_backend_name() == "sqlite"
+        and not Path(parsed.database or "").exists()
+    ):
+        raise BadInput(
+            f"there is no {parsed.database}; go to the folder where the study was started, or "
+            "give its study.yaml or --storage"
+        )
+    return Repository(Database(url))
+
+
+def url_of(*given: str | None) -> str:
+    """The storage: the first that is given, else that of the environment, else a file here."""
+    named = (url for url in given if url is not None)
+    return next(named, os.environ.get("AUTOTUNE_STORAGE") or DEFAULT_STORAGE)
+
+
+def located(study: str, storage: str | None) -> tuple[str, str]:
+    """(storage URL, study name) for a name or a study.yaml."""
+    if study.endswith((".yaml", ".yml")):
+        from autotune.spec import load
+
+        spec = load(Path(study))
+        return url_of(storage, spec.storage), spec.name
+    return url_of(storage), study
+
+
+def export_path(study: "StoredStudy") -> Path:
+    """Where its best.yaml goes."""
+    return Path(study.workdir, study.spec["export"])

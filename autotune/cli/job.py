@@ -1,0 +1,79 @@
+"""The command that runs the user's own job with what was found."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.arguments import StorageOption, open_storage, url_of
+from autotune.cli.results import best_in
+from autotune.errors import BadInput
+from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+
+if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from autotune.export.best import BestConfig
+
+
+def run_job(
+    best: Annotated[
+        Path, typer.Argument(help="The best.yaml of a study over a script or command.")
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Your launch command, after `--`; a study over a command has it already."
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Say when the job is slower than was measured.")
+    ] = False,
+    metrics_port: Annotated[
+        int, typer.Option(help="For --watch, on loopback; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
+    queue_on_drift: Annotated[
+        bool,
+        typer.Option("--queue-on-drift", help="Tune again if the job is slower as it ends."),
+    ] = False,
+    storage: StorageOption = None,
+) -> None:
+    """Run your own job with the recommended configuration."""
+    from autotune.export.best import load
+
+    config = best_in(best, load)
+    if not watch and (metrics_port or queue_on_drift):
+        raise BadInput("--metrics-port and --queue-on-drift go with --watch")
+    watched = _watched(config, metrics_port, queue_on_drift, storage) if watch else {}
+    # Imported once a watcher was forked: they bring libraries that start threads.
+    from autotune.export.command import recommended
+    from autotune.export.job import Job, tuned
+
+    job = tuned(config, command, os.environ) if command else Job(recommended(config), {}, ())
+    for difference in job.differences:
+        print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
+    environment = {**os.environ, **job.environment, **watched}
+    try:
+        os.execvpe(_found(job.command[0]), list(job.command), environment)
+    except OSError as error:
+        raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
+
+
+def _watched(best: "BestConfig", port: int, queue: bool, storage: str | None) -> dict[str, str]:
+    """Have this process watched; by what variable of the environment its ranks know."""
+    from autotune.service.beside import begin
+    from autotune.service.wishes import Wishes
+    from autotune.trial.inject.pace import ADDRESS
+
+    if best.script is None or "command" in best.script:
+        raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")
+    if queue:  # the study is there
+        open_storage(url_of(storage), existing=True).studies.named(best.provenance["study"])
+    return {ADDRESS: begin(best, Wishes(port, url_of(storage) if queue else None))}
+
+
+def _found(program: str) -> str:
+    """A program of the user's: on the path, else beside this interpreter, as torchrun is."""
+    beside = Path(sys.executable).parent / program  # which leaves an absolute path as it is
+    return str(beside) if shutil.which(program) is None and beside.is_file() else program

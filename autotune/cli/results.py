@@ -1,0 +1,173 @@
+"""Commands that hand over what a study has found."""
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.arguments import (
+    JsonOption,
+    StorageOption,
+    StudyArgument,
+    export_path,
+    located,
+    open_storage,
+)
+from autotune.errors import BadInput
+from autotune.views.terminal import hand_over
+from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+
+if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from autotune.export.best import BestConfig
+    from storage import Repository
+
+
+def report(
+    study: StudyArgument,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute the figures again from the timed blocks.")
+    ] = False,
+    storage: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The verdict in full, or before there is one what the study has in hand, and what supports it."""
+    from autotune.views import paper
+    from autotune.views.in_hand import in_hand
+    from autotune.views.recompute import recomputed_verdict
+    from storage import Attempts
+
+    url, name = located(study, storage)
+    repository = open_storage(url, existing=True)
+    stored = repository.studies.named(name)
+    verdict = recomputed_verdict(repository, name) if recompute else in_hand(repository, stored)
+    if as_json:
+        attempts = Attempts(repository.attempts.of(stored.id), {})
+        ran = paper.how_it_ran(repository, attempts, verdict.trial)
+        shown = {**verdict.as_dict(), "running": ran and dataclasses.asdict(ran)}
+        print(json.dumps(shown, indent=2))
+    else:
+        print(paper.report(repository, name, verdict))
+
+
+def export(
+    study: Annotated[str, typer.Argument(help="Name of a study, its study.yaml, or a best.yaml.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File; else of a study as it says; all else is printed."
+        ),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="yaml, json, env, argv, hf-trainer, accelerate, lightning, deepspeed, hydra or "
+            "torchtitan.",
+        ),
+    ] = "yaml",
+    trials: Annotated[
+        Path | None,
+        typer.Option(help="Write all attempts as CSV there instead; -: print them."),
+    ] = None,
+    storage: StorageOption = None,
+) -> None:
+    """Write what a study recommends, or has in hand by now, as best.yaml or in the terms of another
+    tool; or all attempts as CSV."""
+    from autotune.export import best, formats, offering, writing
+    from autotune.views.in_hand import in_hand
+
+    formats.known(form)
+    if trials and form != "yaml":
+        raise BadInput(f"--trials writes CSV, not {form}; leave one of the two out")
+    if study.endswith((".yaml", ".yml")) and best.is_best(study):
+        if trials:
+            raise BadInput(f"{study} holds no attempts; give the name of the study")
+        _hand_over(best_in(Path(study), best.read), form, output)
+        return
+    url, name = located(study, storage)
+    repository = open_storage(url, existing=True)
+    stored = repository.studies.named(name)
+    if trials:
+        _write_attempts(repository, name, trials)
+        return
+    answer = in_hand(repository, stored)
+    if form != "yaml":
+        _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
+        return
+    target = output or export_path(stored)
+    if output is None and (refused := writing.not_ours(target)):
+        raise BadInput(refused)
+    if offering.export(repository, stored, answer, target):
+        print(answer.sentence, file=sys.stderr)
+    print(target)
+
+
+def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
+    from autotune.views.frame import attempts_frame
+
+    frame = attempts_frame(repository, name)
+    if str(target) == "-":
+        hand_over(frame.to_csv(index=False))
+        return
+    try:
+        frame.to_csv(target, index=False)
+    except OSError as error:
+        raise BadInput(f"{target} cannot be written: {error}") from None
+    print(target)
+
+
+def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
+    """Print or write a recommendation in a format; what that cannot say goes to standard error."""
+    from autotune.export.formats import FORMATS, remarks
+    from autotune.export.writing import write_text
+
+    said = FORMATS[form](best)
+    if best.provisional:
+        print(best.provenance["verdict"], file=sys.stderr)
+    for line in remarks(form, said):
+        print(line, file=sys.stderr)
+    if target is None:
+        hand_over(said.text)
+        return
+    try:
+        write_text(target, said.text)
+    except OSError as error:
+        raise BadInput(f"{target} cannot be written: {error.strerror}") from None
+    print(target)
+
+
+def best_in(path: Path, read: Callable[[Path], "BestConfig"]) -> "BestConfig":
+    """What a best.yaml says."""
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def dashboard(
+    study: StudyArgument,
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8080,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    storage: StorageOption = None,
+) -> None:
+    """Open the study in optuna-dashboard, on loopback only, for whoever has the address it prints."""
+    from autotune.paths import dashboard_link
+    from autotune.views.dashboard import opened, serve
+
+    url, name = located(study, storage)
+    repository = open_storage(url, existing=True)
+    repository.studies.named(name)
+    with contextlib.ExitStack() as until_it_ends:
+
+        def ready(address: str) -> None:
+            told = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
+            print(told, flush=True)
+            if browser:
+                until_it_ends.enter_context(opened(address, dashboard_link(Path.cwd())))
+
+        serve(repository.database, name, port, ready)

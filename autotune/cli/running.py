@@ -1,0 +1,223 @@
+"""Commands that start studies, follow them, and run them."""
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.arguments import (
+    JsonOption,
+    StorageOption,
+    StudyArgument,
+    export_path,
+    located,
+    open_storage,
+    url_of,
+)
+from autotune.errors import BadInput
+from autotune.views.terminal import PlainFormatter
+from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+
+if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
+    from storage import Repository, StoredStudy
+
+
+def init(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STUDY.yaml] [-- COMMAND]",
+            help="File to write (study.yaml), and your own launch command.",
+        ),
+    ] = None,
+) -> None:
+    """Write a commented study.yaml to start from: of your launch command after `--`, which is run for a
+    few steps and looked at; else an example, and one of a workload of your own."""
+    from autotune.standalone.starter import write_of_command, write_study, write_workload
+
+    path, command = _path_and_command(words or [])
+    if command:
+        print(f"{path} written: {write_of_command(path, command, _tell)}")
+        print(f"next: autotune doctor {path}, or at once: autotune start {path}")
+        return
+    write_study(path)
+    print(f"{path} written; edit it, then: autotune start {path}")
+    if workload := write_workload(path.parent):
+        print(f"{workload} written: put your own model there; `workload: {workload.stem}:build`")
+
+
+def start(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[STUDY.yaml] [-- COMMAND]",
+            help="The study.yaml; with your own launch command it is written first.",
+        ),
+    ],
+    storage: StorageOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a study, or go on with it. Ctrl-C only stops following; the study runs on."""
+    from autotune.spec import load
+    from autotune.spec.document import read
+
+    study, command = _path_and_command(words)
+    if command:
+        from autotune.standalone.starter import write_of_command
+
+        print(f"{study} written: {write_of_command(study, command, _tell)}", flush=True)
+    spec = load(study)
+    # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
+    from autotune.service.submission import refuse_elsewhere, submit
+
+    url = url_of(storage, spec.storage)
+    try:
+        repository = open_storage(url)
+    except BadInput as error:
+        if storage is not None or spec.storage is None:
+            raise
+        raise BadInput(f"{read(study).where(('storage',))}: storage: {error}") from None
+    if not foreground:
+        refuse_elsewhere(repository, spec.name)
+    submitted = submit(repository, spec, Path.cwd(), study)
+    _attend(repository, submitted.name, detach, foreground, as_json)
+
+
+def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
+    """A study file comes first, if it is there; whatever follows is a command. A single word is a file,
+    whatever its name, unless it is a script."""
+    is_file = len(words) == 1 and not words[0].endswith(".py")
+    if words and (is_file or Path(words[0]).suffix in (".yaml", ".yml")):
+        return Path(words[0]), words[1:]
+    return Path("study.yaml"), words
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def resume(
+    study: StudyArgument,
+    storage: StorageOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run in this process, without a daemon.")
+    ] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="Move it to this machine from the one it was on.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a study that was stopped or has failed, with its stored settings."""
+    from autotune.service.submission import go_on, move_here, refuse_elsewhere
+
+    url, name = located(study, storage)
+    repository = open_storage(url, existing=True)
+    if here:
+        move_here(repository, name)
+    if not foreground:
+        refuse_elsewhere(repository, name)
+    go_on(repository, name)
+    _attend(repository, name, detach, foreground, as_json)
+
+
+def watch(study: StudyArgument, storage: StorageOption = None) -> None:
+    """Follow a study that a daemon runs."""
+    from autotune.service.follow import conclusion, exit_code, follow
+
+    url, name = located(study, storage)
+    repository = open_storage(url, existing=True)
+    study_now = repository.studies.named(name)
+    ended = _interruptible(repository, name, lambda: follow(repository, study_now))
+    print(conclusion(repository, ended, export_path(ended)))
+    raise typer.Exit(exit_code(ended))
+
+
+def daemon(
+    cluster: Annotated[
+        str | None, typer.Option(help="Where: host:NAME or ray:ADDRESS; this machine.")
+    ] = None,
+    idle_exit: Annotated[
+        float | None, typer.Option(help="Leave after so many seconds without a study.")
+    ] = None,
+    storage: StorageOption = None,
+    storage_on_stdin: Annotated[
+        bool, typer.Option("--storage-on-stdin", help="Read the storage URL as a line of input.")
+    ] = False,
+) -> None:
+    """Run what you queue with this Python and these devices. `start` starts one by itself."""
+    from autotune.service.daemon import Daemon, this_cluster
+    from autotune.service.queues import owned
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    url = sys.stdin.readline().strip() if storage_on_stdin else url_of(storage)
+    running = Daemon(open_storage(url), owned(cluster) if cluster else this_cluster())
+    _on_signals(running.shut_down)
+    running.serve(idle_seconds=idle_exit)
+
+
+def _attend(
+    repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
+) -> None:
+    """See that a submitted study runs, and follow it."""
+    from autotune.service.follow import conclusion, exit_code, follow
+    from autotune.service.submission import Keeper
+    from autotune.views.overview import status_of
+
+    study = repository.studies.named(name)
+    # The daemon works in the study's folder: a relative path must not be taken from there.
+    absolute = repository.database.url.render_as_string(hide_password=False)
+    keep_alive = _run_here(repository, study) if foreground else Keeper(repository, study, absolute)
+    if not study.state.ended:
+        keep_alive()
+    if detach:
+        print(
+            f"{name} is {repository.studies.named(name).state}; autotune watch {name} follows it."
+        )
+        return
+    # What a script reads is the JSON alone; people still see the rest.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        ended = _interruptible(repository, name, lambda: follow(repository, study, keep_alive))
+        print(conclusion(repository, ended, export_path(ended)))
+    if as_json:
+        print(json.dumps(status_of(repository, name), indent=2))
+    raise typer.Exit(exit_code(ended))
+
+
+def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], None]:
+    """Run the study in a thread of this process; returns a check that it is run."""
+    from autotune.service.daemon import Daemon
+    from autotune.service.submission import Here
+
+    running = Daemon(repository, study.cluster)
+    _on_signals(running.stop)
+    return Here(repository, study, running)
+
+
+def _interruptible(
+    repository: "Repository", name: str, action: Callable[[], "StoredStudy"]
+) -> "StoredStudy":
+    from autotune.service.follow import detached
+
+    try:
+        return action()
+    except KeyboardInterrupt:
+        print(detached(repository, name))
+        raise typer.Exit(0) from None
+
+
+def _on_signals(leave: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: leave())

@@ -1,0 +1,83 @@
+"""Commands about studies that are there: what becomes of them, and where they stand."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.arguments import (
+    JsonOption,
+    StorageOption,
+    StudyArgument,
+    located,
+    open_storage,
+    url_of,
+)
+from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+
+
+def stop(study: StudyArgument, storage: StorageOption = None) -> None:
+    """Stop a study; its running trial is given up, everything recorded stays."""
+    url, name = located(study, storage)
+    repository = open_storage(url, existing=True)
+    if repository.studies.named(name).state.ended:
+        print(f"{name} is not running ({repository.studies.named(name).state}).")
+        return
+    repository.studies.request_stop(name)
+    ended = repository.studies.named(name).state.ended
+    print(
+        f"{name} {'is stopped' if ended else 'stops within seconds'}; autotune resume {name} goes on."
+    )
+
+
+def delete(study: StudyArgument, storage: StorageOption = None) -> None:
+    """Delete a study that has ended: what is recorded of it, its trials, its logs. best.yaml stays."""
+    from autotune.service import cleaning
+
+    url, name = located(study, storage)
+    gone = cleaning.delete(open_storage(url, existing=True), name)
+    print(f"{name} is deleted{''.join(f', with {folder}' for folder in gone)}.")
+
+
+def clean(storage: StorageOption = None) -> None:
+    """Remove logs and compiled code of studies that have ended or are deleted; records stay."""
+    from autotune.service import cleaning
+
+    gone = cleaning.clean(open_storage(url_of(storage), existing=True), Path.cwd())
+    print("\n".join(map(str, gone)) or "There is nothing to remove.")
+
+
+def status(
+    study: StudyArgument, storage: StorageOption = None, as_json: JsonOption = False
+) -> None:
+    """Where a study stands."""
+    from autotune.views.overview import describe, status_of
+
+    url, name = located(study, storage)
+    standing = status_of(open_storage(url, existing=True), name)
+    print(json.dumps(standing, indent=2) if as_json else describe(standing))
+
+
+def list_(storage: StorageOption = None, as_json: JsonOption = False) -> None:
+    """All studies in the storage."""
+    from autotune.views.overview import status_of, table
+
+    repository = open_storage(url_of(storage), existing=True)
+    rows = [status_of(repository, study.name) for study in repository.studies.all()]
+    print(json.dumps(rows, indent=2) if as_json else table(rows))
+
+
+def logs(
+    study: StudyArgument,
+    trial: Annotated[int | None, typer.Option(help="What the ranks of this trial printed.")] = None,
+    storage: StorageOption = None,
+) -> None:
+    """What a study's daemon had to say, or what a trial printed."""
+    from autotune.views.logs import study_log, trial_log
+
+    url, name = located(study, storage)
+    repository = open_storage(url, existing=True)
+    lines = study_log(repository, name) if trial is None else trial_log(repository, name, trial)
+    for line in lines:
+        print(line)

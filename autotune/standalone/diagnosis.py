@@ -16,7 +16,7 @@ from autotune.runs.plan import Plan, launcher_of, profiled
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
 from autotune.trial.files import make_private
-from search_spaces import infeasible
+from search_spaces import CATALOGUE, infeasible
 from storage import AttemptResult
 
 _PAIRS = 2
@@ -54,10 +54,10 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
     Raises:
         BadInput: the baseline cannot run here, with the reason.
     """
-    if spec.workload.is_script:
+    if spec.workload.command:
         raise BadInput(
-            "scripts cannot be profiled yet, nor commands; `autotune doctor` says which knobs act, and "
-            "`autotune start` measures them"
+            "a command cannot be profiled: its ranks are its own; `autotune doctor` says which knobs "
+            "act, and `autotune start` measures them"
         )
     make_private(folder)
     with launcher_of(spec, folder) as launcher:
@@ -71,16 +71,24 @@ def _looked_at(probe: Probe) -> Diagnosis:
     result = probe.run("profile", plan.baseline, judge, profiled)
     if problem := why_not(result):
         raise BadInput(f"the baseline ended in {problem}")
+    if not judge.seen:
+        raise BadInput(f"the baseline shows nothing: {result.cause}")
     observed: Any = judge.seen[0].block.observed
+    unusable = [*observed.get("unusable", ()), *_elsewhere(plan.spec)]
     throughput, rising = _speed(probe)
     return Diagnosis(
-        findings(observed, plan.baseline, plan.facts, rising),
+        findings({**observed, "unusable": unusable}, plan.baseline, plan.facts, rising),
         breakdown(observed["parts"]),
         throughput,
         plan.spec.objective.unit,
         rising,
         probe.files("profile").traces(),
     )
+
+
+def _elsewhere(spec: StudySpec) -> list[str]:
+    """Knobs that nobody can turn in a script: its study has those that can be."""
+    return [name for name in CATALOGUE if spec.workload.is_script and name not in spec.values()]
 
 
 def _speed(probe: Probe) -> tuple[float, float | None]:
@@ -93,6 +101,7 @@ def _speed(probe: Probe) -> tuple[float, float | None]:
     plan = probe.plan
     doubled = {**plan.baseline, "micro_batch": 2 * plan.baseline["micro_batch"]}
     refused = bool(infeasible(doubled, dataclasses.replace(plan.facts, global_batch=None)))
+    refused |= plan.spec.workload.is_script and "micro_batch" not in plan.spec.flags
     once, twice = [], []
     for number in range(_PAIRS):
         run = _timed(probe, f"once-{number}", plan.baseline)

@@ -141,7 +141,7 @@ class Finals:
             return
         chosen, baseline = confirmation.choice(), confirmation.baseline
         profiled = {chosen, chosen if baseline is None else baseline}
-        for trial in sorted(() if self._plan.spec.workload.is_script else profiled):
+        for trial in sorted(() if self._plan.spec.workload.command else profiled):
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
             self._attribute(chosen, confirmation.candidates[chosen].knobs)

@@ -43,8 +43,8 @@ class Opening:
 
     def _look(self, bench: Bench) -> dict[str, Any] | None:
         """What is observed of the baseline's profile; None if it does not run. Nobody looks into a
-        script so far."""
-        if self._plan.spec.workload.is_script:
+        command."""
+        if self._plan.spec.workload.command:
             return {}
         while (profile := self._profile()) is None:
             bench.run(

@@ -79,11 +79,17 @@ def test_a_file_that_nobody_reads_is_told(tiny: StudyFolder) -> None:
     assert all("train.yaml: no rank has read it" in line for line in failed), told
 
 
-def test_a_script_is_not_diagnosed_by_mistake(tiny: StudyFolder) -> None:
+def test_a_script_is_diagnosed(tiny: StudyFolder) -> None:
     write(tiny, OURS, search_space={"micro_batch": [4, 8]}, baseline={"accumulation_steps": 1})
-    told = tiny.ask("diagnose", "study.yaml")
-    assert told.returncode == 2
-    assert "scripts cannot be profiled yet" in told.stderr
+    told = tiny.ask("diagnose", "study.yaml", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert set(found["parts"]) >= {"compute", "communication", "optimizer", "loader"}
+    assert all(found["parts"][part] > 0 for part in ("compute", "optimizer", "loader"))
+    named = {knob for finding in found["findings"] for knob in finding["knobs"]}
+    assert named == {"micro_batch", "accumulation_steps"}, "what its study turns"
+    assert found["rising"] > 0
+    assert len(found["traces"]) == 2
 
 
 @pytest.mark.slow

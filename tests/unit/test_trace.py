@@ -97,6 +97,56 @@ def test_on_the_cpu_the_thread_that_trains_is_the_device():
     assert found["idle"] == 0
 
 
+def test_a_script_names_neither_its_batches_nor_where_it_reads():
+    found = parts(
+        [
+            span("step", 0, 100),
+            span("loader", 0, 10),
+            event("cpu_op", "aten::mm", 20, 40),  # its forward pass, of a model nobody has wrapped
+            span("backward", 40, 70),
+            span("optimizer", 70, 80),
+            event("cpu_op", "aten::_local_scalar_dense", 80, 90),
+        ]
+    )
+    assert found["compute"] == pytest.approx(0.50)
+    assert found["optimizer"] == pytest.approx(0.10)
+    assert found["synchronisation"] == pytest.approx(0.10)
+    assert found["launching"] == pytest.approx(0.20)
+
+
+def test_what_a_step_computes_by_itself_is_no_update():
+    """The optimizer is given a function that runs both passes."""
+    found = parts(
+        [
+            span("step", 0, 100),
+            span("optimizer", 0, 100),
+            span("forward", 10, 40),
+            span("backward", 40, 80),
+        ]
+    )
+    assert found["compute"] == pytest.approx(0.70)
+    assert found["optimizer"] == pytest.approx(0.30)
+
+
+def test_what_a_script_copies_to_the_device_outside_its_passes_is_a_batch():
+    passes = [
+        event("cpu_op", "aten::mm", 20, 21),
+        span("forward", 20, 40),
+        span("optimizer", 70, 80),
+    ]
+    found = parts(
+        [
+            span("step", 0, 100),
+            *passes,
+            *copy(HOST_TO_DEVICE, 10, 15, asked_at=9),
+            *copy(HOST_TO_DEVICE, 30, 32, asked_at=29),
+            *copy(HOST_TO_DEVICE, 75, 76, asked_at=74),
+        ]
+    )
+    assert found["copies"] == pytest.approx(0.05)
+    assert found["compute"] == pytest.approx(0.03)
+
+
 def test_on_a_device_its_own_timeline_counts_and_the_host_explains_the_gaps():
     found = parts(
         [

@@ -116,7 +116,8 @@ def _train(
         connection.send_bytes(block.to_line())
 
     if request.profile:
-        profiling.run_profile(loop, request, context, report)
+        subject = profiling.LoopSubject(loop, request.replicas)
+        loop.take(profiling.run_profile(subject, request, context, report))
     elif request.trajectory:
         loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, report))
     else:

@@ -2,13 +2,12 @@
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.trial.effects.unusable import unusable
@@ -20,6 +19,7 @@ from autotune.trial.rank import trace
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import RankFigures
 from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.training import Training
 
 _ATTENTION = "scaled_dot_product"
 _FEWEST = 2
@@ -64,65 +64,117 @@ class _RankProfile(NamedTuple):
     shares: trace.Shares
 
 
+class Subject(Protocol):
+    """A training under the profiler, whoever drives it."""
+
+    training: Training
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        """Where the model moves the batch away from the outermost dimension."""
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """The first step, looked at operator by operator."""
+
+    def marked(self) -> AbstractContextManager[Any]:
+        """The profiled steps: their stretches are named in the trace."""
+
+    def progressed(self) -> None:
+        """The run goes on, though it takes no step."""
+
+    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Knobs that have nothing to act on."""
+
+
 def run_profile(
-    loop: TrainingLoop,
+    subject: Subject,
     request: TrialRequest,
     context: RankContext,
     report: Callable[[BlockReport], None],
-) -> None:
-    """Take `request.profile` optimizer steps under the profiler; rank 0 reports them as one block.
+) -> Iterator[None]:
+    """Look at about `request.profile` optimizer steps of a training that takes one whenever this yields;
+    rank 0 reports them as one block.
 
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
-    moves = BatchMoves(loop.knobs["micro_batch"] * request.replicas)
-    loop.begin_block()
-    with moves.watching(loop.workload.model) if loop.applied.inspectable else nullcontext():
-        loop.step()
-    first = max(rank.seconds for rank in loop.gather(loop.end_block()))
+    training = subject.training
+    training.begin_block()
+    with subject.watched():
+        yield
+    first = max(rank.seconds for rank in training.gather(training.end_block()))
     # A trace of millions of events would take minutes to look through.
-    steps = max(_FEWEST, request.profile // loop.knobs["accumulation_steps"])
+    steps = max(_FEWEST, request.profile // training.knobs["accumulation_steps"])
     if (course := affordable(steps, first, request.seconds)) is None:
         return
     for _ in range(course.warm_up):
-        loop.step()
-    dist.barrier()
-    steps = course.profiled
+        yield
+    training.gather(RankFigures(0.0, 0.0, 0.0, 0.0))  # so that they begin together
     activities = [ProfilerActivity.CPU]
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
-        loop.begin_block()
-        for _ in range(steps):
-            with loop.span("step"):
-                loop.step()
-        figures = loop.end_block()
-    loop.progressed()
-    file = TrialFiles(Path(request.log_dir)).trace(context.rank)
-    events = _events(profiler, file)
-    loop.progressed()
-    ranks = loop.gather(_RankProfile(figures, trace.shares(events)))
+        training.begin_block()
+        with subject.marked():
+            for _ in range(course.profiled):
+                with span("step"):
+                    yield
+        figures = training.end_block()
+    subject.progressed()
+    events = _events(profiler, TrialFiles(Path(request.log_dir)).trace(context.rank))
+    subject.progressed()
+    ranks = training.gather(_RankProfile(figures, trace.shares(events)))
     if context.rank == 0:
         devices, peaks = context.devices, [rank.figures.peak_bytes for rank in ranks]
         observed = Observed(
             parts={part: [getattr(rank.shares, part) for rank in ranks] for part in trace.PARTS},
             peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
-            batch_moves=moves.found,
-            unusable=_unusable(loop, events),
+            batch_moves=dict(subject.moves),
+            unusable=subject.unusable(events),
         )
-        report(loop.block(request.trial, 0, [rank.figures for rank in ranks], observed))
+        report(training.block(request.trial, 0, [rank.figures for rank in ranks], observed))
+
+
+class LoopSubject:
+    """The built-in loop, which names the stretches of its steps itself."""
+
+    def __init__(self, loop: TrainingLoop, replicas: int) -> None:
+        """Take in the loop, and the ranks whose work each process of it does."""
+        self.training: Training = loop
+        self._loop = loop
+        self._moves = BatchMoves(loop.knobs["micro_batch"] * replicas)
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        """Seen in the first step."""
+        return self._moves.found
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Unless its operators do not show."""
+        inspectable = self._loop.applied.inspectable
+        return self._moves.watching(self._loop.workload.model) if inspectable else nullcontext()
+
+    def marked(self) -> AbstractContextManager[Any]:
+        """They are, always."""
+        return nullcontext()
+
+    def progressed(self) -> None:
+        """As after a step."""
+        self._loop.progressed()
+
+    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """By what the workload is made of."""
+        found = unusable(self._loop.workload)
+        # Of a model that is compiled, no operator shows.
+        if self._loop.applied.inspectable and not any(
+            _ATTENTION in str(event.get("name")) for event in events
+        ):
+            found = sorted([*found, "attention"])
+        return found
 
 
 def span(name: str) -> torch.profiler.record_function:
     """A named stretch of the step, to be found in the trace."""
     return torch.profiler.record_function(trace.SPAN + name)
-
-
-def _unusable(loop: TrainingLoop, events: Iterable[Mapping[str, Any]]) -> list[str]:
-    found = unusable(loop.workload)
-    # Of a model that is compiled, no operator shows.
-    if loop.applied.inspectable and not any(_ATTENTION in str(e.get("name")) for e in events):
-        found = sorted([*found, "attention"])
-    return found
 
 
 def _events(profiler: profile, file: Path) -> list[dict[str, object]]:

@@ -5,9 +5,10 @@ import math
 import multiprocessing
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -16,8 +17,10 @@ from autotune.trial.inject import own, spawning
 from autotune.trial.inject.changes import LOADER, Changes
 from autotune.trial.inject.copies import Copies
 from autotune.trial.inject.sight import Sight
+from autotune.trial.inject.spans import Spans
 from autotune.trial.observers import communication
 from autotune.trial.protocol import BlockReport, Outcome, Script, TrialRequest
+from autotune.trial.rank import profiling
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import Gather, RankFigures, over_store
@@ -96,6 +99,30 @@ class ScriptTraining(Training):
         return (self._sight.tokens - self._tokens_at_start) * self._drawing
 
 
+class _ScriptSubject:
+    """A script under the profiler: its stretches are named from outside."""
+
+    def __init__(self, training: Training, spans: Spans, progressed: Callable[[], None]) -> None:
+        self.training = training
+        self.progressed = progressed
+        self._spans = spans
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        return {}
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Not operator by operator: it may be compiled, or look at its own."""
+        return nullcontext()
+
+    def marked(self) -> AbstractContextManager[Any]:
+        return self._spans.marked()
+
+    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """None: `init` and `doctor` have tried what acts on it."""
+        return []
+
+
 class _LeaderNorms:
     """Of the gradient that the first optimizer sees, clipped if the script clips it."""
 
@@ -141,6 +168,7 @@ class ScriptRun:
         self._copies = Copies(request.copies)
         self._sight = Sight(self._changes.built)
         self._norms = _LeaderNorms(self._sight)
+        self._spans = Spans(self._sight.built, profiling.span)
         self._gather = over_store(store, context.rank, context.world_size)
         self._drawing = context.world_size
         self._training: ScriptTraining | None = None
@@ -169,6 +197,7 @@ class ScriptRun:
     def _taken(self) -> None:
         # Whatever goes wrong here is no business of the script, which may catch what is raised in it.
         try:
+            self._spans.leave("optimizer")
             self._steps_seen += 1
             if self._training is None:
                 self._begin()
@@ -205,7 +234,10 @@ class ScriptRun:
         )
         self._training.loss = self._sight.loss
         where = (self._request, self._context, self._report)
-        if self._request.trajectory:
+        if self._request.profile:
+            subject = _ScriptSubject(self._training, self._spans, self._progressed)
+            self._steps = profiling.run_profile(subject, *where)
+        elif self._request.trajectory:
             self._steps = run_trajectory(self._training, self._norms, *where)
         else:
             self._steps = run_blocks(self._training, *where)

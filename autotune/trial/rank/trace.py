@@ -3,9 +3,9 @@
 Every moment of the traced steps is given to exactly one part, so that the parts add up to one.
 """
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 Intervals = list[tuple[float, float]]
@@ -42,6 +42,8 @@ _COPIES = ("gpu_memcpy", "gpu_memset")
 _DEVICE = ("kernel", *_COPIES)
 _HOST = ("cpu_op", "user_annotation")
 _CALLS = ("cuda_runtime", "cuda_driver")
+_READ = "aten::_local_scalar_dense"
+"""What Tensor.item() comes down to."""
 _UNKNOWN = -1
 _COLLECTIVES = (
     "c10d::",
@@ -91,13 +93,15 @@ def _host_claims(events: Sequence[Mapping[str, Any]], thread: int) -> list[tuple
     operators = union(
         _times(e) for e in events if e["cat"] == "cpu_op" and e["tid"] == thread and not _sends(e)
     )
+    # Where the optimizer is given a function to call, both are within its step.
+    passes = union([*spans("forward"), *spans("backward")])
     return [
         ("loader", spans("loader")),
         ("copies", spans("batch")),
-        ("synchronisation", spans("read")),
+        ("synchronisation", _reads(events)),
         ("communication", difference(_collectives(events), operators)),
-        ("optimizer", spans("optimizer")),
-        ("compute", union([*spans("forward"), *spans("backward")])),
+        ("optimizer", difference(spans("optimizer"), passes)),
+        ("compute", union([*passes, *operators])),
     ]
 
 
@@ -108,9 +112,11 @@ def _device_claims(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, Inter
     computing = union(
         [*(_times(event) for event in kernels if not _sends(event)), *copies.of_the_model]
     )
-    updating = union(
-        _times(event) for event in events if _is(event, "gpu_user_annotation", SPAN + "optimizer")
+    updating, *passes = (
+        union(_times(e) for e in events if _is(e, "gpu_user_annotation", SPAN + name))
+        for name in ("optimizer", "forward", "backward")
     )
+    updating = difference(updating, union(itertools.chain(*passes)))
     sending = [_times(event) for event in kernels if _sends(event)]
     spans = _spans(events)
     return [
@@ -120,7 +126,7 @@ def _device_claims(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, Inter
         ("copies", union(copies.of_batches)),
         ("communication", _collectives(events)),  # gloo's run on the host
         ("loader", spans("loader")),
-        ("synchronisation", spans("read")),
+        ("synchronisation", _reads(events)),
     ]
 
 
@@ -143,16 +149,25 @@ class _Copies(NamedTuple):
         calls = {_correlation(event): event for event in events if event["cat"] in _CALLS}
         batches = _by_thread(e for e in events if _is(e, "user_annotation", SPAN + "batch"))
         collectives = _by_thread(filter(_communicates, events))
+        # A script does not say where it moves a batch: neither in the model nor in the optimizer.
+        named = bool(batches)
+        passes = _by_thread(event for event in events if event["name"] in _PASSES)
         found = cls([], [], [])
         for copy in (event for event in events if event["cat"] in _COPIES):
             call = calls.get(_correlation(copy))
-            if call and "HtoD" in copy["name"] and _within(call, batches):
+            inwards = call is not None and "HtoD" in copy["name"]
+            if call and inwards and _within(call, batches):
                 found.of_batches.append(_times(copy))
             elif call and _within(call, collectives):
                 found.of_collectives.append(_times(copy))
+            elif call and inwards and not named and not _within(call, passes):
+                found.of_batches.append(_times(copy))
             else:
                 found.of_the_model.append(_times(copy))
         return found
+
+
+_PASSES = {SPAN + name for name in ("forward", "backward", "optimizer")}
 
 
 def _correlation(event: Mapping[str, Any]) -> Any:
@@ -182,6 +197,15 @@ def _communicates(event: Mapping[str, Any]) -> bool:
 def _spans(events: Sequence[Mapping[str, Any]]) -> Any:
     return lambda name: union(
         _times(event) for event in events if _is(event, "user_annotation", SPAN + name)
+    )
+
+
+def _reads(events: Iterable[Mapping[str, Any]]) -> Intervals:
+    """The loop's own, and wherever a script wants a number from the device."""
+    return union(
+        _times(event)
+        for event in events
+        if _is(event, "user_annotation", SPAN + "read") or _is(event, "cpu_op", _READ)
     )
 
 
@@ -220,7 +244,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 def difference(intervals: Intervals, others: Intervals) -> Intervals:
     """What of the first is in none of the others."""
     edges = [(float("-inf"), float("-inf")), *others, (float("inf"), float("inf"))]
-    gaps = [(before[1], after[0]) for before, after in pairwise(edges)]
+    gaps = [(before[1], after[0]) for before, after in itertools.pairwise(edges)]
     return intersection(intervals, gaps)
 
 

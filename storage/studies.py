@@ -112,8 +112,8 @@ class Studies:
     def request_stop(self, name: str) -> None:
         """Ask the daemon to stop a study; one that no daemon runs stops at once.
 
-        A daemon that has let its lease run out, and wakes, has lost it: the study may be deleted by then,
-        and another one have its number.
+        A daemon that let its lease run out, and wakes, has lost it: the study may have been deleted by
+        then, and another one have its number.
         """
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)

@@ -40,7 +40,7 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, line: bytes) -> bool:
-        """Pass a command on; False if the agent is gone."""
+        """Pass a command on; False if the agent is gone, or does not read within half a minute."""
 
     @abstractmethod
     def read(self) -> bytes:

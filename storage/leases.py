@@ -91,3 +91,8 @@ class Leases:
 def is_held(row: LeaseRow, now: Moment) -> bool:
     """Whether somebody holds a lease who is not known to be dead."""
     return now.left(row) > 0 and not is_gone(row.host, row.pid, row.started)
+
+
+def revoke(row: LeaseRow) -> None:
+    """Take a lease from a holder that lets it run out, and may only be asleep: it writes no more."""
+    row.epoch, row.token = row.epoch + 1, None

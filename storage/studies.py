@@ -12,7 +12,7 @@ from autotune.errors import BadInput, LeaseLost, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
 from storage.deletion import delete_study
-from storage.leases import is_held
+from storage.leases import is_held, revoke
 from storage.models import LeaseRow, MessageRow, StudyRow
 from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
 from storage.transactions import Transactions
@@ -110,14 +110,21 @@ class Studies:
                 _settled(row, StudyState.QUEUED)
 
     def request_stop(self, name: str) -> None:
-        """Ask the daemon to stop a study; one that no daemon runs stops at once."""
+        """Ask the daemon to stop a study; one that no daemon runs stops at once.
+
+        A daemon that let its lease run out, and wakes, has lost it: the study may have been deleted by
+        then, and another one have its number.
+        """
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
             row.stop_requested, row.resume_requested = True, False
             now = self._transactions.moment(session)
             held = lease is not None and is_held(lease, now)
-            if row.state == StudyState.QUEUED or (row.state == StudyState.RUNNING and not held):
+            left_behind = row.state == StudyState.RUNNING and not held
+            if left_behind and lease is not None:
+                revoke(lease)
+            if left_behind or row.state == StudyState.QUEUED:
                 row.state, row.error, row.retry_at = StudyState.STOPPED, None, None
                 abandon(session, row.id, now.wall)
 
@@ -295,7 +302,7 @@ class Studies:
             now = self._transactions.moment(session)
             if is_held(lease, now):
                 return False
-            lease.epoch, lease.token = lease.epoch + 1, None
+            revoke(lease)
             # Here, as the epochs of the other queue say nothing of those who ran it in this one.
             orphaned_before = None if row.stop_requested else lease.epoch
             abandon(session, row.id, now.wall, orphaned_before=orphaned_before)

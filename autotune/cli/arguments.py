@@ -50,10 +50,10 @@ def url_of(*given: str | None) -> str:
 def located(study: str, storage: str | None) -> tuple[str, str]:
     """(storage URL, study name) for a name or a study.yaml."""
     if study.endswith((".yaml", ".yml")):
-        from autotune.spec import load
+        from autotune.spec import identified
 
-        spec = load(Path(study))
-        return url_of(storage, spec.storage), spec.name
+        name, named = identified(Path(study))
+        return url_of(storage, named), name
     return url_of(storage), study
 
 

@@ -1,10 +1,12 @@
 """The command that runs the user's own job with what was found."""
 
+import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -45,24 +47,35 @@ def run_job(
     config = best_in(best, load)
     if not watch and (metrics_port or queue_on_drift):
         raise BadInput("--metrics-port and --queue-on-drift go with --watch")
-    watched = _watched(config, metrics_port, queue_on_drift, storage) if watch else {}
+    watcher: contextlib.AbstractContextManager[dict[str, str]] = contextlib.nullcontext({})
+    if watch:
+        watcher = _watched(config, metrics_port, queue_on_drift, storage)
+    with watcher as variables:
+        _become(config, command, variables)
+
+
+def _become(best: "BestConfig", command: list[str] | None, variables: dict[str, str]) -> NoReturn:
+    """Have the job take the place of this program, with these variables besides its own."""
     # Imported once a watcher was forked: they bring libraries that start threads.
     from autotune.export.command import recommended
     from autotune.export.job import Job, tuned
 
-    job = tuned(config, command, os.environ) if command else Job(recommended(config), {}, ())
+    job = tuned(best, command, os.environ) if command else Job(recommended(best), {}, ())
     for difference in job.differences:
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
-    environment = {**os.environ, **job.environment, **watched}
+    environment = {**os.environ, **job.environment, **variables}
     try:
         os.execvpe(_found(job.command[0]), list(job.command), environment)
     except OSError as error:
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
 
 
-def _watched(best: "BestConfig", port: int, queue: bool, storage: str | None) -> dict[str, str]:
+@contextlib.contextmanager
+def _watched(
+    best: "BestConfig", port: int, queue: bool, storage: str | None
+) -> Iterator[dict[str, str]]:
     """Have this process watched; by what variable of the environment its ranks know."""
-    from autotune.service.beside import begin
+    from autotune.service.beside import watched
     from autotune.service.wishes import Wishes
     from autotune.trial.inject.pace import ADDRESS
 
@@ -70,7 +83,8 @@ def _watched(best: "BestConfig", port: int, queue: bool, storage: str | None) ->
         raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")
     if queue:  # the study is there
         open_storage(url_of(storage), existing=True).studies.named(best.provenance["study"])
-    return {ADDRESS: begin(best, Wishes(port, url_of(storage) if queue else None))}
+    with watched(best, Wishes(port, url_of(storage) if queue else None)) as address:
+        yield {ADDRESS: address}
 
 
 def _found(program: str) -> str:

@@ -14,6 +14,8 @@ import signal
 import socket
 import tempfile
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NoReturn
 
 from autotune.errors import AutotuneError, BadInput
@@ -25,8 +27,11 @@ _LONGEST_FOLDER = 80
 """Characters; the path of a socket may have 107."""
 
 
-def begin(best: BestConfig, wishes: Wishes) -> str:
-    """Watch this process, whatever program it runs from now on; the address by which its ranks report.
+@contextlib.contextmanager
+def watched(best: BestConfig, wishes: Wishes) -> Iterator[str]:
+    """Have this process watched, which becomes the job inside; the address by which its ranks report.
+
+    Whoever leaves here instead has not become anything: then there is nothing to watch.
 
     Raises:
         BadInput: the port is taken, or a package is missing.
@@ -38,20 +43,42 @@ def begin(best: BestConfig, wishes: Wishes) -> str:
         raise BadInput(f"--watch needs pidfd_open of Linux 5.3: {error.strerror}") from None
     folder = tempfile.mkdtemp(prefix="autotune-", dir=_short())
     answers, answer = os.pipe()
+    # The second one ends with this program. What comes over it says that no other took its place.
+    begun, here = os.pipe()
     child = os.fork()
     if not child:
         os.close(answers)
-        _detached(job, answer, folder, best, wishes)
-    os.close(job)
-    os.close(answer)
+        os.close(here)
+        _detached(_Lines(job, answer, begun), folder, best, wishes)
+    for theirs in (job, answer, begun):
+        os.close(theirs)
     os.waitpid(child, 0)
-    with os.fdopen(answers) as file:
+    with os.fdopen(answers) as file, os.fdopen(here, "wb", buffering=0) as not_begun:
         told = file.read()
-    if not told:
-        raise AutotuneError("the watcher did not start")
-    if problem := json.loads(told)["problem"]:
-        raise BadInput(problem)
-    return _address(folder)
+        if not told:
+            raise AutotuneError("the watcher did not start")
+        if problem := json.loads(told)["problem"]:
+            raise BadInput(problem)
+        try:
+            yield _address(folder)
+        finally:
+            with contextlib.suppress(OSError):
+                not_begun.write(b"no")
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Of the watcher, as file descriptors.
+
+    Attributes:
+        job: the process that it watches.
+        answer: where it says that it is there, or why not.
+        begun: ends as the job begins; what comes over it before says that there will be none.
+    """
+
+    job: int
+    answer: int
+    begun: int
 
 
 def _short() -> str | None:
@@ -63,7 +90,7 @@ def _address(folder: str) -> str:
     return f"{folder}/socket"
 
 
-def _detached(job: int, answer: int, folder: str, best: BestConfig, wishes: Wishes) -> NoReturn:
+def _detached(lines: _Lines, folder: str, best: BestConfig, wishes: Wishes) -> NoReturn:
     """The child: what it starts is an orphan in a session of its own."""
     try:
         os.setsid()  # a Ctrl-C is for the job
@@ -75,7 +102,7 @@ def _detached(job: int, answer: int, folder: str, best: BestConfig, wishes: Wish
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
-        _watch(job, answer, folder, best, wishes)
+        _watch(lines, folder, best, wishes)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -83,7 +110,7 @@ def _detached(job: int, answer: int, folder: str, best: BestConfig, wishes: Wish
         os._exit(0)
 
 
-def _watch(job: int, answer: int, folder: str, best: BestConfig, wishes: Wishes) -> None:
+def _watch(lines: _Lines, folder: str, best: BestConfig, wishes: Wishes) -> None:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     line.bind(_address(folder))
     problem = ""
@@ -95,10 +122,12 @@ def _watch(job: int, answer: int, folder: str, best: BestConfig, wishes: Wishes)
         problem = f"--watch needs {error.name}, which is not installed: pip install autotune"
     except OSError as error:
         problem = f"--metrics-port {wishes.port}: {error.strerror}"
-    os.write(answer, json.dumps({"problem": problem}).encode())
-    os.close(answer)
-    if not problem:
-        watcher.attend(line, job)
+    os.write(lines.answer, json.dumps({"problem": problem}).encode())
+    os.close(lines.answer)
+    if problem or os.read(lines.begun, 1):
+        return
+    watcher.begin()
+    watcher.attend(line, lines.job)
 
 
 def say(text: str) -> None:

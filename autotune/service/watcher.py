@@ -38,7 +38,7 @@ class Watcher:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the metrics, and say where.
+        """Open the metrics.
 
         Args:
             best: what the job runs with.
@@ -64,10 +64,13 @@ class Watcher:
         self._due: float | None = None
         self._began = 0.0
         self._told: set[str] = set()
-        port = self._metrics.serve(wishes.port)
-        say(f"watching this job; metrics: http://{LOOPBACK}:{port}/metrics")
+        self._port = self._metrics.serve(wishes.port)
+
+    def begin(self) -> None:
+        """The job runs: say where the metrics are."""
+        self._say(f"watching this job; metrics: http://{LOOPBACK}:{self._port}/metrics")
         if not self._promise.bound:
-            say("best.yaml has no interval: the speed is shown, but nobody can tell a drift")
+            self._say("best.yaml has no interval: the speed is shown, but nobody can tell a drift")
 
     def attend(self, line: socket.socket, job: int) -> None:
         """Watch until the job has ended.

@@ -1,5 +1,6 @@
 """study.yaml -> StudySpec. Every mistake names file, line, field and what is allowed."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ FREE: Final = "free"
 """Of objective.global_batch, besides numbers."""
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Scalar = bool | int | float | str
+_IDENTITY = ("name", "storage")
 
 
 class _Section(BaseModel):
@@ -500,6 +502,21 @@ def load(path: Path) -> StudySpec:
     spec = check(document.read(path), (Path.cwd(), beside))
     folder = (path.parent / (spec.folder or "")).resolve()
     return spec.model_copy(update={"folder": str(folder)})
+
+
+def identified(path: Path) -> tuple[str, str | None]:
+    """Name and storage of the study in a file, whatever else stands there by now: it tells which stored
+    study is meant, and no more.
+
+    Raises:
+        SpecError: one of these is wrong, or the file cannot be read.
+    """
+    written = document.read(path)
+    if isinstance(written.data, dict):
+        named = {field: written.data[field] for field in _IDENTITY if field in written.data}
+        written = dataclasses.replace(written, data={**named, "workload": "any:workload"})
+    spec = check(written)
+    return spec.name, spec.storage
 
 
 def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec:

@@ -89,6 +89,18 @@ def test_a_port_that_is_taken_is_said_before_the_job_begins() -> None:
     assert f"error: --metrics-port {port}: Address already in use".encode() in done.stderr
 
 
+@pytest.mark.parametrize("command", [["no-such-program", "own.py"], [sys.executable, "other.py"]])
+def test_nothing_is_said_to_be_watched_that_does_not_begin(
+    folder: Path, command: list[str]
+) -> None:
+    arguments = [*OURS, "--watch", "--", *command]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
+
+
 def test_a_study_that_is_not_stored_cannot_be_queued_again() -> None:
     done = run("print('began')", options=("--queue-on-drift",))
     assert (done.returncode, done.stdout) == (2, b"")
@@ -108,13 +120,15 @@ while True:
 _LOOKS_OFTEN = """
 import os, sys
 from autotune.export.best import load
-from autotune.service.beside import begin
+from autotune.service.beside import watched
 from autotune.service.wishes import Wishes
 from autotune.trial.inject.pace import ADDRESS
-address = begin(load("best.yaml"), Wishes(every=5.0, storage=os.environ.get("STORAGE")))
-from autotune.export.job import tuned
-job = tuned(load("best.yaml"), sys.argv[1:], os.environ)
-os.execvpe(job.command[0], list(job.command), {**os.environ, **job.environment, ADDRESS: address})
+wishes = Wishes(every=5.0, storage=os.environ.get("STORAGE"))
+with watched(load("best.yaml"), wishes) as address:
+    from autotune.export.job import tuned
+    job = tuned(load("best.yaml"), sys.argv[1:], os.environ)
+    variables = {**os.environ, **job.environment, ADDRESS: address}
+    os.execvpe(job.command[0], list(job.command), variables)
 """
 
 

@@ -11,6 +11,7 @@ from autotune.export.job import tuned
 from launchers.behaviours import running_at
 from storage import StudyState
 from tests.control.replayed import Replayed
+from tests.steering import ask
 
 STUDY: dict[str, Any] = {
     "workload": {"script": "train.py", "args": ["--config", "a.json"], "samples": 8},
@@ -41,3 +42,29 @@ def test_a_file_that_is_gone_ends_the_study_with_what_is_missing(played: Replaye
     study = played.study()
     assert study.state == StudyState.FAILED
     assert "a.json: cannot be read: No such file" in str(study.error)
+
+
+@pytest.mark.parametrize(
+    "now", ["workload: {script: train.py, args: [--config, a.json]}", "budget: none", "nonsense: 1"]
+)
+def test_a_study_file_tells_which_study_is_meant_whatever_else_it_says(
+    played: Replayed, now: str
+) -> None:
+    """The study is stored: it can be stopped without the files that it was begun with."""
+    (played.folder / "a.json").write_text('{"zero": {"stage": 1}}')
+    played.submit(**STUDY)
+    (played.folder / "a.json").unlink()
+    study = played.folder / "study.yaml"
+    study.write_text(f"storage: {played.url}\nname: {played.name}\n{now}\n")
+    for command in ("status", "stop", "delete"):
+        asked = ask(command, "study.yaml", cwd=played.folder)
+        assert asked.returncode == 0, asked.stderr
+        assert played.name in asked.stdout
+    study.write_text(f"storage: {played.url}\nname: a b\n{now}\n")
+    asked = ask("status", "study.yaml", cwd=played.folder)
+    assert asked.returncode == 2
+    assert asked.stderr.startswith("error: study.yaml:2: name: must be 1 to 100 letters")
+    study.write_text(f"storage: {played.url}\n{now}\n")
+    asked = ask("status", "study.yaml", cwd=played.folder)
+    assert asked.returncode == 2
+    assert "name" in asked.stderr

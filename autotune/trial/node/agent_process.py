@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -15,6 +16,9 @@ from autotune.trial.processes import MARKER, kill_marked
 _GOODBYE_SECONDS = 10.0
 _KILLING_SECONDS = 8.0
 """For what does not die at once; with the time to leave, less than a call to an actor may take."""
+SEND_SECONDS = 20.0
+"""An agent that reads nothing of a command for so long is frozen. Less than a call to an actor takes."""
+_POLL_SECONDS = 0.5
 _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """A library that asks as it is imported whether there is a device is answered without CUDA: a process
 that has initialised CUDA cannot be forked into ranks."""
@@ -60,21 +64,38 @@ class AgentProcess:
                 },
                 start_new_session=True,
             )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._write_lock = threading.Lock()
+        self._mute = False
+        """Nothing more is to be sent: it is being closed, or has read half a command."""
 
     def pid(self) -> int:
         """The agent's process id."""
         return self._process.pid
 
     def send(self, line: bytes) -> bool:
-        """Pass a command on; False if the agent is gone."""
-        assert self._process.stdin is not None
+        """Pass a command on; False if the agent is gone, or frozen: then no other one is passed on."""
         try:
             with self._write_lock:
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
+                self._mute = self._mute or not self._is_taken(line)
+                return not self._mute
         except (BrokenPipeError, ValueError):
             return False
+
+    def _is_taken(self, line: bytes) -> bool:
+        """Write a line; False if nobody reads it. A pipe alone takes 64 KiB."""
+        assert self._process.stdin is not None
+        pipe = self._process.stdin.fileno()
+        room = select.poll()
+        room.register(pipe, select.POLLOUT)
+        unsent, patience = memoryview(line), SEND_SECONDS
+        while unsent:
+            if room.poll(1000 * _POLL_SECONDS):
+                unsent, patience = unsent[os.write(pipe, unsent) :], SEND_SECONDS
+            # Not by the clock: where this process was stopped itself, so may have been the agent.
+            elif self._mute or (patience := patience - _POLL_SECONDS) <= 0:
+                return False
         return True
 
     def read(self) -> bytes:
@@ -98,10 +119,9 @@ class AgentProcess:
             What of it cannot be killed, in words; empty if nothing is left.
         """
         assert self._process.stdin is not None
-        try:
+        self._mute = True
+        with self._write_lock:  # nobody writes where another file may be by then
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:

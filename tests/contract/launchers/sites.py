@@ -92,7 +92,7 @@ def sites(*kinds: str, slow: Sequence[str] = ()) -> pytest.MarkDecorator:
     All tests of a kind share one, so they run in one worker; a machine has room for one Ray.
     """
     params = [pytest.param(kind, marks=_marks(kind, kind in slow)) for kind in (*kinds, *slow)]
-    return pytest.mark.parametrize("site", params, indirect=True, scope="session")
+    return pytest.mark.parametrize("site", params, indirect=True)
 
 
 def sites_to_close(*kinds: str, slow: Sequence[str] = ()) -> pytest.MarkDecorator:

@@ -7,6 +7,7 @@ from sqlalchemy import inspect, text
 from autotune.errors import BadInput, LeaseLost, StudyNotFound
 from storage import (
     AttemptResult,
+    AttemptState,
     Lease,
     Repository,
     StoredNoise,
@@ -14,7 +15,7 @@ from storage import (
     StudyState,
     TrialLedger,
 )
-from tests.contract.storage.making import block, submit
+from tests.contract.storage.making import block, rows, submit, taken
 
 KNOBS = {"micro_batch": optuna.distributions.CategoricalDistribution([1, 2])}
 
@@ -83,23 +84,36 @@ def test_what_waits_or_runs_is_not_deleted(repository: Repository, lease: Lease)
     assert repository.studies.named("kept").id == study.id
 
 
-def test_a_daemon_that_wakes_after_its_study_was_deleted_stops(
+def test_a_daemon_that_wakes_after_its_study_was_deleted_writes_nothing(
     repository: Repository, lease: Lease
 ) -> None:
-    """It slept beyond its lease, which nobody took: so the study could be stopped, and deleted."""
+    """It slept beyond its lease, which nobody took: so the study could be stopped, and deleted. SQLite
+    gives its number to the next one."""
     study = submit(repository, "deleted under it")
     assert repository.studies.claim(lease) is not None
+    attempt = repository.attempts.begin(lease, study.id, 0, {})
     repository.leases.release(lease)
     repository.studies.request_stop(study.name)
     repository.studies.delete(study.name)
-    repository.leases.renew(lease, 10.0)
-    assert repository.studies.add_elapsed(lease, study.id, 1.0)
+    later = submit(repository, "another one", "host:elsewhere")
+    elsewhere = taken(repository, "host:elsewhere")
+    assert repository.studies.claim(elsewhere) is not None
+    running = repository.attempts.begin(elsewhere, later.id, 0, {})
+    if repository.database.folder:
+        assert (later.id, running.id) == (study.id, attempt.id)
+    before = rows(repository)
+    done = AttemptResult(AttemptState.COMPLETE)
     for write in (
+        lambda: repository.leases.renew(lease, 10.0),
+        lambda: repository.studies.add_elapsed(lease, study.id, 1.0),
         lambda: repository.studies.stop(lease, study.id),
         lambda: repository.studies.put_back(lease, study.id),
         lambda: repository.studies.conclude(lease, study, {}),
         lambda: repository.studies.end_search(lease, study, "enough", []),
+        lambda: repository.attempts.begin(lease, study.id, 1, {}),
+        lambda: repository.attempts.finish(lease, attempt.id, done, []),
     ):
-        with pytest.raises(LeaseLost, match="was deleted"):
+        with pytest.raises(LeaseLost):
             write()
-    assert repository.studies.all() == []
+    assert rows(repository) == before
+    assert taken(repository).epoch > lease.epoch, "it may have a lease again, and a new one"

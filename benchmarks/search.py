@@ -1,90 +1,155 @@
 """How many trials until the best configuration is found? Recorded tables, replayed for many samplers.
 
-    python benchmarks/search.py --tables benchmarks/tables [--json] [--seeds N] [--samplers a,b]
+    python benchmarks/search.py [--tables DIR] [--anonymous] [--json] [--seeds N] [--samplers a,b]
 
-A table (`autotune record`) holds a column per knob, then throughput, trial_seconds and state. A
-sampler proposes a row, is told what was recorded of it, and the clock goes on by the recorded seconds.
-The first trial is a baseline: with seed 0 the row nearest to the defaults of all knobs, with any other
-seed a random one that reaches at most 70 % of the best, the same for every sampler. What is not in
-the table is outside of the space: a proposal of it, like one that was made before, costs nobody
-anything, and after a few in a row a random new row is taken instead. Optuna's samplers see numbers as
-ordered. Nobody is told which rows run out of memory before it happens.
+A table (`autotune record`) holds a column per knob, then throughput, trial_seconds and state; beside it
+lie all runs. What a row is worth is told by partial pooling (benchmarks/denoised.py), and that is what
+counts; what a sampler is told of it is one of its recorded runs, drawn at random, as a live trial is
+one. The clock goes on by the row's seconds. The first trial is a baseline: with seed 0 the row nearest
+to the defaults of all knobs, with any other seed a random one that reaches at most 70 % of the best.
+The second is, in one half of the replays (`expert`), what our sampler suggests once it has seen the
+baseline, in the other (`random`) a random row: both are the same for every sampler. What is not in the
+table is outside of the space: a proposal of it, like one that was made before, costs nobody anything,
+and after a few in a row a random new row is taken instead. Optuna's samplers see numbers as ordered.
+Nobody is told which rows run out of memory before it happens. With --anonymous every knob but
+micro_batch and accumulation_steps has a name that means nothing.
 
-Tables named in BUILT_ON were looked at while our sampler was built; all others are held out.
+Counted are the trials until a row within 2 % (5 %) of the best is tried, and how far the row that was
+seen fastest is from the best after 10, 20 and 30 trials. Ours says as well what it takes for the best,
+how much it expects to be left beyond that, and when to stop: how much is left then?
+
+Averages are geometric; their 95 % intervals come from a bootstrap over tables, and seeds within tables.
+A miss counts as one trial more than the most. Tables named in BUILT_ON were looked at while our sampler
+was built; all others are held out.
 
 That is the sampler alone. Whole studies, with opening, calibration, racing, stop rule and confirmation,
-run over the same tables from the same baselines as `autotune simulate` runs them, noise included: after
-how many trials do they end, and how far is what they recommend from the best row?
+run over the same tables from the same baselines as `autotune simulate` runs them, every run drawn
+around what the row is worth: after how many trials do they end, and how far is what they recommend from
+the best?
 """
 
 import argparse
+import itertools
 import json
+import math
 import os
 import random
 import statistics
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
+from denoised import Denoised, denoised
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
-from autotune.spec import StudySpec
+from autotune.spec import BudgetSpec, StudySpec
 from autotune.standalone.simulation import Simulation, simulate
-from launchers.tables import SECONDS, STATE, THROUGHPUT, read_origin, read_table
+from autotune.study.budget import Budget
+from launchers.tables import SECONDS, STATE, THROUGHPUT, Row, read_origin, read_table, write_table
 from search_spaces import CATALOGUE
 
 BUILT_ON = ("gpt", "mlp", "images", "translation")
 OURS = "model"
+OPENINGS = ("expert", "random")
 MOST = 60
 LEVELS = {"5": 0.05, "2": 0.02}
+REGRETS = (10, 20, 30)
+_NAMED = ("micro_batch", "accumulation_steps")
 _PATIENCE = {"gp": 3}  # it takes a second to answer, and then proposes much the same again
 _USUAL_PATIENCE = 20
 _ROOM = 0.7
+_NORMAL_95 = 1.96
+_RESAMPLED = 2000
 
 
 class Table:
-    """A recorded table: rows by configuration."""
+    """A recorded table without its noise: what rows are worth, and the runs of each."""
 
-    def __init__(self, path: Path) -> None:
-        self.name = path.stem
+    def __init__(self, path: Path, *, anonymous: bool = False) -> None:
+        self.name, self.path = path.stem, path
         found = read_table(path)
-        self.names, self.values, self.best = found.names, found.values, found.best
-        self.rows = {key({name: row[name] for name in self.names}): row for row in found.rows}
+        self._known_as = {name: _hidden(name, anonymous) for name in found.names}
+        self.names = list(self._known_as.values())
+        self.values = {self._known_as[name]: values for name, values in found.values.items()}
+        self.denoised: Denoised = denoised(path, found.names)
+        self.best = math.exp(max(self.denoised.truth.values()))
+        self.noise = self.denoised.noise
+        self._real = {key({name: row[name] for name in found.names}): row for row in found.rows}
+        self.rows = {key(self._hide(row)): row for row in found.rows}
 
     def baseline(self, seed: int) -> dict[str, Any]:
         """What a user may have today: with seed 0 the row nearest to the defaults of all knobs, else a
         random one with room above it."""
+        return self._hide(self.recorded_baseline(seed))
+
+    def recorded_baseline(self, seed: int) -> dict[str, Any]:
+        """The same under its own names."""
+        truth = self.denoised.truth
         if seed:
-            slow = [r for r in self.rows.values() if 0 < (r[THROUGHPUT] or 0) < _ROOM * self.best]
-            complete = [r for r in self.rows.values() if r[STATE] == "COMPLETE"]
-            drawn = random.Random(seed).choice(slow or complete)
-            return {name: drawn[name] for name in self.names}
+            slow = [c for c, worth in truth.items() if math.exp(worth) < _ROOM * self.best]
+            drawn = dict(random.Random(seed).choice(slow or list(truth)))
+            return {name: drawn[name] for name in self._known_as}
 
         def apart(row: Mapping[str, Any]) -> tuple[int, float]:
-            if row[STATE] != "COMPLETE":
-                return len(self.names) + 1, 0.0
-            known = [name for name in self.names if name in CATALOGUE]
+            known = [name for name in self._known_as if name in CATALOGUE]
             other = [n for n in known if row[n] != CATALOGUE[n].default]
-            return len(other), sum(self._rank_distance(n, row[n]) for n in other)
+            return len(other), sum(_rank_distance(n, row[n]) for n in other)
 
-        nearest = min(self.rows.values(), key=apart)
-        return {name: nearest[name] for name in self.names}
+        nearest = min((self._real[configuration] for configuration in truth), key=apart)
+        return {name: nearest[name] for name in self._known_as}
 
-    def _rank_distance(self, name: str, value: Any) -> float:
-        default = CATALOGUE[name].default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return 0.0
-        return abs(float(np.log2(max(value, 1e-3)) - np.log2(max(float(default), 1e-3))))
+    def worth(self, row: Row) -> float:
+        """What a row is worth, as a share of the best; 0 for one that failed."""
+        own = self.denoised.truth.get(self._configuration(row))
+        return 0.0 if own is None else math.exp(own) / self.best
+
+    def served(self, row: Row, draw: random.Random) -> float:
+        """The rate of one of its runs."""
+        return draw.choice(self.denoised.served[self._configuration(row)])
+
+    def ran(self, row: Row) -> bool:
+        """Whether it has never failed."""
+        return self._configuration(row) in self.denoised.truth
+
+    def write(self, folder: Path) -> Path:
+        """As a table of what rows are worth, and runs that lie as far apart as they do here."""
+        rows = [
+            {**row, THROUGHPUT: self.worth(row) * self.best if self.ran(row) else None}
+            for row in self.rows.values()
+        ]
+        path = folder / self.path.name
+        write_table(path, list(self._known_as), rows)
+        origin = json.loads(self.path.with_suffix(".json").read_text("utf-8"))
+        path.with_suffix(".json").write_text(json.dumps({**origin, "noise": self.noise}))
+        return path
+
+    def _configuration(self, row: Row) -> Any:
+        return key({name: row[name] for name in self._known_as})
+
+    def _hide(self, row: Row) -> dict[str, Any]:
+        return {shown: row[name] for name, shown in self._known_as.items()}
+
+
+def _hidden(name: str, anonymous: bool) -> str:
+    return f"x_{name}"[::-1] if anonymous and name not in _NAMED else name
+
+
+def _rank_distance(name: str, value: Any) -> float:
+    default = CATALOGUE[name].default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return abs(float(np.log2(max(value, 1e-3)) - np.log2(max(float(default), 1e-3))))
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -94,7 +159,7 @@ def _numeric(values: Sequence[Any]) -> bool:
 # What proposes: a sampler, and how it sees the table.
 
 
-def _ours(seed: int, table: Table) -> BaseSampler:
+def _ours(seed: int, table: Table) -> PerformanceModelSampler:
     distributions = {name: CategoricalDistribution(v) for name, v in table.values.items()}
     return PerformanceModelSampler(
         seed, distributions, allowed=lambda _: lambda params: key(params) in table.rows
@@ -105,17 +170,8 @@ SAMPLERS: dict[str, Callable[[int, Table], BaseSampler]] = {
     OURS: _ours,
     "tpe": lambda seed, _: optuna.samplers.TPESampler(seed=seed),
     "gp": lambda seed, _: optuna.samplers.GPSampler(seed=seed, deterministic_objective=False),
-    "cmaes": lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed),
     "random": lambda seed, _: optuna.samplers.RandomSampler(seed=seed),
-    "grid": lambda seed, table: optuna.samplers.GridSampler(_indices(table), seed=seed),
 }
-
-
-def _indices(table: Table) -> dict[str, list[Any]]:
-    return {
-        name: list(range(len(values))) if _numeric(values) else list(values)
-        for name, values in table.values.items()
-    }
 
 
 def _distributions(name: str, table: Table) -> dict[str, BaseDistribution]:
@@ -141,82 +197,165 @@ def _to_params(table: Table, values: Mapping[str, Any], *, ours: bool) -> dict[s
     }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Course:
-    """One replay: trials and seconds to each level (None: missed), failed trials until the last."""
+    """One replay.
 
-    trials: dict[str, int | None]
-    seconds: dict[str, float | None]
-    infeasible: int
+    Attributes:
+        trials: to each level; None: missed.
+        seconds: the same on the clock of the table.
+        infeasible: trials that failed.
+        regret: after each trial, how far the row that was seen fastest is from the best.
+        stated: ours: after each trial, what it expects to be left beyond what it takes for the best, and
+            what is left.
+        stopped: ours: after so many trials it would have stopped; None: not before the end.
+    """
+
+    table: str
+    sampler: str
+    opening: str
+    seed: int
+    trials: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(LEVELS))
+    seconds: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(LEVELS))
+    infeasible: int = 0
+    regret: list[float] = field(default_factory=list)
+    stated: list[tuple[int, float, float]] = field(default_factory=list)
+    stopped: int | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all has happened that is waited for."""
+        ended = self.stopped is not None or self.sampler != OURS
+        return len(self.regret) >= max(REGRETS) and None not in self.trials.values() and ended
+
+    @property
+    def left(self) -> float | None:
+        """Ours: what was left when it stopped."""
+        return next((true for at, _, true in self.stated if at == self.stopped), None)
 
 
-def replay(path: str, sampler: str, seed: int) -> Course:
-    """Until a row within the lowest level of the best, or MOST trials."""
+class _Replay:
+    def __init__(self, table: Table, sampler: str, opening: str, seed: int) -> None:
+        self._table, self._ours, self._seed = table, sampler == OURS, seed
+        self._course = Course(table.name, sampler, opening, seed)
+        self._study = optuna.create_study(
+            direction="maximize", sampler=SAMPLERS[sampler](seed, table)
+        )
+        self._distributions = _distributions(sampler, table)
+        self._draw = random.Random(seed)
+        self._seen: set[Any] = set()
+        self._budget = Budget(BudgetSpec(), 2)
+        self._model = _ours(seed, table) if self._ours else None
+        for params in _opening(table, opening, seed):
+            self._study.enqueue_trial(_to_params(table, params, ours=self._ours))
+
+    def run(self) -> Course:
+        """Until all has happened that is waited for, or MOST trials."""
+        table, course, clock, fastest = self._table, self._course, 0.0, (0.0, 0.0)
+        while len(self._seen) < min(MOST, len(table.rows)) and not course.done:
+            trial, row = self._next()
+            clock += row[SECONDS]
+            served = self._tell(trial, row)
+            course.infeasible += served is None
+            worth = table.worth(row)
+            fastest = max(fastest, (served or 0.0, worth))
+            course.regret.append(1 - fastest[1])
+            for level, share in LEVELS.items():
+                if course.trials[level] is None and worth >= 1 - share:
+                    course.trials[level], course.seconds[level] = len(self._seen), clock
+            if self._model and course.stopped is None:
+                self._look(self._model)
+        return course
+
+    def _look(self, model: PerformanceModelSampler) -> None:
+        trials = self._study.get_trials(deepcopy=False)
+        found = model.predict(trials, self._distributions)
+        if found is None:
+            return
+        measured = len(self._seen)
+        left = 1 - self._table.worth(self._table.rows[key(found.params)])
+        self._course.stated.append((measured, found.gain, left))
+        if self._budget.why_not_worth_it(found, measured, self._table.noise):
+            self._course.stopped = measured
+
+    def _next(self) -> tuple[optuna.Trial, Row]:
+        table, ours = self._table, self._ours
+        for _ in range(_PATIENCE.get(self._course.sampler, _USUAL_PATIENCE)):
+            trial = self._study.ask(self._distributions)
+            values = _to_values(table, trial.params, ours=ours)
+            if key(values) in table.rows and key(values) not in self._seen:
+                break
+            self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            left = [
+                configuration for configuration in table.rows if configuration not in self._seen
+            ]
+            values = dict(self._draw.choice(left))
+            self._study.enqueue_trial(_to_params(table, values, ours=ours))
+            trial = self._study.ask(self._distributions)
+        self._seen.add(key(values))
+        return trial, table.rows[key(values)]
+
+    def _tell(self, trial: optuna.Trial, row: Row) -> float | None:
+        """Returns the rate that it is told."""
+        trial.set_constraint("out_of_memory", 1.0 if row[STATE] == "OOM" else -1.0)
+        if self._table.ran(row):
+            # The run that a row shows in a replay depends on the seed alone, not on the sampler.
+            served = self._table.served(row, random.Random(f"{self._seed}/{self._names(row)}"))
+            trial.set_user_attr("half_width", _NORMAL_95 * self._table.noise)
+            self._study.tell(trial, served)
+            return served
+        pruned = row[STATE] == "OOM"
+        self._study.tell(trial, state=TrialState.PRUNED if pruned else TrialState.FAIL)
+        return None
+
+    def _names(self, row: Row) -> str:
+        return "/".join(str(value) for name, value in sorted(row.items()) if name in CATALOGUE)
+
+
+def _opening(table: Table, opening: str, seed: int) -> Iterable[dict[str, Any]]:
+    """The first two trials."""
+    baseline = table.baseline(seed)
+    yield baseline
+    if opening == "random":
+        others = [c for c in table.rows if c != key(baseline)]
+        yield dict(random.Random(f"second/{seed}").choice(others))
+        return
+    expert = optuna.create_study(direction="maximize", sampler=_ours(seed, table))
+    distributions = _distributions(OURS, table)
+    expert.add_trial(
+        optuna.trial.create_trial(params=baseline, distributions=distributions, value=1.0)
+    )
+    yield expert.ask(distributions).params
+
+
+_TABLES: dict[str, Table] = {}
+"""In each process."""
+
+
+def _know(tables: Sequence[Table]) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    table, ours = Table(Path(path)), sampler == OURS
-    study = optuna.create_study(direction="maximize", sampler=SAMPLERS[sampler](seed, table))
-    distributions = _distributions(sampler, table)
-    study.enqueue_trial(_to_params(table, table.baseline(seed), ours=ours))
-    generator = random.Random(seed)
-    seen: set[Any] = set()
-    clock, infeasible = 0.0, 0
-    trials: dict[str, int | None] = dict.fromkeys(LEVELS)
-    seconds: dict[str, float | None] = dict.fromkeys(LEVELS)
-    while len(seen) < min(MOST, len(table.rows)) and None in trials.values():
-        trial, row = _next(study, distributions, table, seen, sampler, generator)
-        clock += row[SECONDS]
-        _tell(study, trial, row)
-        infeasible += row[STATE] != "COMPLETE"
-        for level, share in LEVELS.items():
-            if trials[level] is None and (row[THROUGHPUT] or 0.0) >= (1 - share) * table.best:
-                trials[level], seconds[level] = len(seen), clock
-    return Course(trials, seconds, infeasible)
+    _TABLES.update({table.name: table for table in tables})
 
 
-def _next(
-    study: optuna.Study,
-    distributions: dict[str, BaseDistribution],
-    table: Table,
-    seen: set[Any],
-    sampler: str,
-    generator: random.Random,
-) -> tuple[optuna.Trial, Mapping[str, Any]]:
-    ours = sampler == OURS
-    for _ in range(_PATIENCE.get(sampler, _USUAL_PATIENCE)):
-        trial = study.ask(distributions)
-        values = _to_values(table, trial.params, ours=ours)
-        if key(values) in table.rows and key(values) not in seen:
-            break
-        study.tell(trial, state=TrialState.FAIL)
-    else:
-        left = [row for known, row in table.rows.items() if known not in seen]
-        drawn = generator.choice(left)
-        values = {name: drawn[name] for name in table.names}
-        study.enqueue_trial(_to_params(table, values, ours=ours))
-        trial = study.ask(distributions)
-    seen.add(key(values))
-    return trial, table.rows[key(values)]
-
-
-def _tell(study: optuna.Study, trial: optuna.Trial, row: Mapping[str, Any]) -> None:
-    trial.set_constraint("out_of_memory", 1.0 if row[STATE] == "OOM" else -1.0)
-    if row[STATE] == "COMPLETE":
-        study.tell(trial, row[THROUGHPUT])
-    else:
-        study.tell(trial, state=TrialState.PRUNED if row[STATE] == "OOM" else TrialState.FAIL)
+def replay(table: str, sampler: str, opening: str, seed: int) -> Course:
+    """One course over a table that the process knows."""
+    return _Replay(_TABLES[table], sampler, opening, seed).run()
 
 
 # Whole studies
 
 
-def study(path: str, seed: int) -> Simulation:
+def study(table: str, seed: int) -> Simulation:
     """One of MOST trials at most, from the baseline of that seed, with its finals."""
-    warnings.simplefilter("ignore")
-    own = read_origin(Path(path)).study
-    baseline = {**own.get("baseline", {}), **Table(Path(path)).baseline(seed)}
+    known = _TABLES[table]
+    own = read_origin(known.path).study
+    baseline = {**own.get("baseline", {}), **known.recorded_baseline(seed)}
     changes = {"baseline": baseline, "budget": {"trials": MOST}}
-    return simulate(Path(path), StudySpec.model_validate({**own, **changes}), seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = known.write(Path(folder))
+        return simulate(path, StudySpec.model_validate({**own, **changes}), seed)
 
 
 def summary_of_studies(found: Sequence[Simulation]) -> dict[str, Any]:
@@ -236,104 +375,235 @@ def summary_of_studies(found: Sequence[Simulation]) -> dict[str, Any]:
 
 
 def summary(courses: Sequence[Course]) -> dict[str, Any]:
-    """Median and 90th percentile over seeds; a miss counts as one trial more than the most."""
+    """Of the courses of a sampler over one table."""
     found: dict[str, Any] = {}
     for level in LEVELS:
-        trials = [course.trials[level] or MOST + 1 for course in courses]
+        trials = _restricted(courses, level)
         reached = [s for c in courses if (s := c.seconds[level]) is not None]
         found[f"within_{level}_percent"] = {
+            "geometric_mean": round(statistics.geometric_mean(trials), 2),
             "median_trials": statistics.median(trials),
             "p90_trials": float(np.quantile(trials, 0.9, method="higher")),
             "median_seconds": statistics.median(reached) if reached else None,
             "misses": sum(course.trials[level] is None for course in courses),
         }
+    found["mean_regret"] = {
+        str(at): round(statistics.mean(c.regret[min(at, len(c.regret)) - 1] for c in courses), 4)
+        for at in REGRETS
+    }
     found["infeasible_launched"] = statistics.mean(course.infeasible for course in courses)
     return found
 
 
-def compare(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Ours against the best of the others: median trials to within 2 %, and failures against TPE's."""
-    ratios, failures = [], []
-    for samplers in tables.values():
-        medians = {n: found["within_2_percent"]["median_trials"] for n, found in samplers.items()}
-        others = [median for name, median in medians.items() if name != OURS]
-        if OURS in medians and others:
-            ratios.append(min(others) / medians[OURS])
-        if {OURS, "tpe"} <= set(samplers) and samplers["tpe"]["infeasible_launched"]:
-            ours, theirs = (samplers[n]["infeasible_launched"] for n in (OURS, "tpe"))
-            failures.append(ours / theirs)
+def stops(courses: Sequence[Course]) -> dict[str, Any]:
+    """When ours stops, and what is left then."""
+    stopped = [c for c in courses if c.stopped is not None]
+    left = [c.left or 0.0 for c in stopped]
+    if not stopped:
+        return {"stopped": 0, "courses": len(courses)}
     return {
-        "times_fewer_trials_than_best_of_optuna": statistics.mean(ratios) if ratios else None,
-        "infeasible_launched_over_tpe": statistics.mean(failures) if failures else None,
+        "stopped": len(stopped),
+        "courses": len(courses),
+        "median_trials": statistics.median(c.stopped or 0 for c in stopped),
+        "share_with_more_than_2_percent_left": round(
+            statistics.mean(share > LEVELS["2"] for share in left), 3
+        ),
+        "mean_left": round(statistics.mean(left), 4),
+        "worst_left": round(max(left), 4),
+    }
+
+
+_STATED = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, math.inf)
+
+
+def calibration(courses: Iterable[Course]) -> list[dict[str, float]]:
+    """What was expected to be left beyond what the model takes for the best, and what was."""
+    pairs = [(stated, true) for course in courses for _, stated, true in course.stated]
+    rows = []
+    for low, high in itertools.pairwise(_STATED):
+        own = [(stated, true) for stated, true in pairs if low <= stated < high]
+        if own:
+            rows.append(
+                {
+                    "stated_from": low,
+                    "times": len(own),
+                    "mean_stated": round(statistics.mean(stated for stated, _ in own), 4),
+                    "mean_true": round(statistics.mean(true for _, true in own), 4),
+                    "share_with_more_than_2_percent": round(
+                        statistics.mean(true > LEVELS["2"] for _, true in own), 3
+                    ),
+                }
+            )
+    return rows
+
+
+def compare(courses: Sequence[Course], level: str = "2") -> dict[str, Any]:
+    """How many times the trials of ours each other sampler takes, from the same openings: geometric mean
+    over tables and seeds, with its 95 % interval."""
+    trials = {(c.table, c.sampler, c.opening, c.seed): _restricted([c], level)[0] for c in courses}
+    found = {}
+    for other in dict.fromkeys(c.sampler for c in courses if c.sampler != OURS):
+        ratios: dict[str, list[float]] = {}
+        for (table, sampler, opening, seed), own in trials.items():
+            if sampler == OURS and (table, other, opening, seed) in trials:
+                theirs = trials[table, other, opening, seed]
+                ratios.setdefault(table, []).append(math.log(theirs / own))
+        if ratios:
+            low, high = _bootstrap(list(ratios.values()))
+            mean = statistics.mean(map(statistics.mean, ratios.values()))
+            found[other] = {
+                "times_the_trials": round(math.exp(mean), 2),
+                "interval": [round(math.exp(low), 2), round(math.exp(high), 2)],
+                "tables": {t: round(math.exp(statistics.mean(r)), 2) for t, r in ratios.items()},
+            }
+    return found
+
+
+def _bootstrap(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """95 % interval of the mean of the groups' means: groups drawn again, and members within them."""
+    draw = np.random.default_rng(0)
+    arrays = [np.array(group) for group in groups]
+    means = []
+    for _ in range(_RESAMPLED):
+        chosen = [arrays[index] for index in draw.integers(0, len(arrays), len(arrays))]
+        means.append(np.mean([draw.choice(one, len(one)).mean() for one in chosen]))
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _restricted(courses: Iterable[Course], level: str) -> list[int]:
+    return [course.trials[level] or MOST + 1 for course in courses]
+
+
+# The command
+
+
+def _tables(folder: Path, anonymous: bool, pool: ProcessPoolExecutor) -> list[Table]:
+    paths = [p for p in sorted(folder.glob("*.csv")) if not p.stem.endswith(".runs")]
+    return list(pool.map(_table, paths, [anonymous] * len(paths)))
+
+
+def _table(path: Path, anonymous: bool) -> Table:
+    return Table(path, anonymous=anonymous)
+
+
+def _of_table(
+    table: Table, courses: Sequence[Course], studies: Sequence[Simulation]
+) -> dict[str, Any]:
+    ours = [c for c in courses if c.sampler == OURS]
+    kinds = dict.fromkeys((c.sampler, c.opening) for c in courses)
+    return {
+        "held_out": table.name not in BUILT_ON,
+        "noise": round(table.noise, 4),
+        "chance_that_best_is_within_2_percent": round(table.denoised.chance_of_best(0.02), 2),
+        "rows_within_2_percent": sum(
+            table.worth(row) >= 1 - LEVELS["2"] for row in table.rows.values()
+        ),
+        "samplers": {
+            f"{sampler}, {opening}": summary(
+                [c for c in courses if (c.sampler, c.opening) == (sampler, opening)]
+            )
+            for sampler, opening in kinds
+        },
+        "stop": stops(ours) if ours else None,
+        "whole_studies": summary_of_studies(studies) if studies else None,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tables", type=Path, default=Path(__file__).parent / "tables")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--studies", type=int, default=3, help="seeds of whole studies; 0: none")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--studies", type=int, default=0, help="seeds of whole studies; 0: none")
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
+    parser.add_argument("--anonymous", action="store_true", help="names that mean nothing")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    paths = [p for p in sorted(arguments.tables.glob("*.csv")) if not p.stem.endswith(".runs")]
     names = arguments.samplers.split(",")
-    if not paths or not set(names) <= set(SAMPLERS):
-        parser.error(f"no table in {arguments.tables}, or not a sampler: {arguments.samplers}")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    jobs = [
-        (str(p), name, seed) for p in paths for name in names for seed in range(arguments.seeds)
-    ]
-    whole = [(str(p), seed) for p in paths for seed in range(arguments.studies)]
+    if not set(names) <= set(SAMPLERS):
+        parser.error(f"not a sampler: {arguments.samplers}")
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with ProcessPoolExecutor() as pool:
+        tables = _tables(arguments.tables, arguments.anonymous, pool)
+    if not tables:
+        parser.error(f"no table in {arguments.tables}")
+    jobs = [
+        (table.name, sampler, opening, seed)
+        for sampler in names
+        for seed in range(arguments.seeds)
+        for table in tables
+        for opening in OPENINGS
+    ]
+    whole = [(table.name, seed) for table in tables for seed in range(arguments.studies)]
+    with ProcessPoolExecutor(initializer=_know, initargs=(tables,)) as pool:
         courses = list(pool.map(replay, *zip(*jobs, strict=True)))
         studies = list(pool.map(study, *zip(*whole, strict=True))) if whole else []
-    found: dict[str, dict[str, Any]] = {path.stem: {} for path in paths}
-    for path in paths:
-        for name in names:
-            own = [c for c, job in zip(courses, jobs, strict=True) if job[:2] == (str(path), name)]
-            found[path.stem][name] = summary(own)
-    of_studies = {
-        path.stem: summary_of_studies(
-            [s for s, job in zip(studies, whole, strict=True) if job[0] == str(path)]
-        )
-        for path in paths
-        if whole
+    report = _report(tables, courses, dict(zip(whole, studies, strict=True)))
+    report = {"seeds": arguments.seeds, "anonymous": arguments.anonymous, **report}
+    print(json.dumps(report, indent=1) if arguments.json else _shown(report))
+
+
+def _report(
+    tables: Sequence[Table],
+    courses: Sequence[Course],
+    studies: Mapping[tuple[str, int], Simulation],
+) -> dict[str, Any]:
+    ours = [c for c in courses if c.sampler == OURS]
+    groups = {
+        "built_on": [c for c in courses if c.table in BUILT_ON],
+        "held_out": [c for c in courses if c.table not in BUILT_ON],
     }
-    report = {
-        "seeds": arguments.seeds,
-        "built_on": {n: found[n] for n in found if n in BUILT_ON},
-        "held_out": {n: found[n] for n in found if n not in BUILT_ON},
-        "comparison": {
-            "built_on": compare({n: found[n] for n in found if n in BUILT_ON}),
-            "held_out": compare({n: found[n] for n in found if n not in BUILT_ON}),
+    return {
+        "tables": {
+            table.name: _of_table(
+                table,
+                [c for c in courses if c.table == table.name],
+                [s for (name, _), s in studies.items() if name == table.name],
+            )
+            for table in tables
         },
-        "whole_studies": of_studies,
+        "against_ours": {name: compare(own) for name, own in groups.items()},
+        "stop": stops(ours) if ours else None,
+        "calibration": calibration(ours),
+        "courses": [_told(course) for course in courses],
     }
-    print(json.dumps(report, indent=2) if arguments.json else _shown(found, report))
 
 
-def _shown(found: Mapping[str, Mapping[str, Any]], report: Mapping[str, Any]) -> str:
+def _told(course: Course) -> dict[str, Any]:
+    return {
+        **asdict(course),
+        "left": course.left,
+        "regret": [round(share, 4) for share in course.regret],
+        "stated": [(at, round(said, 4), round(true, 4)) for at, said, true in course.stated],
+    }
+
+
+def _shown(report: Mapping[str, Any]) -> str:
     lines = [
-        f"{'table':12} {'sampler':18} {'trials to 5 %':>14} {'to 2 %':>14} {'missed':>7} {'failed':>7}"
+        f"{'table':12} {'sampler':14} {'trials to 5 %':>14} {'to 2 %':>14} {'missed':>7} {'failed':>7}"
+        f"   left after {', '.join(map(str, REGRETS))} trials"
     ]
-    for table, samplers in found.items():
-        for sampler, figures in samplers.items():
+    for name, table in report["tables"].items():
+        for sampler, figures in table["samplers"].items():
             five, two = figures["within_5_percent"], figures["within_2_percent"]
             lines.append(
-                f"{table:12} {sampler:18} "
+                f"{name:12} {sampler:14} "
                 + " ".join(
                     f"{f['median_trials']:6.1f} p90 {f['p90_trials']:3.0f}" for f in (five, two)
                 )
-                + f" {two['misses']:7d} {figures['infeasible_launched']:7.1f}"
+                + f" {two['misses']:7d} {figures['infeasible_launched']:7.1f}   "
+                + " ".join(f"{share:6.1%}" for share in figures["mean_regret"].values())
             )
-    lines.append(json.dumps(report["comparison"]))
-    for table, figures in report["whole_studies"].items():
-        lines.append(
-            f"{table:12} whole studies: {figures['median_trials']:g} trials, "
-            f"{figures['median_seconds']:.0f} s, {figures['median_shortfall']:.1%} below the best row "
-            f"(worst {figures['worst_shortfall']:.1%}), {figures['verdicts']}"
-        )
+    for name, table in report["tables"].items():
+        lines.append(f"{name:12} stop: {table['stop']}")
+        if figures := table["whole_studies"]:
+            lines.append(
+                f"{name:12} whole studies: {figures['median_trials']:g} trials, "
+                f"{figures['median_seconds']:.0f} s, {figures['median_shortfall']:.1%} below the best "
+                f"row (worst {figures['worst_shortfall']:.1%}), {figures['verdicts']}"
+            )
+    lines += [f"{name}: {json.dumps(own)}" for name, own in report["against_ours"].items()]
+    lines += [f"all: {report['stop']}", *map(json.dumps, report["calibration"])]
     return "\n".join(lines)
 
 

@@ -95,7 +95,7 @@ def at_both(confirmation: Confirmation, chosen: int, baseline: int, world_size: 
     before = global_batch(today, world_size)
     after = global_batch(confirmation.candidates[chosen].knobs, world_size)
     rivals = [
-        (confirmation.ratio(trial, baseline), candidate.knobs)
+        (confirmation.gain(trial), candidate.knobs)
         for trial, candidate in confirmation.candidates.items()
         if trial != baseline and global_batch(candidate.knobs, world_size) == before
         if confirmation.rates(trial)
@@ -104,7 +104,7 @@ def at_both(confirmation: Confirmation, chosen: int, baseline: int, world_size: 
     if best is None or best.low <= 1:
         return f"{text} At your {before} nothing that was tried is surely faster."
     direction = "grow" if after > before else "shrink"
-    larger = confirmation.ratio(chosen, baseline).value
+    larger = confirmation.gain(chosen).value
     return (
         f"{text} {best.value:.2f}x ({best.low:.2f} to {best.high:.2f}) at your {before}, with "
         f"{difference(knobs, today)}; {larger:.2f}x if it may {direction} to {after}."

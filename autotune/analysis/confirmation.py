@@ -1,17 +1,36 @@
-"""Who is still in, as finalists and baseline are measured again round by round. Pure."""
+"""Who is still in, as finalists and baseline are measured again round by round. Pure.
+
+First rounds of all finalists and the baseline choose: after each from the third on is looked whether
+somebody beats the baseline, with an error that is spent over all looks and finalists, and who cannot be
+the best any more drops out. Then rounds of the chosen one and the baseline alone tell by how much: what
+came before is flattered by the choice.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from autotune.measurement.estimate import Ratio, clearly_faster, paired_ratio
+from autotune.measurement.best import comparison
+from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
+from autotune.measurement.looks import level
+from autotune.measurement.residuals import Contrast, contrast
 from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 FEWEST_ROUNDS = 3
 ALIKE = 0.02
-"""Finalists within 2 % of each other are not told apart any further."""
+"""Once the leader is surely at most 2 % slower than the best, finalists are told apart no further."""
+_TIED = 0.01
+"""One that is surely at most so much slower than the best may be taken for what else speaks for it."""
+_NO_GAIN = 0.005
+"""Where no finalist can bring more than this there is nothing left to prove."""
+_ERROR = 0.025
+"""One-sided: so often may a study whose finalists are no better than the baseline say that one is."""
+_HOPELESS = 0.02
+"""A finalist that is faster than the leader with no more than this probability drops out."""
+_PRECISE, _PRECISE_SHARE = 0.01, 1 / 3
+"""Half the interval that fresh rounds aim at: 1 %, or a third of the gain."""
 
 Rounds = dict[int, dict[int, float]]
 """Round -> trial -> throughput."""
@@ -27,7 +46,14 @@ class Candidate:
 
 
 class Confirmation:
-    """Who is still in, given what the rounds have shown so far."""
+    """Who is still in, given what the rounds have shown so far.
+
+    Attributes:
+        rounds: of all that were still in: they choose.
+        fresh: of the chosen one and the baseline alone, after the choice: they tell by how much.
+        chosen: who has beaten the baseline and is measured against it alone; None while rounds choose.
+        void: numbers of rounds that count for nothing: they were not run where the last one was.
+    """
 
     def __init__(
         self,
@@ -40,19 +66,44 @@ class Confirmation:
         self.baseline = baseline
         self.dropped: dict[int, int] = {}
         self.rounds: Rounds = {}
+        self.fresh: Rounds = {}
+        self.chosen: int | None = None
         self.void: set[int] = set()
-        """Numbers of rounds that count for nothing: they were not run where the last one was."""
+        self._fresh_wanted = 0
+        self._closed = 0
         self._most_rounds = most_rounds
         self._first_round = first_round
 
     def members(self) -> list[int]:
         """Trials that the next round measures."""
+        if self.chosen is not None:
+            return [t for t in (self.baseline, self.chosen) if t is not None]
+        return self._in_choice()
+
+    def _in_choice(self) -> list[int]:
         return [trial for trial in self.candidates if trial not in self.dropped]
 
     @property
     def next_round(self) -> int:
         """Number of the round to measure next."""
-        return self._first_round + len(self.rounds) + len(self.void)
+        return self._first_round + self._closed + len(self.void)
+
+    def runs_to_come(self, good_rounds: int) -> int:
+        """Runs of the rounds that may follow the next one, about.
+
+        Args:
+            good_rounds: that are worth more than longer runs.
+        """
+        if self.chosen is not None:
+            return 2 * max(0, self._fresh_wanted - len(self.fresh) - 1)
+        alone = 2 * FEWEST_ROUNDS if self.baseline is not None else 0
+        return max(0, good_rounds - len(self.rounds) - 1) * len(self.members()) + alone
+
+    @property
+    def to_prove(self) -> int:
+        """Rounds like the next one, itself included, without which those before it prove nothing."""
+        done = self.rounds if self.chosen is None else self.fresh
+        return max(0, FEWEST_ROUNDS - len(done))
 
     def recorded(self, attempts: Attempts) -> dict[int, float | None]:
         """What is recorded of the next round: throughput per trial, None where it failed."""
@@ -72,68 +123,169 @@ class Confirmation:
 
     def close_round(self, results: Mapping[int, float | None]) -> None:
         """Take in a complete round; None: that trial failed, which drops it."""
-        number = len(self.rounds) + 1
-        self.rounds[number] = {t: rate for t, rate in results.items() if rate is not None}
-        for trial, rate in results.items():
-            if rate is None:
-                self.dropped[trial] = number
-        if number >= FEWEST_ROUNDS and self.members():
-            leader = self.leader()
-            for trial in self.members():
-                if trial not in (leader, self.baseline) and self.ratio(trial, leader).high < 1:
-                    self.dropped[trial] = number
+        self._closed += 1
+        rates = {trial: rate for trial, rate in results.items() if rate is not None}
+        failed = [trial for trial in results if trial not in rates]
+        if self.chosen is not None and not failed:
+            self.fresh[len(self.fresh) + 1] = rates
+            return
+        if self.chosen is None:
+            self.rounds[len(self.rounds) + 1] = rates
+        for trial in failed:
+            self.dropped[trial] = self._closed
+        # Whoever fails when it is measured alone is no choice: the others are looked at once more.
+        self.chosen, self.fresh = None, {}
+        self._look()
+
+    def _look(self) -> None:
+        """Drop who cannot be the best, and see whether it is time to measure the choice alone."""
+        if len(self.rounds) >= FEWEST_ROUNDS and self.members():
+            self._drop_hopeless()
+        if self.members() and self._has_chosen():
+            self._choose()
+
+    def _drop_hopeless(self) -> None:
+        leader = self.leader()
+        for trial in self.members():
+            rival = trial not in (leader, self.baseline)
+            if rival and self.contrast(trial, leader).chance < _HOPELESS:
+                self.dropped[trial] = self._closed
+
+    def _choose(self) -> None:
+        best = self.choice()
+        if self.baseline is None or best == self.baseline or self.baseline in self.dropped:
+            return
+        gain = self.contrast(best, self.baseline)
+        target = max(_PRECISE, _PRECISE_SHARE * gain.value)
+        spread = gain.error * math.sqrt(len(self.rounds))  # of one pair
+        wanted = min(FEWEST_ROUNDS, self._most_rounds)
+        while wanted < self._most_rounds and half_width_of(spread, wanted) > target:
+            wanted += 1
+        self.chosen, self._fresh_wanted = best, wanted
 
     def decided(self) -> bool:
-        """Whether another round would change nothing that matters, or is not allowed.
+        """Whether another round would change nothing that matters, or is not allowed."""
+        if self.chosen is None:
+            return self._has_chosen()
+        if len(self.fresh) < self._fresh_wanted:
+            return False
+        return len(self.fresh) >= self._most_rounds or not self.gain(self.chosen).vague
 
-        That the leader is faster is not enough: by how much has to be known as well.
-        """
+    def _has_chosen(self) -> bool:
+        """Whether the rounds of all need not go on."""
         if not self.members() or len(self.rounds) >= self._most_rounds:
             return True
         if len(self.rounds) < FEWEST_ROUNDS:
             return False
         leader = self.leader()
-        rivals = [trial for trial in self.members() if trial not in (leader, self.baseline)]
-        if not all(_close_to_one(self.ratio(trial, leader)) for trial in rivals):
-            return False
-        if self.baseline in (None, leader) or self.baseline in self.dropped:
-            return True
-        return clearly_faster(self.ratio(leader, self.baseline))
+        if self.baseline is not None and not self._beats_baseline(leader):
+            return self._most_gain() <= _NO_GAIN
+        return self.behind(leader) <= ALIKE
+
+    def _most_gain(self) -> float:
+        """What the best of the finalists may gain over the baseline at most, in logarithms."""
+        assert self.baseline is not None
+        rivals = [trial for trial in self.members() if trial != self.baseline]
+        return self._beyond(self.baseline, rivals)
+
+    def behind(self, trial: int) -> float:
+        """How much slower than the best of the finalists this one is at most, in logarithms: Hsu's
+        multiple comparison with the best."""
+        rivals = [t for t in self._in_choice() if t not in (trial, self.baseline)]
+        return max(0.0, self._beyond(trial, rivals))
+
+    def _beyond(self, trial: int, rivals: Sequence[int]) -> float:
+        found = [self.contrast(rival, trial) for rival in rivals]
+        return max(
+            (c.value + comparison(len(rivals), c.freedom) * c.error for c in found),
+            default=-math.inf,
+        )
 
     def leader(self) -> int:
         """The fastest of those still in, by the rounds that all of them ran."""
-        return max(self.members(), key=lambda trial: math.fsum(map(math.log, self.rates(trial))))
+        if self.chosen is not None:
+            return self.chosen
+        return max(self.members(), key=lambda trial: math.fsum(map(math.log, self._seen(trial))))
 
-    def rates(self, trial: int) -> list[float]:
-        """A trial's throughput, round by round."""
+    def _seen(self, trial: int) -> list[float]:
         return [rates[trial] for rates in self.rounds.values() if trial in rates]
 
+    @property
+    def basis(self) -> Rounds:
+        """The rounds that figures are taken from: those after the choice, once there are enough."""
+        return self.fresh if self._measured_alone else self.rounds
+
+    @property
+    def _measured_alone(self) -> bool:
+        return bool(self.fresh) and len(self.fresh) >= min(FEWEST_ROUNDS, self._fresh_wanted)
+
+    def rates(self, trial: int) -> list[float]:
+        """A trial's throughput, round by round, those after the choice last."""
+        return [
+            rates[trial]
+            for rates in (*self.rounds.values(), *self.fresh.values())
+            if trial in rates
+        ]
+
+    def basis_rates(self, trial: int) -> list[float]:
+        """A trial's throughput in the rounds that figures are taken from; in all, if it ran in none."""
+        own = [rates[trial] for rates in self.basis.values() if trial in rates]
+        return own or self.rates(trial)
+
+    def contrast(self, trial: int, other: int) -> Contrast:
+        """How much faster a trial is than another in the rounds that choose, in logarithms."""
+        return contrast(self.rounds, trial, other)
+
     def ratio(self, trial: int, other: int) -> Ratio:
-        """How many times faster a trial is than another, over the rounds that both ran."""
-        both = [r for r in self.rounds.values() if trial in r and other in r]
-        return paired_ratio([r[trial] for r in both], [r[other] for r in both])
+        """How many times faster a trial is than another in the rounds that choose, with the interval of
+        a single comparison."""
+        if trial == other:
+            return Ratio(1.0, 1.0, 1.0)
+        return _ratio(self.contrast(trial, other), (1 - CONFIDENCE) / 2)
+
+    def gain(self, trial: int) -> Ratio:
+        """How many times faster than the baseline, as it may be printed.
+
+        Of the rounds after the choice, if there are enough: Student's interval. Else the interval holds
+        for all looks and finalists at once (a repeated confidence interval): it excludes 1 where the
+        trial has beaten the baseline, and not elsewhere.
+        """
+        assert self.baseline is not None
+        if trial == self.chosen and self._measured_alone:
+            rounds = self.fresh.values()
+            return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
+        return _ratio(self.contrast(trial, self.baseline), self._level())
+
+    def _level(self) -> float:
+        """One-sided, of the present look at one of the finalists."""
+        now = len(self.rounds)
+        looks = [*range(min(FEWEST_ROUNDS, now), now), now]
+        finalists = len(self.candidates) - (self.baseline is not None)
+        return level(looks, max(self._most_rounds, now), _ERROR / max(1, finalists))
 
     def choice(self) -> int:
-        """The one to recommend: of those that cannot be told from the leader the one with the least
-        memory, then the nearest to the baseline."""
+        """The one to recommend: of those that are at most 1 % slower than the best the one with the
+        least memory, then the nearest to the baseline; the baseline, if none beats it."""
         leader = self.leader()
-        if self.baseline is not None and not self._beats_baseline(leader, self.baseline):
+        if self.chosen is not None and self.baseline is not None:
+            slower = self._measured_alone and self.gain(leader).high < 1
+            return self.baseline if slower else leader
+        if self.baseline is not None and not self._beats_baseline(leader):
             return self.baseline
-        equals = [t for t in self.members() if t == leader or self._as_good(t, leader)]
+        equals = [t for t in self.members() if t == leader or self._as_good(t)]
         return min(equals, key=lambda t: (self._memory(t), self._distance(t), t != leader))
 
-    def _as_good(self, trial: int, leader: int) -> bool:
-        if trial == self.baseline or not _close_to_one(self.ratio(trial, leader)):
+    def _as_good(self, trial: int) -> bool:
+        if trial == self.baseline or self.behind(trial) > _TIED:
             return False
-        return self.baseline is None or self._beats_baseline(trial, self.baseline)
+        return self.baseline is None or self._beats_baseline(trial)
 
-    def _beats_baseline(self, trial: int, baseline: int) -> bool:
-        if baseline in self.dropped:
+    def _beats_baseline(self, trial: int) -> bool:
+        if self.baseline in self.dropped:
             return True  # it failed when it was run again
-        if trial == baseline:
+        if trial == self.baseline or len(self.rounds) < 2:
             return False
-        ratio = self.ratio(trial, baseline)
-        return ratio.low > 1 and (len(self.rounds) >= FEWEST_ROUNDS or not ratio.vague)
+        return self.gain(trial).low > 1
 
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.
@@ -147,8 +299,11 @@ class Confirmation:
         return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
 
 
-def _close_to_one(ratio: Ratio) -> bool:
-    return ratio.low >= 1 - ALIKE and ratio.high <= 1 + ALIKE
+def _ratio(found: Contrast, error: float) -> Ratio:
+    """With the interval of this one-sided error to either side."""
+    beyond = found.beyond(error)
+    low = 0.0 if math.isinf(beyond) else math.exp(found.value - beyond)
+    return Ratio(math.exp(found.value), low, math.exp(found.value + beyond))
 
 
 def _out_of_time(run: StoredAttempt) -> bool:

@@ -69,11 +69,11 @@ def rounds_missing(confirmation: Confirmation | None) -> int:
     to scatter like this; at least one."""
     if confirmation is None or not confirmation.rounds or confirmation.baseline is None:
         return FEWEST_ROUNDS
-    done = len(confirmation.rounds)
+    done = len(confirmation.basis)
     if not confirmation.members() or done < 2:
         return max(1, FEWEST_ROUNDS - done)
     leader, baseline = confirmation.leader(), confirmation.baseline
-    both = [r for r in confirmation.rounds.values() if leader in r and baseline in r]
+    both = [r for r in confirmation.basis.values() if leader in r and baseline in r]
     logs = [math.log(r[leader] / r[baseline]) for r in both]
     if len(logs) < 2:
         return max(1, FEWEST_ROUNDS - done)

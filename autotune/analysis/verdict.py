@@ -18,6 +18,8 @@ from search_spaces import CATALOGUE
 from storage import Attempts, AttemptState, Purpose
 
 _NO_EFFORT = Effort()
+_AS_FAST = 0.0005
+"""Slower than the best by less is not said."""
 _WORTH_A_FIGURE = 1.01
 """Below this "at least so many times as fast" says nothing."""
 
@@ -82,7 +84,8 @@ class Verdict:
         speedup: over the baseline, with interval; None where that did not run.
         baseline: the baseline's rate with interval; None where it did not run.
         finalists: all candidates of the confirmation.
-        rounds: complete rounds measured.
+        rounds: that throughput, speed-up and the baseline's rate rest on.
+        chosen_in: rounds before those, of all finalists, that chose; 0: the same.
         numerics: of the recommended configuration; None where nothing in it can change numerics.
         refused: configurations that do not follow the reference.
         provisional: the study has not come to its end; see analysis.provisional.
@@ -100,6 +103,7 @@ class Verdict:
     baseline: Ratio | None = None
     finalists: tuple[Finalist, ...] = ()
     rounds: int = 0
+    chosen_in: int = 0
     numerics: Numerics | None = None
     refused: tuple[Refusal, ...] = ()
     provisional: bool = False
@@ -167,7 +171,7 @@ def conclude(
     """
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
-    throughput = mean_rate(confirmation.rates(chosen))
+    throughput = mean_rate(confirmation.basis_rates(chosen))
     baseline = confirmation.baseline
     finalists = tuple(_finalist(confirmation, trial, chosen) for trial in confirmation.candidates)
     common: dict[str, Any] = {
@@ -175,7 +179,8 @@ def conclude(
         "knobs": knobs,
         "throughput": throughput,
         "finalists": finalists,
-        "rounds": len(confirmation.rounds),
+        "rounds": len(confirmation.basis),
+        "chosen_in": 0 if confirmation.basis is confirmation.rounds else len(confirmation.rounds),
         "numerics": _numerics(chosen, checks),
         "refused": checks.refused,
     }
@@ -186,20 +191,21 @@ def conclude(
             "have mended what stopped yours since, start a study of another name."
         )
         return Verdict(Kind.NO_BASELINE, sentence, **common)
-    before = mean_rate(confirmation.rates(baseline))
+    before = mean_rate(confirmation.basis_rates(baseline))
     if chosen == baseline:
         kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), effort)
         sentence += _refusals(checks, knobs)
         if kind == Kind.UNDECIDED:
             common["missing_seconds"] = effort.missing
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
-    speedup = confirmation.ratio(chosen, baseline)
+    speedup = confirmation.gain(chosen)
     today = confirmation.candidates[baseline].knobs
     sure = speedup.low if speedup.vague else speedup.value
     price = Price.of(effort, sure, world_size)
     sentence = (
         f"{_gain(speedup)}: {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
-        f"measured again {len(confirmation.rounds)} times in turn with yours."
+        f"{_in_turn(confirmation)}."
+        + _of_several(confirmation, chosen)
         + at_both(confirmation, chosen, baseline, world_size)
         + consequences(chosen, knobs, today, checks)
         + (price.sentence if price else "")
@@ -210,9 +216,36 @@ def conclude(
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, price=price, **common)
 
 
+def _in_turn(confirmation: Confirmation) -> str:
+    """How often it was measured against the baseline, and what has chosen it."""
+    rounds = len(confirmation.basis)
+    if confirmation.basis is confirmation.rounds:
+        return f"measured again {rounds} times in turn with yours"
+    return (
+        f"measured {rounds} times in turn with yours after {len(confirmation.rounds)} rounds of all "
+        "finalists had chosen it"
+    )
+
+
+def _of_several(confirmation: Confirmation, chosen: int) -> str:
+    """How far it may be from the best of the finalists, in a sentence; empty where it is alone."""
+    behind = confirmation.behind(chosen)
+    if len(confirmation.candidates) < 3 or not math.isfinite(behind):
+        return ""
+    slower = -math.expm1(-behind)
+    if slower < _AS_FAST:
+        return " None of the finalists is faster."
+    return f" It is at most {slower:.1%} slower than the best of the finalists."
+
+
 def _gain(speedup: Ratio) -> str:
     """A figure whose interval is wider than itself is none, but its lower end holds."""
     interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
+    if speedup.low <= 1:
+        return (
+            "Faster than your configuration in the rounds that chose it, but rounds since do not "
+            f"tell by how much ({interval})"
+        )
     if speedup.vague and speedup.low < _WORTH_A_FIGURE:
         return f"Faster than your configuration, but nobody knows by how much ({interval})"
     if speedup.vague:
@@ -244,7 +277,7 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str, effort: Effort) 
     """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
     rounds = len(confirmation.rounds)
     leader = confirmation.leader()
-    ratio = confirmation.ratio(leader, baseline)
+    ratio = Ratio(1, 1, 1) if leader == baseline else confirmation.gain(leader)
     if leader == baseline or ratio.high <= 1 + ALIKE:
         others = len(confirmation.candidates) - 1
         how = f"times in turn with {counted(others, 'finalist')}" if others else "times more"

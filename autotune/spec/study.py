@@ -263,7 +263,11 @@ class MeasurementSpec(_Section):
     )
     finalists: int = Field(default=3, ge=1, le=20, description="Configurations measured again.")
     rounds: int = Field(
-        default=5, ge=2, le=50, description="Most rounds of finalists against the baseline."
+        default=10,
+        ge=2,
+        le=50,
+        description="Most rounds of all finalists against the baseline, and of the chosen one alone "
+        "after that.",
     )
     attribution: int = Field(
         default=3,

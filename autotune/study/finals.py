@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, replay
+from autotune.analysis.confirmation import Confirmation, replay
 from autotune.errors import LauncherError
 from autotune.runs.judging import ProfileRun, TrajectoryRun
 from autotune.study.bench import Bench, Job
@@ -119,8 +119,7 @@ class Finals:
                 missing = [t for t in confirmation.members() if t not in done]
                 if not self._has_time(confirmation, missing):
                     return False
-                to_come = self._schedule.rounds - len(confirmation.rounds) - 1
-                runs = len(missing) + max(0, to_come) * len(confirmation.members())
+                runs = len(missing) + confirmation.runs_to_come(self._schedule.rounds)
                 allowed = self._schedule.share(1 / runs, self._job.costs().shortest(knobs))
                 self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
@@ -131,9 +130,8 @@ class Finals:
         needed = self._schedule.round(costs, [knobs[trial] for trial in missing])
         if len(missing) < len(confirmation.members()):
             return self._schedule.may_end(needed)
-        to_prove = FEWEST_ROUNDS - len(confirmation.rounds)
-        if to_prove > 0:
-            return self._schedule.may_end(to_prove * needed)
+        if confirmation.to_prove:
+            return self._schedule.may_end(confirmation.to_prove * needed)
         return self._schedule.left >= needed
 
     def _look_closer(self, confirmation: Confirmation) -> None:

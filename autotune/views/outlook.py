@@ -96,7 +96,8 @@ def _next(
     if not trial:
         return "the baseline's own trial, then the search"
     if purpose == Purpose.CONFIRM and latest:
-        return _rounds(every, measurement.rounds - latest.round, left) + "the verdict"
+        # As many again of the chosen one and the baseline alone, once one is chosen.
+        return _rounds(every, 2 * measurement.rounds - latest.round, left) + "the verdict"
     proof = f"numerics and confirmation, {_about(FEWEST_ROUNDS * 2 * trial, left)}"
     if purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
         return f"{proof}, then the verdict"

@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,13 @@ def mean(rates: list[float]) -> float:
     return math.exp(math.fsum(map(math.log, rates)) / len(rates))
 
 
+def told_from(verdict: Verdict, rates: Sequence[float]) -> list[float]:
+    """Those of the rounds after the choice, if there are enough; else those before."""
+    if verdict.rounds < 3:
+        return list(rates)
+    return list(rates[-verdict.rounds :] if verdict.chosen_in else rates[: verdict.rounds])
+
+
 def assert_agrees(verdict: Verdict, played: Records) -> None:
     """The answer is what the records say, computed from them once more."""
     attempts = played.attempts()
@@ -99,7 +106,7 @@ def assert_agrees(verdict: Verdict, played: Records) -> None:
         # A round that is under way counts once it is complete.
         assert list(finalist.rates) == rates[finalist.trial][: len(finalist.rates)]
         assert len(finalist.rates) >= len(rates[finalist.trial]) - (purposes != TIMED)
-    shown = {f.trial: mean(list(f.rates)) for f in verdict.finalists}
+    shown = {f.trial: mean(told_from(verdict, f.rates)) for f in verdict.finalists}
     assert verdict.throughput is not None
     assert verdict.throughput.value == pytest.approx(shown[chosen.trial])
     assert verdict.speedup is not None

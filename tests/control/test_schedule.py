@@ -189,7 +189,8 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
     assert "device hours" in texts["search"]
     assert "numerics and confirmation, about" in texts["search"]
     assert "confirming, round 3, trial" in texts["confirm3"]
-    assert "next      the verdict" in texts["confirm3"]
+    assert "up to 3 more rounds" in texts["confirm3"], "of the chosen one alone"
+    assert "next      the verdict" in texts["confirm6"]
     assert "measuring what each knob brings, round 1" in texts["attribute1"]
     first = seen[1][1]
     assert (first["trials"], first["budget"]["trials"]) == (0, 5)

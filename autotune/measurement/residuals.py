@@ -1,0 +1,131 @@
+"""What arms and rounds do not explain of a run's rate: its noise. Pure functions."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+Rates = Mapping[int, Mapping[int, float]]
+"""Round -> arm -> rate."""
+
+_PRIOR_FREEDOM = 2.0
+"""What all other arms show of the noise weighs no more than this in that of a pair: arms need not be
+alike in it."""
+_NO_NOISE = 1e-9
+
+
+@dataclass(frozen=True)
+class Variance:
+    """An estimate of one.
+
+    Attributes:
+        value: of it.
+        freedom: degrees of it.
+    """
+
+    value: float
+    freedom: float
+
+
+def shrunk(own: Variance, others: Variance) -> Variance:
+    """One of many, drawn towards the rest: (d0 s0^2 + d s^2) / (d0 + d) (Smyth 2004)."""
+    freedom = own.freedom + others.freedom
+    if freedom <= 0:
+        return Variance(0.0, 0.0)
+    total = own.freedom * own.value + others.freedom * others.value
+    return Variance(total / freedom, freedom)
+
+
+def pooled(rates: Rates) -> Variance:
+    """Variance of the logarithm of a run's rate that neither its arm nor its round explains.
+
+    With every arm in every round it is sum (y - y_c. - y_.r + y..)^2 / ((C - 1) (R - 1)); arms that
+    have dropped out are left out of later rounds by least squares.
+    """
+    cells = [
+        (number, arm, math.log(r)) for number, arms in rates.items() for arm, r in arms.items()
+    ]
+    if not cells:
+        return Variance(0.0, 0.0)
+    numbers, arms = sorted({c[0] for c in cells}), sorted({c[1] for c in cells})
+    design = np.zeros((len(cells), len(numbers) + len(arms)))
+    for row, (number, arm, _) in enumerate(cells):
+        design[row, numbers.index(number)] = 1.0
+        design[row, len(numbers) + arms.index(arm)] = 1.0
+    values = np.array([cell[2] for cell in cells])
+    fitted, _, rank, _ = np.linalg.lstsq(design, values - values.mean(), rcond=None)
+    freedom = len(cells) - int(rank)
+    if freedom < 1:
+        return Variance(0.0, 0.0)
+    left = values - values.mean() - design @ fitted
+    return Variance(float(left @ left) / freedom, freedom)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How much faster one arm is than another, in logarithms.
+
+    Attributes:
+        value: of it.
+        error: its standard error.
+        freedom: degrees of it; 0: nothing is known of the error.
+    """
+
+    value: float
+    error: float
+    freedom: float
+
+    def beyond(self, level: float) -> float:
+        """How far to either side a one-sided error of this reaches; infinite where nothing is known."""
+        if self.freedom <= 0:
+            return math.inf
+        return float(special.stdtrit(self.freedom, 1 - level)) * self.error
+
+    @property
+    def chance(self) -> float:
+        """The posterior probability that the first is faster, with a flat prior."""
+        if self.freedom <= 0:
+            return 0.5
+        return float(special.stdtr(self.freedom, self.value / self.error))
+
+
+def contrast(rates: Rates, one: int, other: int) -> Contrast:
+    """Of two arms, over the rounds that both ran, at least one.
+
+    The variance is that of the pair's own differences, drawn towards what all other arms show.
+    """
+    both = [arms for arms in rates.values() if one in arms and other in arms]
+    logs = np.log([arms[one] / arms[other] for arms in both])
+    mean, freedom = float(logs.mean()), len(logs) - 1
+    if freedom < 1:
+        return Contrast(mean, math.inf, 0.0)
+    own = Variance(float(np.var(logs, ddof=1)) / 2, freedom)
+    found = shrunk(own, _of_others(rates, own))
+    error = math.sqrt(2 * found.value / len(logs))
+    return Contrast(mean, max(error, _NO_NOISE), found.freedom)
+
+
+def _of_others(rates: Rates, own: Variance) -> Variance:
+    """What is left of the pooled variance without that of a pair, with no more than its due weight: the
+    pair's differences are one direction of the space of residuals, at a right angle to the rest."""
+    every = _pooled(_frozen(rates))
+    freedom = every.freedom - own.freedom
+    if freedom < 1:
+        return Variance(0.0, 0.0)
+    left = every.freedom * every.value - own.freedom * own.value
+    return Variance(max(0.0, left) / freedom, min(freedom, _PRIOR_FREEDOM))
+
+
+_Frozen = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+
+
+def _frozen(rates: Rates) -> _Frozen:
+    return tuple((number, tuple(arms.items())) for number, arms in rates.items())
+
+
+@functools.lru_cache(maxsize=256)
+def _pooled(rates: _Frozen) -> Variance:
+    return pooled({number: dict(arms) for number, arms in rates})

@@ -1,0 +1,39 @@
+"""How much error a look may spend."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from autotune.measurement.looks import level, spent
+
+
+def levels(looks, most, error):
+    return [level(looks[: number + 1], most, error) for number in range(len(looks))]
+
+
+def test_all_the_error_is_spent_when_all_rounds_are_there():
+    assert spent(0.0, 0.025) == 0.0
+    assert spent(1.0, 0.025) == pytest.approx(0.025)
+    assert spent(7.0, 0.025) == spent(1.0, 0.025)
+
+
+def test_a_single_look_at_the_end_is_an_ordinary_test():
+    assert level([10], 10, 0.025) == pytest.approx(0.025, rel=1e-6)
+
+
+@pytest.mark.parametrize(("looks", "most"), [([3, 5, 8, 10], 10), (list(range(3, 11)), 10)])
+def test_equals_are_called_different_as_often_as_allowed(looks, most):
+    """Two hundred thousand comparisons without a difference."""
+    generator = np.random.default_rng(0)
+    sums = generator.standard_normal((200_000, most)).cumsum(axis=1)
+    seen = np.stack([sums[:, look - 1] / np.sqrt(look) for look in looks], axis=1)
+    crossed = seen > stats.norm.isf(levels(looks, most, 0.025))
+    for number, look in enumerate(looks, 1):
+        so_far = crossed[:, :number].any(axis=1).mean()
+        assert so_far == pytest.approx(spent(look / most, 0.025), abs=0.0012)
+
+
+def test_looks_as_published():
+    """Pocock-like spending, five equal looks, one-sided 0.025, as ldbounds prints it."""
+    found = stats.norm.isf(levels([1, 2, 3, 4, 5], 5, 0.025))
+    assert found == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=0.002)

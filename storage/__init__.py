@@ -4,6 +4,7 @@ from storage.attempts import AttemptFeed
 from storage.database import Database
 from storage.history import Attempts
 from storage.records import (
+    NOT_ITS_OWN,
     TRAJECTORIES,
     UNTIMED,
     AttemptResult,
@@ -26,6 +27,7 @@ from storage.repository import Repository
 from storage.trials import TrialLedger
 
 __all__ = [
+    "NOT_ITS_OWN",
     "TRAJECTORIES",
     "UNTIMED",
     "AttemptFeed",

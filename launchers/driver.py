@@ -120,7 +120,7 @@ class Driver:
         with self._lock:
             self._waiting.pop(number, None)
         if answer is None:
-            self._give_up(f"the Ray cluster at {self._where} has not answered for {seconds:g} s")
+            self.give_up(f"the Ray cluster at {self._where} has not answered for {seconds:g} s")
             raise DriverLost(self.lost)
         if "error" in answer:
             raise Refused(answer["error"])
@@ -148,7 +148,8 @@ class Driver:
 
     def give_up(self, why: str) -> None:
         """Nothing more is expected of it."""
-        self._give_up(why)
+        self._end(why)
+        self._kill()
 
     def _awaited(
         self, answers: "queue.SimpleQueue[dict[str, Any] | None]", seconds: float
@@ -195,11 +196,8 @@ class Driver:
         while not self.lost and not self._closing:
             time.sleep(_PING_SECONDS)
             with contextlib.suppress(Refused, DriverLost):
-                self.call("ping")
-
-    def _give_up(self, why: str) -> None:
-        self._end(why)
-        self._kill()
+                if why := self.call("ping"):
+                    self.give_up(f"the Ray cluster at {self._where}: {why}")
 
     def _end(self, why: str) -> None:
         """Tell everybody who waits."""

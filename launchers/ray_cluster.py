@@ -187,9 +187,8 @@ class _Ground:
         cluster = self.cluster
         state = cluster.driver.call("stands", group=self.group)
         if state == "REMOVED":
-            why = "Ray has ended our job: its placement groups are gone"
-            cluster.driver.give_up(why)
-            raise DriverLost(why)
+            cluster.driver.give_up("Ray has ended this job: its placement groups are gone")
+            raise DriverLost(cluster.driver.lost)
         nodes, avoided = cluster.nodes(), cluster.avoided.now()
         own = {node.id for node in self.nodes}
         if state == "CREATED" and own <= {node.id for node in nodes}:

@@ -93,9 +93,15 @@ class _Server:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return str(ray.get_runtime_context().gcs_address)
 
-    def ping(self) -> bool:
-        """Whether the head answers."""
-        return bool(ray.nodes())
+    def ping(self) -> str:
+        """What is wrong with this driver, if the head answers at all; empty: nothing."""
+        if not _answers(ray.get_runtime_context().get_node_id()):
+            return "the raylet beside its driver is gone"
+        for group in list(self._groups):
+            with contextlib.suppress(KeyError):  # given back meanwhile
+                if self.stands(group) == "REMOVED":
+                    return "it has ended this job: its placement groups are gone"
+        return ""
 
     def nodes(self) -> list[dict[str, Any]]:
         """Living nodes, with what they have and what of it is free."""
@@ -252,6 +258,10 @@ def _knock(address: str) -> None:
 def _is_well(node_id: str) -> bool:
     """Whether a node still has a raylet. Ray itself may take half a minute to see that it has not."""
     time.sleep(_DOUBT_SECONDS)
+    return _answers(node_id)
+
+
+def _answers(node_id: str) -> bool:
     for node in ray.nodes():
         if node["NodeID"] == node_id and node["Alive"]:
             with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from storage.attempts import AttemptFeed
 from storage.database import Database
 from storage.history import Attempts
 from storage.records import (
+    DAEMON_DIED,
     NOT_ITS_OWN,
     TRAJECTORIES,
     UNTIMED,
@@ -27,6 +28,7 @@ from storage.repository import Repository
 from storage.trials import TrialLedger
 
 __all__ = [
+    "DAEMON_DIED",
     "NOT_ITS_OWN",
     "TRAJECTORIES",
     "UNTIMED",

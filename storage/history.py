@@ -99,18 +99,14 @@ class Attempts:
         """The baseline's own trial of the search, once it is complete."""
         return self.searched().of_baseline().complete().first
 
-    def in_vain(self, attempt: StoredAttempt) -> int:
-        """How many launches of the same run before this one have lost their agent or their daemon, one
-        after another.
+    def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
+        """Launches of the same run before this one that have lost their agent or their daemon, one after
+        another.
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
-        confused. Launches side by side that one incident has ended count once, and what somebody wanted
-        to be given up does not count, nor what was lost with its node or its cluster.
+        confused. Of launches side by side that one incident has ended only the first counts, and what
+        somebody wanted to be given up does not count, nor what was lost with its node or its cluster.
         """
-        return len(self.lost_in_vain(attempt))
-
-    def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
-        """Those launches; of some side by side, the first."""
         found: list[StoredAttempt] = []
         lost_at = -math.inf
         for one in self._launched_before(attempt):

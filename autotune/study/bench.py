@@ -27,6 +27,7 @@ from autotune.runs.probe import Shape, as_timed
 from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
+    DAEMON_DIED,
     NOT_ITS_OWN,
     AttemptFeed,
     AttemptResult,
@@ -275,7 +276,7 @@ class Bench:
         slot = self._slots[number]
         judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, allowed))
         attempts = self._job.attempts()
-        if attempts.in_vain(attempt) < MOST_LAUNCHES:
+        if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
             request = self._job.request(attempt, slot, allowed)
             future = self._pool.submit(slot.run, request, judge)
         else:
@@ -367,16 +368,21 @@ class Bench:
         if result.state != AttemptState.LOST or result.cause.startswith(NOT_ITS_OWN):
             return result
         before = [one.result.cause for one in self._job.attempts().lost_in_vain(attempt)]
-        if len(before) + 1 < MOST_LAUNCHES:
+        causes = [*before, result.cause]
+        if not self._is_to_blame(causes):
             return result
-        causes = {*before, result.cause}
-        if self._job.plan.launcher.several_nodes and len(causes) == 1:
-            return result  # a cause names its node: always the same one may be to blame
         self._job.say(
             f"Trial {attempt.trial} is suspected: whatever it was launched on lost its agent, "
-            f"{len(before) + 1} times: {'; '.join(sorted(causes))}."
+            f"{len(causes)} times: {'; '.join(sorted(set(causes)))}."
         )
         return dataclasses.replace(result, state=AttemptState.CRASH)
+
+    def _is_to_blame(self, causes: Sequence[str]) -> bool:
+        """Whether a run that has lost its agent or its daemon so often, one after another, is itself the
+        cause. Among several nodes it must have been on more than one, which the causes name."""
+        elsewhere = len(set(causes)) > 1 or DAEMON_DIED in causes
+        one_node = not self._job.plan.launcher.several_nodes
+        return len(causes) >= MOST_LAUNCHES and (one_node or elsewhere)
 
     def run(
         self,

@@ -42,7 +42,13 @@ done
 
 def refusal() -> str:
     """Why there can be no such cluster here; empty: there can."""
-    tried = ["unshare", *_NAMESPACES, "sh", "-c", "mount -t tmpfs tmpfs /tmp && ip link add a type dummy"]
+    tried = [
+        "unshare",
+        *_NAMESPACES,
+        "sh",
+        "-c",
+        "mount -t tmpfs tmpfs /tmp && ip link add a type dummy",
+    ]
     found = subprocess.run(tried, capture_output=True, text=True, check=False)
     return f"namespaces are not permitted: {found.stderr.strip()}" if found.returncode else ""
 
@@ -78,9 +84,11 @@ class RayNode:
 
     def entering(self, *command: str) -> list[str]:
         """A command line that runs this command on the node."""
-        return ["nsenter", f"--target={self.first.pid}", *_ENTER, f"--wd={os.getcwd()}", *command]
+        return ["nsenter", f"--target={self.first.pid}", *_ENTER, f"--wd={Path.cwd()}", *command]
 
-    def run(self, *command: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, cwd: Path, timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command there to its end."""
         entering = ["nsenter", f"--target={self.first.pid}", *_ENTER, f"--wd={cwd}", *command]
         return subprocess.run(
@@ -167,7 +175,9 @@ class RayNodes:
         self.head, self.near, self.far = self.nodes
 
     def _ip(self, *arguments: str) -> None:
-        subprocess.run(["nsenter", f"--target={self._hub.pid}", "--net", "ip", *arguments], check=True)
+        subprocess.run(
+            ["nsenter", f"--target={self._hub.pid}", "--net", "ip", *arguments], check=True
+        )
 
     @contextlib.contextmanager
     def cut(self, node: RayNode) -> Iterator[None]:
@@ -180,7 +190,9 @@ class RayNodes:
 
     def ask(self, code: str) -> str:
         """What a program prints that has joined the cluster; empty while there is none."""
-        joined = "import ray; ray.init(address='auto', logging_level='ERROR', log_to_driver=False)\n"
+        joined = (
+            "import ray; ray.init(address='auto', logging_level='ERROR', log_to_driver=False)\n"
+        )
         try:
             found = self.near.run(
                 sys.executable, "-P", "-c", joined + code, cwd=Path("/tmp"), timeout=60

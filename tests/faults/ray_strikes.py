@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from storage import MessageKind
 from tests.faults.ray_nodes import ADDRESS, RayNodes
 from tests.records import Records
 from tests.steering import TINY_WORKLOAD, quick_measurement, write_study
@@ -91,6 +92,13 @@ class RayStudy(Records):
         """All messages."""
         messages = self.repository.messages.of(self.study().id)
         return "\n".join(message.text for message in messages)
+
+    @property
+    def waits(self) -> str:
+        """What it says last that it waits for; empty if it says something else."""
+        messages = self.repository.messages.of(self.study().id)
+        waiting = messages and messages[-1].kind == MessageKind.WAITING
+        return messages[-1].text if waiting else ""
 
     def wait_done(self) -> None:
         """It ends by itself, with all of its trials."""

@@ -60,6 +60,10 @@ class LauncherError(AutotuneError):
     """Ranks cannot be started at present: no agent, no cluster, no room in it."""
 
 
+class ClusterAway(LauncherError):
+    """A cluster, or too much of it, does not answer at present: it comes back without notice."""
+
+
 class NotHere(LauncherError):
     """What the study asks for is not on this machine, and does not come by itself."""
 

@@ -1,8 +1,7 @@
-"""Where ranks run. `launchers.open_launcher` picks one; Ray is imported only for the Ray launcher."""
+"""Where ranks run. `launchers.open_launcher` picks one; Ray is imported by its driver's process only."""
 
 from collections.abc import Mapping
 
-from autotune.errors import NotHere
 from launchers.base import Launcher, Resources, Slot, TrialWatch
 from launchers.reservation import Busy, Rival, refuse
 
@@ -43,15 +42,7 @@ def open_launcher(
         LauncherError: they are not to be had at present.
     """
     if kind == "ray":
-        try:
-            from launchers.ray_cluster import RayLauncher
-        except ModuleNotFoundError as error:
-            if error.name != "ray":
-                raise
-            raise NotHere(
-                "launcher: ray needs Ray, which is not installed here: pip install ray, or take "
-                "launcher: local"
-            ) from None
+        from launchers.ray_cluster import RayLauncher
 
         return RayLauncher(resources, log_dir, address, busy, env or {})
     from launchers.local import LocalLauncher

@@ -37,6 +37,8 @@ class Link(ABC):
 
     host: str
     """Address at which ranks elsewhere reach the agent's store."""
+    where: str = ""
+    """Name of its node, where there are others."""
 
     @abstractmethod
     def send(self, line: bytes) -> bool:
@@ -45,6 +47,14 @@ class Link(ABC):
     @abstractmethod
     def read(self) -> bytes:
         """The agent's next report; empty once it is gone and nothing of it is left."""
+
+    def loss(self) -> str:
+        """Why it ended by itself, in words, where its node or its cluster did; empty: it alone."""
+        return ""
+
+    def give_up(self) -> None:
+        """It has not said anything for too long: it is not to be tried there again for now."""
+        return
 
     @abstractmethod
     def close(self) -> str:
@@ -70,6 +80,8 @@ class Slot(ABC):
     unusable: str = ""
     """Why nothing can be measured here any more, in words: something of an earlier trial is there still,
     and nobody can end it. Empty as long as all is well."""
+    gone: str = ""
+    """Why it is no more, in words: its nodes are lost or taken. The launcher may open another."""
 
     @abstractmethod
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
@@ -91,12 +103,20 @@ class Launcher(ABC):
     """Holds slots until it is closed."""
 
     slots: Sequence[Slot]
+    """There may be more as time goes on, behind those that were there."""
     workers: int
     """Ranks of a trial."""
+    is_remote: bool = False
+    """What it closes is elsewhere, and may take long: what came of a study is written before that."""
 
     @abstractmethod
     def close(self) -> None:
         """Give back all resources; no process, actor or placement group is left."""
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether a trial that loses its agent can be launched on another node."""
+        return False
 
     def clock(self) -> float:
         """Seconds since some moment, in the time in which trials run; never less than before."""

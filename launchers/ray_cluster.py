@@ -1,100 +1,228 @@
-"""Trials on a Ray cluster: a slot is a placement group, with one agent-owning actor per node."""
+"""Trials on a Ray cluster: a slot is a placement group, with one agent-owning actor per node.
+
+This process never talks to Ray itself: see launchers.driver.
+"""
 
 import contextlib
-import logging
-import os
-import socket
+import importlib.util
+import itertools
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import ray
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from autotune.errors import LauncherError, NotHere
-from autotune.trial.node.agent_process import AgentProcess
+from autotune.errors import ClusterAway, LauncherError, NotHere
 from launchers import devices
 from launchers.base import Launcher, Link, Resources
+from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import Layout, NodeCapacity, plan
-from launchers.ray_token import own_token, read_again
-from launchers.reservation import Busy, Reservation
-from launchers.slot import AgentSlot, Node
+from launchers.placing import Avoided, ClusterNode, choose
+from launchers.reservation import Busy, Reservation, Rival
+from launchers.slot import AgentSlot, Node, SlotGone
 
 _LOOPBACK = "127.0.0.1"
-_PLACEMENT_SECONDS = 60.0
-_CALL_SECONDS = 30.0
-_KNOCK_SECONDS = 5.0
-_FAREWELL_SECONDS = 1.0
-"""How long an agent whose actor has died takes to notice and to clear its node."""
-_READ_AND_SEND_AND_CLOSE = 3
-"""Threads of an actor: a blocked `read` must not keep a `send` or `close` waiting."""
+_GRANT_SECONDS = 10.0
+"""For what is free by Ray's own account."""
+_ANSWER_SECONDS = 45.0
+"""An actor starts, or ends, within half a minute."""
+_SETTLE_SECONDS = 3.0
+"""What has just been given back is not free at once: only then others hold it."""
+_POLL_SECONDS = 0.5
+_RENEW_SECONDS = 15.0
+"""For a slot whose nodes are gone to find others."""
+_GROW_SECONDS = 3.0
+_NODE_SHARE = 0.001
+"""Of the resource that Ray gives each node under its address: whoever takes of it is on that node."""
 
 
 class RayLink(Link):
     """A line to an agent through the actor that owns it."""
 
-    def __init__(
-        self,
-        group: PlacementGroup,
-        bundle: int,
-        log_dir: str,
-        layout: Layout,
-        env: Mapping[str, str],
-    ) -> None:
-        self.host = _LOOPBACK if layout.nodes == 1 else _bundle_address(group, bundle)
-        # AgentProcess imports no Ray and none of our top-level packages: a worker finds it by name
-        # whatever else the user's working directory holds.
-        actor_class = ray.remote(AgentProcess).options(
-            max_concurrency=_READ_AND_SEND_AND_CLOSE,
-            num_cpus=layout.bundle["CPU"],
-            num_gpus=layout.bundle.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=bundle
-            ),
-        )
-        # Ray itself has told the actor which devices it has.
-        self._actor: Any = actor_class.remote(self.host, str(Path(log_dir) / "agent.log"), env)
+    def __init__(self, ground: "_Ground", bundle: int, log: str, env: Mapping[str, str]) -> None:
+        self._cluster, self._node = ground.cluster, ground.nodes[bundle]
+        layout = self._cluster.layout
+        self.host = _LOOPBACK if layout.nodes == 1 else self._node.address
+        self.where = str(self._node) if self._cluster.is_shared else ""
+        self._wire = self._cluster.driver.wire()
         self._closed = False
+        self._cluster.driver.call(
+            "start",
+            link=self._wire.number,
+            group=ground.group,
+            bundle=bundle,
+            resources=layout.bundle,
+            host=self.host,
+            log=log,
+            env=dict(env),
+        )
 
     def send(self, line: bytes) -> bool:
         try:
-            return bool(ray.get(self._actor.send.remote(line), timeout=_CALL_SECONDS))
-        except ray.exceptions.RayError:
+            return bool(self._call("send", text=line.decode()))
+        except (DriverLost, Refused):
             return False
 
     def read(self) -> bytes:
-        try:
-            return bytes(ray.get(self._actor.read.remote()))
-        except ray.exceptions.RayError:
-            time.sleep(_FAREWELL_SECONDS)
-            return b""
+        line = self._wire.read()
+        if not line and not self._closed and not self._cluster.driver.lost:
+            self._cluster.avoided.add(self._node.id)
+        return line
+
+    def loss(self) -> str:
+        if self._cluster.driver.lost:
+            return self._cluster.driver.lost
+        return f"node {self._node} was lost" if self._wire.node_lost else ""
+
+    def give_up(self) -> None:
+        self._cluster.avoided.add(self._node.id)
 
     def close(self) -> str:
         if self._closed:
             return ""
         self._closed = True
-        left = ""
         try:
-            left = str(ray.get(self._actor.close.remote(), timeout=_CALL_SECONDS))
-        except ray.exceptions.GetTimeoutError:
-            left = f"the actor of its agent has not answered for {_CALL_SECONDS:g} s"
-        except ray.exceptions.RayError:
-            pass  # it is gone, and its node maybe, too
-        ray.kill(self._actor)
+            left = str(self._call("end"))
+        except (DriverLost, Refused):
+            return ""
+        if left and self._cluster.is_shared and self._node.id in self._cluster.avoided.now():
+            return ""  # its node does not answer: Ray ends it once it does
         return left
+
+    def _call(self, name: str, **arguments: str) -> object:
+        driver = self._cluster.driver
+        return driver.call(name, _ANSWER_SECONDS, link=self._wire.number, **arguments)
+
+
+class _Cluster:
+    """The nodes that a launcher's slots are on."""
+
+    def __init__(self, resources: Resources, driver: Driver, address: str | None) -> None:
+        self.driver = driver
+        self.is_shared = address is not None
+        """It is of others, too."""
+        self.avoided = Avoided()
+        self.taken: Counter[str] = Counter()
+        self.size = 0
+        """Nodes, as far as it is known."""
+        self._resources = resources
+        self._address = address
+        self.layout = self.plan(self.nodes())
+
+    def nodes(self) -> list[ClusterNode]:
+        """That live, by Ray's account."""
+        found = [ClusterNode(**node) for node in self.driver.call("nodes")]
+        self.size = len(found)
+        return found
+
+    def plan(self, nodes: list[ClusterNode]) -> Layout:
+        """How slots lie on these. Nodes of a cluster may still come, or come back."""
+        capacities = [NodeCapacity(int(node.has["CPU"]), int(node.has["GPU"])) for node in nodes]
+        try:
+            return plan(self._resources, capacities)
+        except NotHere as error:
+            if not self.is_shared:
+                raise
+            raise ClusterAway(
+                f"the Ray cluster at {self._address} is too small at present: {error}"
+            ) from None
+
+    def busy(self, since: str) -> str:
+        """Whom a slot waits for, in words."""
+        layout = self.layout
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in layout.bundle.items())
+        others = "; ".join(self.driver.call("others")) or "nobody that Ray knows of"
+        return (
+            f"since {since}: the Ray cluster at {self._address} has not {wanted} free on "
+            f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}; there run: {others}"
+        )
+
+
+class _Ground:
+    """The nodes under a slot: a placement group, and another one when it is gone."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, cluster: _Cluster) -> None:
+        self.cluster = cluster
+        self.group = 0
+        self.nodes: list[ClusterNode] = []
+
+    def take(self) -> bool:
+        """All of a slot's bundles, or none; whether there was room for them."""
+        cluster = self.cluster
+        chosen = choose(cluster.layout, cluster.nodes(), cluster.avoided.now(), cluster.taken)
+        if not chosen:
+            return False
+        group = next(self._numbers)
+        bundles = [
+            {**cluster.layout.bundle, f"node:{node.address}": _NODE_SHARE} for node in chosen
+        ]
+        granted = cluster.driver.call(
+            "reserve",
+            _GRANT_SECONDS + _ANSWER_SECONDS,
+            group=group,
+            bundles=bundles,
+            strategy="STRICT_SPREAD" if len(chosen) > 1 else "STRICT_PACK",
+            patience=_GRANT_SECONDS,
+        )
+        if not granted:
+            return False
+        self.group = group
+        by_id = {node.id: node for node in cluster.nodes()}
+        where = cluster.driver.call("where", group=group)
+        self.nodes = [
+            by_id.get(node, near) for node, near in zip(where, chosen, strict=True)
+        ]  # two nodes may have one address
+        cluster.taken.update(node.id for node in self.nodes)
+        return True
+
+    def stand(self) -> None:
+        """See that it is there, or take another one.
+
+        Raises:
+            SlotGone: it is not, and there is no room for another.
+            DriverLost: Ray has ended our job.
+        """
+        cluster = self.cluster
+        state = cluster.driver.call("stands", group=self.group)
+        if state == "REMOVED":
+            cluster.driver.give_up("Ray has ended this job: its placement groups are gone")
+            raise DriverLost(cluster.driver.lost)
+        nodes, avoided = cluster.nodes(), cluster.avoided.now()
+        own = {node.id for node in self.nodes}
+        if state == "CREATED" and own <= {node.id for node in nodes}:
+            if not own & avoided:
+                return
+            others = [node for node in nodes if node.id not in avoided]
+            if len(others) < cluster.layout.nodes:
+                return  # the cluster is too small to do without them
+        was = ", ".join(map(str, self.nodes))
+        self.release()
+        give_up = time.monotonic() + _RENEW_SECONDS
+        while not self.take():
+            if time.monotonic() > give_up:
+                raise SlotGone(f"an agent was lost on {was}, and there is no room elsewhere")
+            time.sleep(_POLL_SECONDS)
+
+    def release(self) -> None:
+        """Give the bundles back."""
+        if self.group:
+            self.cluster.taken.subtract(node.id for node in self.nodes)
+            group, self.group = self.group, 0
+            with contextlib.suppress(DriverLost, Refused):
+                self.cluster.driver.call("release", group=group)
 
 
 class RayLauncher(Launcher):
-    """Slots on a Ray cluster; on a Ray of its own on this machine when no address is given."""
+    """Slots on a Ray cluster; on a Ray of its own on this machine when no address is given.
 
-    slots: Sequence[AgentSlot]
+    On a cluster that others use as well it begins with as many slots as there is room for, one at least,
+    and adds others as room comes.
+    """
+
+    slots: list[AgentSlot]
+    is_remote = True
 
     def __init__(
         self,
@@ -104,124 +232,113 @@ class RayLauncher(Launcher):
         busy: Busy,
         env: Mapping[str, str],
     ) -> None:
-        self._groups: list[PlacementGroup] = []
+        if importlib.util.find_spec("ray") is None:
+            raise NotHere(
+                "launcher: ray needs Ray, which is not installed here: pip install ray, or take "
+                "launcher: local"
+            )
+        self._log = str(Path(log_dir) / "agent.log")
         self._env = dict(env)
+        self._busy = busy
+        self._grounds: list[_Ground] = []
+        self._numbers = itertools.count()
+        self._closing = threading.Event()
+        self._growth: threading.Thread | None = None
+        self._driver: Driver | None = None
         self.slots = []
         self._reservation = Reservation(busy)
         try:
             if address is None and _is_for_processors(resources):
                 self._reservation.take(devices.processors())
-            _connect(address)
-            layout = _layout(resources, address)
-            self.workers = layout.nodes * layout.ranks_per_node
-            self.slots = [
-                self._open_slot(number, layout, log_dir) for number in range(layout.slots)
-            ]
-            if address is None:  # others' clusters keep account themselves
-                self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
-        except ray.exceptions.RayError as error:
-            with contextlib.suppress(ray.exceptions.RayError):
-                self.close()
-            raise LauncherError(f"the Ray cluster fails: {_first_line(error)}") from error
+            self._driver = Driver(address, log_dir)
+            self._cluster = _Cluster(resources, self._driver, address)
+            self._open(address)
+        except Refused as error:
+            self.close()
+            raise LauncherError(f"the Ray cluster fails: {error}") from error
         except BaseException:
             self.close()
             raise
 
+    @property
+    def address(self) -> str:
+        """Of the cluster."""
+        return self._cluster.driver.address
+
+    @property
+    def several_nodes(self) -> bool:
+        """Agents may be lost on one and not on another."""
+        return self._cluster.size > 1
+
     def close(self) -> None:
+        self._closing.set()
         try:
             for slot in self.slots:
                 slot.close()
-            while self._groups:  # closing again must not call Ray: it would connect by itself
-                remove_placement_group(self._groups.pop())
-            ray.shutdown()
+            for ground in self._grounds:
+                ground.release()
+            if self._driver:
+                self._driver.close()
+            if self._growth:
+                self._growth.join()
         finally:
             self._reservation.close()
 
-    def _open_slot(self, number: int, layout: Layout, log_dir: str) -> AgentSlot:
-        strategy = "STRICT_SPREAD" if layout.nodes > 1 else "STRICT_PACK"
-        group = placement_group([layout.bundle] * layout.nodes, strategy=strategy)
-        self._groups.append(group)
-        if not group.wait(_PLACEMENT_SECONDS):
-            raise LauncherError(
-                f"the Ray cluster has not granted {layout.nodes} x {layout.bundle} within "
-                f"{_PLACEMENT_SECONDS:g} s; see `ray status` for who holds its resources"
-            )
-        nodes = [
-            Node(
-                connect=lambda bundle=bundle: RayLink(group, bundle, log_dir, layout, self._env),  # type: ignore[misc]
-                ranks=layout.ranks_per_node,
-            )
-            for bundle in range(layout.nodes)
-        ]
-        return AgentSlot(f"ray-{number}", nodes, gpus_per_worker=layout.gpus_per_worker)
+    def _open(self, address: str | None) -> None:
+        layout = self._cluster.layout
+        self.workers = layout.nodes * layout.ranks_per_node
+        self._wait_for_room()
+        for _ in range(layout.slots - 1):
+            if not self._add_slot() and address is None:
+                raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
+        if address is None:  # others' clusters keep account themselves
+            self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
+        else:
+            self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
+            self._growth.start()
 
+    def _wait_for_room(self) -> None:
+        """Open the first slot as soon as others leave room for it."""
+        began, since = time.monotonic(), time.strftime("%H:%M:%S")
+        while not self._add_slot():
+            if time.monotonic() - began > _SETTLE_SECONDS:
+                self._busy(Rival(0, self._cluster.busy(since)))
+            time.sleep(_POLL_SECONDS)
 
-def _layout(resources: Resources, address: str | None) -> Layout:
-    """Nodes of a cluster may still come, or come back."""
-    try:
-        return plan(resources, _capacities())
-    except NotHere as error:
-        if address is None:
+    def _add_slot(self) -> bool:
+        """Open one more if there is room; whether there was."""
+        ground = _Ground(self._cluster)
+        if not ground.take():
+            return False
+        self._grounds.append(ground)
+        layout = self._cluster.layout
+        ranks = layout.ranks_per_node
+        nodes = [Node(self._connecting(ground, b), ranks) for b in range(layout.nodes)]
+        name = f"ray-{next(self._numbers)}"
+        try:
+            slot = AgentSlot(name, nodes, gpus_per_worker=layout.gpus_per_worker)
+        except BaseException:
+            ground.release()
             raise
-        raise LauncherError(
-            f"the Ray cluster at {address} is too small at present: {error}"
-        ) from None
+        self.slots.append(slot)
+        return True
 
+    def _connecting(self, ground: _Ground, bundle: int) -> Callable[[], RayLink]:
+        def connect() -> RayLink:
+            if bundle == 0:
+                ground.stand()
+            return RayLink(ground, bundle, self._log, self._env)
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return connect
+
+    def _grow(self) -> None:
+        """Add slots as room comes: others leave, nodes come, or come back."""
+        while not self._closing.wait(_GROW_SECONDS):
+            with contextlib.suppress(LauncherError):
+                wanted = self._cluster.plan(self._cluster.nodes()).slots
+                if sum(not slot.unusable and not slot.gone for slot in self.slots) < wanted:
+                    self._add_slot()
 
 
 def _is_for_processors(resources: Resources) -> bool:
     return not plan(resources, [devices.this_machine()]).gpus_per_worker
-
-
-def _connect(address: str | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        if address is None:
-            with own_token():
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _node_ip_address=_LOOPBACK,
-                )
-        else:
-            _knock(address)
-            read_again()
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise LauncherError(
-            f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}; check "
-            "`ray status`, and RAY_AUTH_MODE and the token where the cluster wants them"
-        ) from None
-
-
-def _knock(address: str) -> None:
-    """Whether anybody answers; Ray itself takes a minute to find that nobody does.
-
-    Raises:
-        OSError: nobody does.
-    """
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "://" not in address:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
-
-
-def _capacities() -> list[NodeCapacity]:
-    return [
-        NodeCapacity(
-            cpus=int(node["Resources"].get("CPU", 0)), gpus=int(node["Resources"].get("GPU", 0))
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-
-
-def _bundle_address(group: PlacementGroup, bundle: int) -> str:
-    node_id = placement_group_table(group)["bundles_to_node_id"][bundle]
-    return next(
-        str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == node_id
-    )

@@ -93,6 +93,7 @@ class Answer:
         cause: why, in words.
         after: blocks that it reports before it fails.
         lost_agent: the agent dies with it.
+        not_its_own: what has happened to its node, in words.
     """
 
     rate: float = 1.0
@@ -108,6 +109,7 @@ class Answer:
     cause: str = ""
     after: int = 0
     lost_agent: bool = False
+    not_its_own: str = ""
 
 
 Behaviour = Callable[[Launch], Answer]
@@ -194,6 +196,7 @@ class ReplaySlot(Slot):
         self._ending = False
         answer, draw = self._answer(request, self.time)
         report = self._played(request, watch, answer, draw)
+        report = dataclasses.replace(report, not_its_own=answer.not_its_own)
         self.time += report.wall_seconds
         return report
 

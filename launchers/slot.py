@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autotune.errors import LauncherError
+from autotune.errors import ClusterAway, LauncherError
 from autotune.trial import failure
 from autotune.trial.protocol import (
     PROTOCOL,
+    Alive,
     BlockReport,
     Built,
     EndTrial,
@@ -39,6 +40,9 @@ START_SECONDS = 180.0
 SILENT_SECONDS = 60.0
 """Then an agent is given up that runs a trial: it says every five seconds that it is there, unless it
 clears away, for half a minute at most."""
+STOOD_SECONDS = 12.0
+"""Without a word of an agent, or a look of its own at its ranks: then they stood still as well, or their
+messages did, and what was timed meanwhile is no measurement."""
 _LISTEN_SECONDS = 1.0
 
 
@@ -85,7 +89,10 @@ class AgentSlot(Slot):
         try:
             agents = self._living_agents()
         except AgentDied as error:
-            return _lost_before_it_began(request.trial, str(error), started)
+            return _lost_before_it_began(request.trial, error, started)
+        except SlotGone as error:
+            self.gone = str(error)
+            return _lost_before_it_began(request.trial, error, started)
         run = _Run(request.trial, agents, watch)
         agents.start(request)
         with self._lock:
@@ -109,6 +116,7 @@ class AgentSlot(Slot):
             wall_seconds=time.monotonic() - started,
             log_tail=cause.log_tail if cause else "",
             lost_agent=run.lost_agent,
+            not_its_own=run.not_its_own,
         )
 
     def end(self) -> None:
@@ -163,10 +171,27 @@ def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
 class AgentDied(LauncherError):
     """An agent was gone before it was ready."""
 
+    def __init__(self, cause: str, loss: str) -> None:
+        super().__init__(cause)
+        self.loss = loss
+        """Why its node, or its cluster, was lost; empty: it was not."""
 
-def _lost_before_it_began(trial: str, cause: str, started: float) -> TrialReport:
-    wall_seconds = time.monotonic() - started
-    return TrialReport(trial, Outcome.CRASH, cause, (), wall_seconds, lost_agent=True)
+
+class SlotGone(ClusterAway):
+    """The nodes of a slot are lost or taken, and there are no others for it at present."""
+
+
+def _lost_before_it_began(trial: str, error: AgentDied | SlotGone, started: float) -> TrialReport:
+    loss = error.loss if isinstance(error, AgentDied) else str(error)
+    return TrialReport(
+        trial,
+        Outcome.CRASH,
+        str(error),
+        (),
+        time.monotonic() - started,
+        lost_agent=True,
+        not_its_own=loss,
+    )
 
 
 class _Agents:
@@ -180,6 +205,8 @@ class _Agents:
         """One of them is gone: a new trial needs new ones."""
         self.losses: dict[int, str] = {}
         """Why, by node, where more is known than that it died."""
+        self.not_its_own: dict[int, str] = {}
+        """The same, where its node or its cluster was lost, or has stood still."""
         try:
             for node in nodes:
                 self.links.append(node.connect())
@@ -229,6 +256,11 @@ class _Agents:
         """
         return self._inbox.get(timeout=timeout)
 
+    def name_of(self, node: int) -> str:
+        """For people."""
+        where = self.links[node].where
+        return f"node {node}, {where}," if where else f"node {node}"
+
     def close(self) -> str:
         """End all agents; what is left of them, in words."""
         return ", ".join(filter(None, [link.close() for link in self.links]))
@@ -239,13 +271,16 @@ class _Agents:
                 self._inbox.put((index, from_line(line)))
         except ValueError as error:
             self.losses[index] = (
-                f"the agent of node {index} says what this version does not understand ({error}): "
+                f"the agent of {self.name_of(index)} says what this version does not understand "
+                f"({error}): "
                 "autotune was upgraded under a running daemon, or is not the same on all nodes; restart "
                 "the daemon, and upgrade whichever node is behind"
             )
             _log.warning("%s", self.losses[index])
             link.close()
         finally:
+            if loss := link.loss():
+                self.not_its_own[index] = loss
             self.lost = True
             self._inbox.put((index, None))
 
@@ -256,19 +291,26 @@ class _Agents:
             try:
                 index, message = self.receive(timeout=max(0.0, give_up - time.monotonic()))
             except queue.Empty:
-                raise LauncherError(f"an agent was not ready after {START_SECONDS:g} s") from None
+                late = [index for index in range(len(self.links)) if index not in ready]
+                for index in late:
+                    self.links[index].give_up()
+                names = " and ".join(map(self.name_of, late))
+                raise LauncherError(
+                    f"the agent of {names} was not ready after {START_SECONDS:g} s"
+                ) from None
             if not isinstance(message, Hello):
                 died = (
-                    f"the agent of node {index} died while it started; its messages are in "
+                    f"the agent of {self.name_of(index)} died while it started; its messages are in "
                     "agent.log in the study's log folder (`autotune logs`)"
                 )
-                raise AgentDied(self.losses.get(index, died))
-            _check_protocol(index, message)
+                loss = self.not_its_own.get(index, "")
+                raise AgentDied(self.losses.get(index, loss or died), loss)
+            _check_protocol(self.name_of(index), message)
             ready[index] = message
         return [ready[index] for index in sorted(ready)]
 
 
-def _check_protocol(node: int, hello: Hello) -> None:
+def _check_protocol(node: str, hello: Hello) -> None:
     """Whether an agent and this side understand each other.
 
     Raises:
@@ -280,7 +322,7 @@ def _check_protocol(node: int, hello: Hello) -> None:
     if hello.protocol > PROTOCOL:
         mend = "restart the daemon, under which autotune was upgraded, or upgrade autotune here"
     raise LauncherError(
-        f"the agent of node {node} speaks protocol {hello.protocol} and this side {PROTOCOL}: {mend}"
+        f"the agent of {node} speaks protocol {hello.protocol} and this side {PROTOCOL}: {mend}"
     )
 
 
@@ -305,6 +347,8 @@ class _Run:
         self.stuck = ""
         """What cannot be ended, in words."""
         self.loss = ""
+        self.not_its_own = ""
+        """Why it says nothing of the configuration, in words."""
         self._silence = [0.0] * len(agents.links)
         """Seconds since each node was heard last, as far as this process has listened."""
 
@@ -362,15 +406,28 @@ class _Run:
         listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
         self._silence = [silence + listened for silence in self._silence]
         if heard:
-            self._silence[heard[0]] = 0.0
+            self._hear(*heard)
         return heard
+
+    def _hear(self, node: int, message: Message | None) -> None:
+        still = max(self._silence[node], message.still if isinstance(message, Alive) else 0.0)
+        # One that clears away says nothing before it is done.
+        runs = isinstance(message, Alive | BlockReport) and not self._on_purpose
+        if still > STOOD_SECONDS and runs:
+            name = self._agents.name_of(node)
+            self.not_its_own = f"{name} stood still, or was cut off, for {still:.0f} s"
+        self._silence[node] = 0.0
 
     def _given_up(self, node: int) -> tuple[int, None]:
         self._agents.lost = True
+        self._agents.links[node].give_up()
         self._agents.losses[node] = (
-            f"the agent of node {node} has not said anything for {SILENT_SECONDS:g} s: it is frozen, or "
-            "waits for a disk or a file system that does not answer"
+            f"the agent of {self._agents.name_of(node)} has not said anything for "
+            f"{SILENT_SECONDS:g} s: it is frozen, or waits for a disk or a file system "
+            "that does not answer"
         )
+        if self._agents.links[node].where:
+            self.not_its_own = self._agents.losses[node]
         return node, None
 
     def _take(self, block: BlockReport) -> None:
@@ -394,7 +451,9 @@ class _Run:
     def _lose(self, node: int) -> None:
         self._open.discard(node)
         self.lost_agent = True
-        self.loss = self._agents.losses.get(node, f"the agent of node {node} died")
+        self.not_its_own = self.not_its_own or self._agents.not_its_own.get(node, "")
+        died = self.not_its_own or f"the agent of {self._agents.name_of(node)} died"
+        self.loss = self._agents.losses.get(node, died)
         self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss, at=time.time()))
         self._end()
 

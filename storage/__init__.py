@@ -4,6 +4,8 @@ from storage.attempts import AttemptFeed
 from storage.database import Database
 from storage.history import Attempts
 from storage.records import (
+    DAEMON_DIED,
+    NOT_ITS_OWN,
     TRAJECTORIES,
     UNTIMED,
     AttemptResult,
@@ -26,6 +28,8 @@ from storage.repository import Repository
 from storage.trials import TrialLedger
 
 __all__ = [
+    "DAEMON_DIED",
+    "NOT_ITS_OWN",
     "TRAJECTORIES",
     "UNTIMED",
     "AttemptFeed",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from storage.records import DAEMON_DIED, AttemptState, Purpose, StoredAttempt
+from storage.records import DAEMON_DIED, NOT_ITS_OWN, AttemptState, Purpose, StoredAttempt
 
 Knobs = Mapping[str, Any]
 
@@ -99,21 +99,23 @@ class Attempts:
         """The baseline's own trial of the search, once it is complete."""
         return self.searched().of_baseline().complete().first
 
-    def in_vain(self, attempt: StoredAttempt) -> int:
-        """How many launches of the same run before this one have lost their agent or their daemon, one
-        after another.
+    def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
+        """Launches of the same run before this one that have lost their agent or their daemon, one after
+        another.
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
-        confused. Launches side by side that one incident has ended count once, and what somebody wanted
-        to be given up does not count.
+        confused. Of launches side by side that one incident has ended only the first counts, and what
+        somebody wanted to be given up does not count, nor what was lost with its node or its cluster.
         """
-        count, lost_at = 0, -math.inf
+        found: list[StoredAttempt] = []
+        lost_at = -math.inf
         for one in self._launched_before(attempt):
             if one.recorded:
-                count, lost_at = 0, -math.inf
+                found, lost_at = [], -math.inf
             elif _ended_in_vain(one) and one.started >= lost_at:
-                count, lost_at = count + 1, one.ended or lost_at
-        return count
+                found.append(one)
+                lost_at = one.ended or lost_at
+        return found
 
     def saw_daemon_die(self, attempt: StoredAttempt) -> bool:
         """Whether that was the end of the last launch of the same run before this one."""
@@ -136,7 +138,8 @@ class Attempts:
 
 
 def _ended_in_vain(one: StoredAttempt) -> bool:
-    return one.result.state == AttemptState.LOST or _orphaned(one)
+    lost = one.result.state == AttemptState.LOST
+    return (lost and not one.result.cause.startswith(NOT_ITS_OWN)) or _orphaned(one)
 
 
 def _orphaned(one: StoredAttempt) -> bool:

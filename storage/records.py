@@ -148,6 +148,9 @@ class AttemptState(StrEnum):
         return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
 
+NOT_ITS_OWN = "not of its own making: "
+"""Beginning of the cause of an attempt that was lost with its node or its cluster: it counts against
+nothing."""
 DAEMON_DIED = "its daemon died"
 """Cause of an attempt that was given up for that, and not because somebody wanted it."""
 

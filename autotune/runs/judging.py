@@ -7,7 +7,7 @@ from autotune.measurement.noise import total_half_width
 from autotune.measurement.numerics import STEPS, Trajectory, agreement, trajectory
 from autotune.measurement.watch import Limits, Seen, Watch
 from autotune.trial.protocol import BlockReport, TrialReport
-from storage import AttemptResult, AttemptState
+from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 
 
 class Judge(Protocol):
@@ -124,6 +124,9 @@ class FitRun(_WholeRun):
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:
+    if report.not_its_own:
+        cause = f"{NOT_ITS_OWN}{report.not_its_own}"
+        return AttemptResult(AttemptState.LOST, cause, **_common(report))
     if report.lost_agent:
         return AttemptResult(AttemptState.LOST, report.cause, **_common(report))
     if report.outcome is not None:

@@ -41,6 +41,8 @@ from storage.holders import started, this_host
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
+_HEAR_SECONDS = 0.5
+"""Until a study that waits hears that it is to stop."""
 _IDLE_POLL_SECONDS = 0.5
 _OUTAGE_POLL_SECONDS = 2.0
 _ROOM_POLL_SECONDS = 0.5
@@ -173,10 +175,11 @@ class Daemon:
             signals.stop.set()
         log.info("study %s: running", study.name)
         began = time.monotonic()
-        with self._heartbeat(study, lease, signals):
+        # What came of the study is written before anything remote is closed, which may take long.
+        with self._heartbeat(study, lease, signals), contextlib.ExitStack() as later:
             try:
                 session = _Session(study, lease, self._repository, signals)
-                verdict = session.run(self._open_launcher)
+                verdict = session.run(self._open_launcher, later)
             except Stopped:
                 self._stop(lease, study)
             except LeaseLost:
@@ -278,7 +281,8 @@ class _Heartbeat:
         """Beat until done."""
         finished = False
         while not finished and not self._signals.lease_lost.is_set():
-            finished = done.wait(_RENEW_SECONDS)
+            waits = self._signals.waiting.is_set()
+            finished = done.wait(_HEAR_SECONDS if waits else _RENEW_SECONDS)
             try:
                 self._beat()
                 self._outage.over()
@@ -311,8 +315,12 @@ class _Session:
         file = Path(study.file) if study.file else None
         self._spec = withheld.restored(study.spec, file, os.environ)
 
-    def run(self, open_launcher: OpenLauncher) -> Verdict:
-        """The study's verdict, exported and noted."""
+    def run(self, open_launcher: OpenLauncher, later: contextlib.ExitStack) -> Verdict:
+        """The study's verdict, exported and noted.
+
+        Args:
+            later: closes what is to be closed once that is written.
+        """
         study = self._study
         paths = StudyPaths(Path(study.workdir), study.name, study.key)
         check_there(paths.workdir)
@@ -320,7 +328,10 @@ class _Session:
         make(paths.folder)
         with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
             paths.sign(str(self._repository.database))
-        with open_launcher(self._spec, paths.folder, self._is_to_be_ignored) as launcher:
+        launcher = open_launcher(self._spec, paths.folder, self._is_to_be_ignored)
+        with contextlib.ExitStack() as now:
+            (later if launcher.is_remote else now).callback(launcher.close)
+            later.callback(self._signals.waiting.set)  # that time does not count
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))
 

@@ -1,12 +1,14 @@
 """When a study is tried again that the machines, and not its user, have kept from running."""
 
 from autotune.analysis.wording import duration
-from autotune.errors import LauncherError
+from autotune.errors import ClusterAway, LauncherError
 from storage import Retry
 
 FIRST_SECONDS = 5.0
 MOST_SECONDS = 300.0
 """A study that ran for longer before something failed begins anew with the shortest pause."""
+FIRST_AWAY_SECONDS, MOST_AWAY_SECONDS = 1.0, 20.0
+"""The same for a cluster, which may be back at once: asking costs it nothing."""
 
 
 def retry(before: int, error: LauncherError, ran: float) -> Retry:
@@ -17,8 +19,11 @@ def retry(before: int, error: LauncherError, ran: float) -> Retry:
         ran: seconds until this one failed.
     """
     count = 1 if ran >= MOST_SECONDS else before + 1
-    seconds = FIRST_SECONDS * 2.0 ** min(count - 1, 32)
-    return Retry(str(error), min(seconds, MOST_SECONDS), count)
+    first, most = FIRST_SECONDS, MOST_SECONDS
+    if isinstance(error, ClusterAway):
+        first, most = FIRST_AWAY_SECONDS, MOST_AWAY_SECONDS
+    seconds = first * 2.0 ** min(count - 1, 32)
+    return Retry(str(error), min(seconds, most), count)
 
 
 def told(found: Retry) -> str:

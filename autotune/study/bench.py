@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 from autotune.analysis.costs import CostRecords, Costs
 from autotune.analysis.wording import counted
-from autotune.errors import DiskFull, LauncherError, StorageUnreachable
+from autotune.errors import ClusterAway, DiskFull, LauncherError, StorageUnreachable
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
@@ -27,6 +27,8 @@ from autotune.runs.probe import Shape, as_timed
 from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
+    DAEMON_DIED,
+    NOT_ITS_OWN,
     AttemptFeed,
     AttemptResult,
     Attempts,
@@ -45,6 +47,8 @@ MOST_LAUNCHES = 3
 """How often in a row a run may lose its agent, when it counts as a crash of its own, or its daemon: then
 it is not launched again."""
 
+_MOST_SLOTS = 10_000
+"""Threads are started one by one, as trials are."""
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 2.0
@@ -213,8 +217,8 @@ class Bench:
         self._check = check
         self._recorded = recorded
         self._slots = list(job.plan.launcher.slots)
-        self._free = set(range(len(self._slots)))
-        self._pool = ThreadPoolExecutor(len(self._slots), thread_name_prefix="slot")
+        self._free = {number for number, slot in enumerate(self._slots) if _is_usable(slot)}
+        self._pool = ThreadPoolExecutor(_MOST_SLOTS, thread_name_prefix="slot")
         self.sigma_run = PRIOR_SIGMA
         """Relative standard deviation between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
@@ -236,6 +240,7 @@ class Bench:
     @property
     def has_free_slot(self) -> bool:
         """Another attempt can be started."""
+        self._take_new_slots()
         return bool(self._free) and not any(run.suspect for run in self._running.values())
 
     def start(
@@ -271,7 +276,7 @@ class Bench:
         slot = self._slots[number]
         judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, allowed))
         attempts = self._job.attempts()
-        if attempts.in_vain(attempt) < MOST_LAUNCHES:
+        if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
             request = self._job.request(attempt, slot, allowed)
             future = self._pool.submit(slot.run, request, judge)
         else:
@@ -288,7 +293,7 @@ class Bench:
             self._tell()
         for future in done:
             number, attempt, judge, _ = self._running.pop(future)
-            if not self._slots[number].unusable:
+            if _is_usable(self._slots[number]):
                 self._free.add(number)
             result = self._suspected(attempt, judge.result(future.result()))
             self._job.repository.attempts.finish(
@@ -310,17 +315,29 @@ class Bench:
             LauncherError: there is no other.
         """
         slot = self._slots[number]
-        if not slot.unusable:
+        if _is_usable(slot):
             return
-        left = [one for one in self._slots if not one.unusable]
+        self._take_new_slots()
+        left = [one for one in self._slots if _is_usable(one)]
+        why = slot.gone or f"{slot.unusable}, which cannot be ended"
         self._job.say(
-            f"Nothing more runs on {slot.name}: {slot.unusable}, which cannot be ended. "
-            f"{counted(len(left), 'slot')} left."
+            f"Nothing more runs on {slot.name}: {why}. {counted(len(left), 'slot')} left."
         )
+        if not left and slot.gone:
+            raise ClusterAway(slot.gone)
         if not left:
             raise LauncherError(
                 f"nothing can be measured beside what cannot be ended: {slot.unusable}"
             )
+
+    def _take_new_slots(self) -> None:
+        """Use those that the launcher has opened since."""
+        known = len(self._slots)
+        for slot in self._job.plan.launcher.slots[known:]:
+            self._free.add(len(self._slots))
+            self._slots.append(slot)
+            usable = sum(map(_is_usable, self._slots))
+            self._job.say(f"There is room for {slot.name}: {counted(usable, 'trial')} at a time.")
 
     def _environment_of(self, slot: Slot) -> int:
         """Where the trial has run that has just ended: a slot's agents are replaced now and then."""
@@ -348,12 +365,24 @@ class Bench:
         if failed and (is_full(folder) or tells_of_full_disk(result.cause)):
             cause = f"a disk was full: {result.cause}"
             result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
-        if result.state != AttemptState.LOST:
+        if result.state != AttemptState.LOST or result.cause.startswith(NOT_ITS_OWN):
             return result
-        launches = self._job.attempts().in_vain(attempt) + 1
-        if launches < MOST_LAUNCHES:
+        before = [one.result.cause for one in self._job.attempts().lost_in_vain(attempt)]
+        causes = [*before, result.cause]
+        if not self._is_to_blame(causes):
             return result
+        self._job.say(
+            f"Trial {attempt.trial} is suspected: whatever it was launched on lost its agent, "
+            f"{len(causes)} times: {'; '.join(sorted(set(causes)))}."
+        )
         return dataclasses.replace(result, state=AttemptState.CRASH)
+
+    def _is_to_blame(self, causes: Sequence[str]) -> bool:
+        """Whether a run that has lost its agent or its daemon so often, one after another, is itself the
+        cause. Among several nodes it must have been on more than one, which the causes name."""
+        elsewhere = len(set(causes)) > 1 or DAEMON_DIED in causes
+        one_node = not self._job.plan.launcher.several_nodes
+        return len(causes) >= MOST_LAUNCHES and (one_node or elsewhere)
 
     def run(
         self,
@@ -381,6 +410,10 @@ class Bench:
                 self._slots[self._running[future].slot].end()
             _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
         self._pool.shutdown()
+
+
+def _is_usable(slot: Slot) -> bool:
+    return not slot.unusable and not slot.gone
 
 
 def check_there(workdir: Path) -> None:

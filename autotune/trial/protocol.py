@@ -344,6 +344,9 @@ class Alive(Message):
     """Agent -> launcher, every few seconds while a trial runs: somebody watches over it."""
 
     trial: str
+    still: float = 0.0
+    """Longest time by the agent's own clock, in seconds, for which nothing ran on its node: it was
+    suspended."""
 
 
 @dataclass(frozen=True)
@@ -361,6 +364,9 @@ class TrialReport:
     log_tail: str = ""
     lost_agent: bool = False
     """The agent itself died: the trial says nothing about the configuration and may be repeated."""
+    not_its_own: str = ""
+    """What has happened to a node or the cluster under it, in words: it was lost, or stood still. No
+    configuration does that, and nothing that was timed meanwhile is a measurement."""
 
 
 KINDS: dict[str, type[Message]] = {

@@ -51,4 +51,4 @@ NOW = attempt(RUNNING, 100.0, None)
 def test_launches_in_vain_are_those_of_the_same_run_in_a_row(
     before: list[StoredAttempt], expected: int
 ) -> None:
-    assert Attempts([*before, NOW], defaults()).in_vain(NOW) == expected
+    assert len(Attempts([*before, NOW], defaults()).lost_in_vain(NOW)) == expected

@@ -124,9 +124,9 @@ class Agent:
             return
         if gap > _GAP_SECONDS:
             self._trial.forgive(gap)
-        if now - self._told >= ALIVE_SECONDS:
+        if now - self._told >= ALIVE_SECONDS or gap > _GAP_SECONDS:
             self._told = now
-            self._send(Alive(self._trial.request.trial))
+            self._send(Alive(self._trial.request.trial, gap))
 
     def _file_of_first_command(self) -> str:
         """Path of a file in memory with what to preload; the launcher sends that before all else."""

@@ -1,0 +1,231 @@
+"""The process that talks to Ray, seen from the one that must outlive it."""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import ClusterAway, LauncherError
+from autotune.trial.files import make_private
+from autotune.trial.processes import without_storage
+
+SILENT_SECONDS = 20.0
+"""Then a driver is given up: its head is gone, or it is frozen. Ray itself waits for a minute, and then
+ends its process."""
+_PING_SECONDS = 3.0
+_LISTEN_SECONDS = 1.0
+_START_SECONDS = 120.0
+"""A Ray of our own takes five seconds to start; on a busy machine half a minute."""
+_LEAVE_SECONDS = 25.0
+_LOG = "ray.log"
+_ROOT = str(Path(__file__).resolve().parent.parent)
+# Our packages first, whatever PYTHONPATH or the working directory hold under their names.
+_BOOT = (
+    "import sys; root, line = sys.argv[1:]; sys.path.insert(0, root); import autotune, launchers; "
+    "sys.path.remove(root); from launchers.ray_driver import main; main(int(line))"
+)
+
+
+class DriverLost(ClusterAway):
+    """The Ray driver, the raylet beside it or the head of the cluster is gone."""
+
+
+class Refused(LauncherError):
+    """Ray has answered a call with an error."""
+
+
+class Wire:
+    """What one agent reports, as the driver passes it on."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.node_lost = False
+        """It ended because its node did."""
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def put(self, line: bytes) -> None:
+        """Take in a line; an empty one is the last."""
+        self._lines.put(line)
+
+    def read(self) -> bytes:
+        """The next one; blocks."""
+        return self._lines.get()
+
+
+class Driver:
+    """A child process with a Ray driver. When it ends, all that waits for it is told."""
+
+    def __init__(self, address: str | None, log_dir: str) -> None:
+        """Start it and have it join a cluster.
+
+        Args:
+            address: of the cluster; None: it starts a Ray of its own on this machine.
+            log_dir: for what Ray has to say.
+
+        Raises:
+            ClusterAway: there is no such cluster.
+        """
+        self._where = address or "this machine"
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
+        self._wires: dict[int, Wire] = {}
+        self.lost = ""
+        """Why nothing more comes of it, in words; empty as long as all is well."""
+        self._closing = False
+        self._process, self._line = _started(log_dir)
+        threading.Thread(target=self._listen, name="driver", daemon=True).start()
+        try:
+            self.address = str(self.call("connect", _START_SECONDS, address=address))
+        except LauncherError as error:
+            self.close()
+            raise ClusterAway(
+                f"no Ray cluster at {self._where}: {error}; check "
+                "`ray status`, and RAY_AUTH_MODE and the token where the cluster wants them"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._watch, name="driver watch", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    def call(self, name: str, seconds: float = SILENT_SECONDS, **arguments: Any) -> Any:
+        """What Ray answers.
+
+        Raises:
+            DriverLost: nothing, and it never will.
+            Refused: an error.
+        """
+        number = next(self._numbers)
+        answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        with self._lock:
+            if self.lost or self._closing:
+                raise DriverLost(self.lost or "the Ray driver has been closed")
+            self._waiting[number] = answers
+        self._say({"id": number, "call": name, **arguments})
+        answer = self._awaited(answers, seconds)
+        with self._lock:
+            self._waiting.pop(number, None)
+        if answer is None:
+            self.give_up(f"the Ray cluster at {self._where} has not answered for {seconds:g} s")
+            raise DriverLost(self.lost)
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return answer["value"]
+
+    def wire(self) -> Wire:
+        """A new line to an agent that is yet to be started."""
+        wire = Wire(next(self._numbers))
+        with self._lock:
+            self._wires[wire.number] = wire
+            if self.lost:
+                wire.put(b"")
+        return wire
+
+    def close(self) -> None:
+        """Have it give everything back and leave."""
+        with self._lock:
+            self._closing = True
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_SECONDS)
+        self._kill()
+        self._line.close()
+
+    def give_up(self, why: str) -> None:
+        """Nothing more is expected of it."""
+        self._end(why)
+        self._kill()
+
+    def _awaited(
+        self, answers: "queue.SimpleQueue[dict[str, Any] | None]", seconds: float
+    ) -> dict[str, Any] | None:
+        """None: nothing has come while this process has listened for so long."""
+        listened = 0.0
+        while listened < seconds:
+            began = time.monotonic()
+            with contextlib.suppress(queue.Empty):
+                answer = answers.get(timeout=_LISTEN_SECONDS)
+                if answer is None:
+                    raise DriverLost(self.lost)
+                return answer
+            # Where this process was stopped itself, so may have been the other.
+            listened += min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
+        return None
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError), self._lock:  # who listens sees that it is gone
+            self._line.sendall(json.dumps(message).encode() + b"\n")
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for text in self._line.makefile("rb"):
+                self._take(json.loads(text))
+        code = self._process.poll()
+        self._end(
+            f"the Ray driver of {self._where} has ended"
+            + (f" by itself, status {code}" if code is not None else "")
+            + ": the raylet beside it, or the head, is gone"
+        )
+
+    def _take(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            wire = self._wires.get(message.get("link", 0))
+            answers = self._waiting.get(message.get("id", 0))
+        if wire:
+            wire.node_lost = message.get("node_lost", False)
+            wire.put(message["line"].encode())
+        elif answers:
+            answers.put(message)
+
+    def _watch(self) -> None:
+        while not self.lost and not self._closing:
+            time.sleep(_PING_SECONDS)
+            with contextlib.suppress(Refused, DriverLost):
+                if why := self.call("ping"):
+                    self.give_up(f"the Ray cluster at {self._where}: {why}")
+
+    def _end(self, why: str) -> None:
+        """Tell everybody who waits."""
+        with self._lock:
+            self.lost = self.lost or why
+            for answers in self._waiting.values():
+                answers.put(None)
+            for wire in self._wires.values():
+                wire.put(b"")
+
+    def _kill(self) -> None:
+        # Its group: a Ray that it has started itself goes with it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _started(log_dir: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    make_private(Path(log_dir))
+    with theirs, (Path(log_dir) / _LOG).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOT, _ROOT, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=without_storage(os.environ),
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    return process, ours

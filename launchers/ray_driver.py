@@ -1,0 +1,271 @@
+"""The Ray driver, a process of its own: Ray ends the process that it lives in when the raylet beside it,
+or the head, is gone.
+
+It is asked by lines of JSON (`call`, `id`, arguments) and answers by lines with the same `id`; what
+agents report comes in between, with the number of their `link`. When whoever asks is gone it gives
+everything back and leaves. Imported by nobody else: launchers.driver is the other side.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import ray
+from ray._private import state
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from autotune.trial.node.agent_process import AgentProcess
+from launchers.ray_token import own_token, read_again
+
+_LOOPBACK = "127.0.0.1"
+_CALL_SECONDS = 30.0
+_KNOCK_SECONDS = 5.0
+_FAREWELL_SECONDS = 1.0
+"""How long an agent whose actor has died takes to notice and to clear its node."""
+_LEAVE_SECONDS = 15.0
+"""Ray may wait for ever for a head that is gone."""
+_DOUBT_SECONDS = 3.0
+"""Within which a raylet that has died no longer answers."""
+_READ_AND_SEND_AND_CLOSE = 3
+"""Threads of an actor: a blocked `read` must not keep a `send` or `close` waiting."""
+
+
+def main(descriptor: int) -> NoReturn:
+    """Serve until the other end of the socket is closed."""
+    with socket.socket(fileno=descriptor) as line:
+        server = _Server(line)
+        with contextlib.suppress(OSError):
+            server.serve()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _Server:
+    """Answers calls: each method without an underscore is one."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._writing = threading.Lock()
+        self._groups: dict[int, PlacementGroup] = {}
+        self._actors: dict[int, Any] = {}
+
+    def serve(self) -> None:
+        """Until the line ends; then everything is given back."""
+        for text in self._line.makefile("rb"):
+            asked = json.loads(text)
+            if asked["call"] == "connect":
+                # Here: what Ray starts for itself dies with the thread that has started it.
+                self._answer(asked)
+            else:
+                threading.Thread(target=self._answer, args=(asked,), daemon=True).start()
+        self._leave()
+
+    # Calls
+
+    def connect(self, address: str | None) -> str:
+        """Join the cluster, or start one; its address."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address is None:
+            with own_token():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address=_LOOPBACK,
+                )
+        else:
+            _knock(address)
+            read_again()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        return str(ray.get_runtime_context().gcs_address)
+
+    def ping(self) -> str:
+        """What is wrong with this driver, if the head answers at all; empty: nothing."""
+        if not _answers(ray.get_runtime_context().get_node_id()):
+            return "the raylet beside its driver is gone"
+        for group in list(self._groups):
+            with contextlib.suppress(KeyError):  # given back meanwhile
+                if self.stands(group) == "REMOVED":
+                    return "it has ended this job: its placement groups are gone"
+        return ""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Living nodes, with what they have and what of it is free."""
+        free = state.available_resources_per_node()
+        return [
+            {
+                "id": node["NodeID"],
+                "address": node["NodeManagerAddress"],
+                "host": node["NodeManagerHostname"],
+                "has": _counted(node["Resources"]),
+                "free": _counted(free.get(node["NodeID"], {})),
+            }
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    def others(self) -> list[str]:
+        """Jobs of others that run on the cluster, in words."""
+        own = ray.get_runtime_context().get_job_id()
+        return [
+            f"{job['Entrypoint'] or 'a job'} (process {job['DriverPid']} on {job['DriverIPAddress']})"
+            for job in state.jobs()
+            if not job["IsDead"] and job["JobID"] != own
+        ]
+
+    def reserve(
+        self, group: int, bundles: list[dict[str, float]], strategy: str, patience: float
+    ) -> bool:
+        """Take all of the bundles, or none; whether they were granted in so many seconds."""
+        made = placement_group(bundles, strategy=strategy)
+        self._groups[group] = made
+        granted = bool(made.wait(patience))
+        if not granted:
+            self.release(group)
+        return granted
+
+    def release(self, group: int) -> None:
+        """Give them back."""
+        if made := self._groups.pop(group, None):
+            remove_placement_group(made)
+
+    def stands(self, group: int) -> str:
+        """Of a group: CREATED, RESCHEDULING, REMOVED and so on."""
+        return str(placement_group_table(self._groups[group])["state"])
+
+    def where(self, group: int) -> list[str]:
+        """The node of each bundle."""
+        table = placement_group_table(self._groups[group])["bundles_to_node_id"]
+        return [str(table[bundle]) for bundle in sorted(table)]
+
+    def start(
+        self,
+        link: int,
+        group: int,
+        bundle: int,
+        resources: Mapping[str, float],
+        host: str,
+        log: str,
+        env: dict[str, str],
+    ) -> None:
+        """Start an agent; what it reports follows."""
+        # AgentProcess imports no Ray and none of our top-level packages: a worker finds it by name
+        # whatever else the user's working directory holds.
+        actor_class = ray.remote(AgentProcess).options(
+            max_concurrency=_READ_AND_SEND_AND_CLOSE,
+            num_cpus=resources["CPU"],
+            num_gpus=resources.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self._groups[group], placement_group_bundle_index=bundle
+            ),
+        )
+        node = self.where(group)[bundle]
+        # Ray itself has told the actor which devices it has.
+        self._actors[link] = actor_class.remote(host, log, env)
+        threading.Thread(target=self._pass_on, args=(link, node), daemon=True).start()
+
+    def send(self, link: int, text: str) -> bool:
+        """Pass a command on; False if the agent is gone."""
+        try:
+            sent = self._actors[link].send.remote(text.encode())
+            return bool(ray.get(sent, timeout=_CALL_SECONDS))
+        except ray.exceptions.RayError:
+            return False
+
+    def end(self, link: int) -> str:
+        """End an agent; what cannot be ended, in words."""
+        actor = self._actors.pop(link, None)
+        if actor is None:
+            return ""
+        left = ""
+        try:
+            left = str(ray.get(actor.close.remote(), timeout=_CALL_SECONDS))
+        except ray.exceptions.GetTimeoutError:
+            left = f"the actor of its agent has not answered for {_CALL_SECONDS:g} s"
+        except ray.exceptions.RayError:
+            pass  # it is gone, and its node maybe, too
+        ray.kill(actor)
+        return left
+
+    # What is no call
+
+    def _answer(self, asked: dict[str, Any]) -> None:
+        number, name = asked.pop("id"), asked.pop("call")
+        try:
+            self._say({"id": number, "value": getattr(self, name)(**asked)})
+        except Exception as error:  # the other side decides what it means
+            self._say({"id": number, "error": first_line(error)})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with self._writing, contextlib.suppress(OSError):
+            self._line.sendall(json.dumps(message).encode() + b"\n")
+
+    def _pass_on(self, link: int, node: str) -> None:
+        actor, line = self._actors[link], b""
+        try:
+            while line := bytes(ray.get(actor.read.remote())):
+                self._say({"link": link, "line": line.decode()})
+        except ray.exceptions.RayError as error:
+            print(f"link {link}: {error}", file=sys.stderr, flush=True)
+            time.sleep(_FAREWELL_SECONDS)
+        closed = link not in self._actors
+        self._say({"link": link, "line": "", "node_lost": not closed and not _is_well(node)})
+
+    def _leave(self) -> None:
+        last = threading.Timer(_LEAVE_SECONDS, os._exit, (1,))
+        last.daemon = True
+        last.start()
+        with contextlib.suppress(Exception):
+            for group in list(self._groups):
+                self.release(group)
+            ray.shutdown()
+
+
+def first_line(error: Exception) -> str:
+    """Of what an error says: Ray adds its state and the stacks of its own processes."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _counted(resources: Mapping[str, float]) -> dict[str, float]:
+    return {name: resources.get(name, 0.0) for name in ("CPU", "GPU")}
+
+
+def _knock(address: str) -> None:
+    """Whether anybody answers; Ray itself takes a minute to find that nobody does.
+
+    Raises:
+        OSError: nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+
+
+def _is_well(node_id: str) -> bool:
+    """Whether a node still has a raylet. Ray itself may take half a minute to see that it has not."""
+    time.sleep(_DOUBT_SECONDS)
+    return _answers(node_id)
+
+
+def _answers(node_id: str) -> bool:
+    for node in ray.nodes():
+        if node["NodeID"] == node_id and node["Alive"]:
+            with contextlib.suppress(OSError):
+                address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+                socket.create_connection(address, timeout=_KNOCK_SECONDS).close()
+                return True
+    return False

@@ -21,11 +21,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from autotune.errors import LauncherError, NotHere
 from autotune.trial.node.agent_process import AgentProcess
 from launchers import devices
+from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, NodeCapacity, plan
 from launchers.ray_token import own_token, read_again
 from launchers.reservation import Busy, Reservation
-from launchers.slot import AgentSlot, Node
+from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
 _PLACEMENT_SECONDS = 60.0

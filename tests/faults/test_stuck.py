@@ -24,7 +24,7 @@ from autotune.trial.protocol import (
     TrialRequest,
     from_line,
 )
-from launchers import Resources, open_launcher, slot
+from launchers import Resources, agents, open_launcher
 from search_spaces import defaults
 from tests.steering import TINY_WORKLOAD, alive, ends_within
 from tests.trials import heard
@@ -93,7 +93,7 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stands for one that waits for a file system: neither answers, reads or dies by itself."""
-    monkeypatch.setattr(slot, "SILENT_SECONDS", 8.0)
+    monkeypatch.setattr(agents, "SILENT_SECONDS", 8.0)
     frozen: list[int] = []
     with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
         [one] = launcher.slots

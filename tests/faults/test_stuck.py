@@ -100,8 +100,8 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
 
         def freeze(_: object) -> bool:
             if not frozen:
-                agents = one._agents.links  # type: ignore[attr-defined]
-                frozen.append(agents[0]._agent.pid())
+                links = one._agents.links  # type: ignore[attr-defined]
+                frozen.append(links[0]._agent.pid())
                 os.kill(frozen[0], signal.SIGSTOP)
             return False
 

@@ -1,6 +1,6 @@
 """Can one bet on a trial? Short trials against long runs, planted slow-downs, and what looking costs.
 
-    python benchmarks/fidelity.py [--json] [--full] [--only WORKLOAD]
+    python benchmarks/fidelity.py [--json] [--full] [--only WORKLOAD] [--turns]
 
 For a compute-bound, a communication-bound and a loader-bound workload, two ranks each:
 
@@ -10,6 +10,7 @@ For a compute-bound, a communication-bound and a loader-bound workload, two rank
   ranks, one rank or the loader: how often the confirmation calls equals different, and finds the planted
   ones, after so many rounds;
 - observers: what a trial loses when everything is observed;
+- turns: see benchmarks/turns.py: rounds whose runs take turns against rounds of runs one by one;
 - time: device seconds of the 20 trials with racing and adaptive stop, over trials of the fixed length
   that the slowest to settle needs.
 
@@ -23,17 +24,19 @@ import math
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import turns
 from scipy import stats
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.watch import Limits
+from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
@@ -62,6 +65,7 @@ SPACE = {
     "log_interval": [1, 10],
     "bucket_cap_mb": [1, 25],
 }
+USUAL = {"micro_batch": 16}
 PLANTED = 0.03
 TRIAL = Limits(warmup=0.5, longest=0.9, precision=0.02)
 BLOCKS = BlockPlan(seconds=0.1, min_steps=2)
@@ -90,9 +94,34 @@ class Bench:
 
     def run(self, knobs: dict[str, Any], limits: Limits, **planted: Any) -> Measured:
         """One trial in new processes."""
+        request = self._request(knobs, planted)
+        judge = TimedRun(limits)
+        result = checked(judge.result(self._slot.run(request, judge)))
+        assert result.throughput is not None and result.block_half_width is not None
+        return Measured(
+            rate=result.throughput,
+            block_half_width=result.block_half_width,
+            seconds=result.wall_seconds,
+            lost=result.state == "PRUNED",
+            contended=result.contended,
+        )
+
+    def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
+        """Of a run of the usual configuration by itself."""
+        return self.run(USUAL, limits, **planted).rate
+
+    def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Of runs of it that are resident at once and take turns."""
+        group = InTurn(limits, len(planted))
+        requests = [taking_turns(self._request(USUAL, one)) for one in planted]
+        reports = self._slot.run_in_turn(requests, group)
+        judged = zip(group.judges, reports, strict=True)
+        return [checked(judge.result(report)).throughput or 0.0 for judge, report in judged]
+
+    def _request(self, knobs: Mapping[str, Any], planted: Mapping[str, Any]) -> TrialRequest:
         self._count += 1
         name = f"{self._kind['factory']}-{self._count}"
-        request = TrialRequest(
+        return TrialRequest(
             trial=name,
             factory="planted:build",
             args={**self._kind, **planted},
@@ -105,17 +134,13 @@ class Bench:
             import_paths=(str(Path(__file__).parent),),
             log_dir=f"{self._folder}/{name}",
         )
-        judge = TimedRun(limits)
-        result: AttemptResult = judge.result(self._slot.run(request, judge))
-        if result.throughput is None or result.block_half_width is None:
-            raise SystemExit(f"{knobs}: {result.state} {result.cause}\n{result.log_tail}")
-        return Measured(
-            rate=result.throughput,
-            block_half_width=result.block_half_width,
-            seconds=result.wall_seconds,
-            lost=result.state == "PRUNED",
-            contended=result.contended,
-        )
+
+
+def checked(result: AttemptResult) -> AttemptResult:
+    """It, if it has shown how fast it is."""
+    if result.throughput is None or result.block_half_width is None:
+        raise SystemExit(f"{result.state} {result.cause}\n{result.log_tail}")
+    return result
 
 
 def main() -> None:
@@ -123,6 +148,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--full", action="store_true", help="twice the counts")
     parser.add_argument("--only", choices=KINDS, help="one workload")
+    parser.add_argument("--turns", action="store_true", help="only what takes turns")
     arguments = parser.parse_args()
     many = 2 if arguments.full else 1
     report = {}
@@ -133,7 +159,9 @@ def main() -> None:
         )
         for name, kind in KINDS.items():
             if arguments.only in (None, name):
-                report[name] = fidelity(Bench(launcher, folder, kind), many)
+                bench = Bench(launcher, folder, kind)
+                whole = {} if arguments.turns else fidelity(bench, many)
+                report[name] = {**whole, "turns": in_turn(bench, 8 * many)}
     print(json.dumps(report, indent=2) if arguments.json else table(report))
 
 
@@ -153,6 +181,12 @@ def fidelity(bench: Bench, many: int) -> dict[str, Any]:
         "observers": observers(rounds),
         "time": device_time(bench, configurations, sigma),
     }
+
+
+def in_turn(bench: Bench, count: int) -> dict[str, Any]:
+    """Rounds in turn against rounds one by one."""
+    variants = {name: VARIANTS[name] for name in ("a", "a again", *turns.PLANTED)}
+    return turns.compared(bench, variants, count, random.Random(0))
 
 
 def combinations(space: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
@@ -206,12 +240,11 @@ Rounds = list[dict[str, Measured]]
 
 def finalists(bench: Bench, count: int, draw: random.Random) -> Rounds:
     """So many rounds of all variants, each round in an order of its own."""
-    knobs = {"micro_batch": 16}
     rounds = []
     for _ in range(count):
         order = draw.sample(list(VARIANTS), len(VARIANTS))
         confirming = Limits(TRIAL.warmup, TRIAL.longest, precision=0.01)
-        rounds.append({name: bench.run(knobs, confirming, **VARIANTS[name]) for name in order})
+        rounds.append({name: bench.run(USUAL, confirming, **VARIANTS[name]) for name in order})
     return rounds
 
 
@@ -292,6 +325,9 @@ def table(report: dict[str, Any]) -> str:
     """The figures that matter, as text."""
     lines = []
     for name, found in report.items():
+        lines += turns_in_words(name, found["turns"])
+        if "noise" not in found:
+            continue
         six = found["finalists"]["6 rounds"]
         planted = six["planted_3_percent_found"]
         lines += [
@@ -305,6 +341,17 @@ def table(report: dict[str, Any]) -> str:
             f"  device time: {found['time']['times_less']:.1f} times less",
         ]
     return "\n".join(lines)
+
+
+def turns_in_words(name: str, found: dict[str, Any]) -> list[str]:
+    """The figures of rounds in turn."""
+    spreads, seven = found["spread_of_equals"], found["in_turn"]["7 rounds"]
+    planted = seven["planted_3_percent_found"]
+    return [
+        f"{name}: equals lie {spreads['in_turn']:.1%} apart in turn, {spreads['own']:.1%} one by one",
+        f"  in turn, after 7 rounds: equals called different {seven['equals_called_different']:.0%}; "
+        "3 % found: " + ", ".join(f"{n} {share:.0%}" for n, share in planted.items()),
+    ]
 
 
 if __name__ == "__main__":

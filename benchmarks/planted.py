@@ -81,7 +81,10 @@ class Blind:
     def mark(self) -> None:
         """A step ends."""
 
-    def start(self) -> None:
+    def resume(self) -> None:
+        """Others have had the devices."""
+
+    def start(self, index: int) -> None:
         """Just before a block."""
 
     def stop(self) -> RankSight:

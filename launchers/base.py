@@ -4,12 +4,25 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from autotune.trial.protocol import BlockReport, Knobs, TrialReport, TrialRequest
 
 TrialWatch = Callable[[BlockReport], bool]
 """Called with each block as it arrives; True ends the trial: enough has been seen."""
+
+
+class Turns(Protocol):
+    """Who trains when, of several trials that are resident on a slot at once, numbered from 0."""
+
+    def next(self) -> int | None:
+        """The one that trains the next block. None: enough has been seen of all."""
+
+    def trained(self, member: int, block: BlockReport) -> None:
+        """Take in the block that has come of a turn."""
+
+    def lost(self, member: int) -> None:
+        """One has failed, or is over: it has no turn any more."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +108,29 @@ class Slot(ABC):
         """
 
     @abstractmethod
+    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+        """Run several trials that are resident at once, of which one at a time trains: block by block,
+        as `turns` says, while all others are silent. One is launched when it has its first turn. The
+        first step after each change from one to another is not timed.
+
+        One that fails leaves the others as they are. All else is as for `run`, the time included that
+        all of them have together.
+
+        Args:
+            requests: each `takes_turns`, all with the same `seconds`.
+            turns: asked after every block.
+
+        Returns:
+            Of each request, in order. Its `wall_seconds` are those of its turns, launch included.
+
+        Raises:
+            LauncherError: no agent can be started, or the slot is unusable.
+        """
+
+    @abstractmethod
     def end(self) -> None:
-        """End the running trial, if any, from another thread: `run` then returns."""
+        """End whatever runs, if anything does, from another thread: `run` then returns, or
+        `run_in_turn`."""
 
 
 class Launcher(ABC):

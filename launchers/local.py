@@ -7,10 +7,11 @@ from autotune.errors import LauncherError
 from autotune.trial import processes
 from autotune.trial.node.agent_process import AgentProcess
 from launchers import devices
+from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
 from launchers.reservation import Busy, Reservation
-from launchers.slot import AgentSlot, Node
+from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
 

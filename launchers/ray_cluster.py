@@ -14,12 +14,13 @@ from pathlib import Path
 
 from autotune.errors import ClusterAway, LauncherError, NotHere
 from launchers import devices
+from launchers.agents import Node, SlotGone
 from launchers.base import Launcher, Link, Resources
 from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import Layout, NodeCapacity, plan
 from launchers.placing import Avoided, ClusterNode, choose
 from launchers.reservation import Busy, Reservation, Rival
-from launchers.slot import AgentSlot, Node, SlotGone
+from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
 _GRANT_SECONDS = 10.0

@@ -8,7 +8,8 @@ Each slot has a time of its own, which goes on by what its trials would have tak
 is that of the slot that is furthest. What waits for a trial waits no time, so a slot that has long
 trials holds nobody up: with several slots the clock tells how long the busiest of them took. What
 chance decides in a launch is drawn from the seed, the knobs and the name of the launch; neither
-threads nor the order of launches matter.
+threads nor the order of launches matter. Only how the speed of a machine wanders goes with the time of
+its slot, so that what runs at about the same time is slow together.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from autotune.trial.protocol import (
     TrialRequest,
 )
 from autotune.trial.rank.trace import PARTS
-from launchers.base import Launcher, Slot, TrialWatch
+from launchers.base import Launcher, Slot, TrialWatch, Turns
 from search_spaces import defaults
 
 ENVIRONMENT: Mapping[str, Any] = {
@@ -112,6 +113,19 @@ class Answer:
     not_its_own: str = ""
 
 
+@dataclass(frozen=True)
+class Unrest:
+    """How the speed of a machine wanders, for whatever runs on it.
+
+    Attributes:
+        sigma: relative standard deviation.
+        seconds: after which it has forgotten two thirds of where it was.
+    """
+
+    sigma: float = 0.0
+    seconds: float = 10.0
+
+
 Behaviour = Callable[[Launch], Answer]
 """What a launch comes to; called by the threads of all slots."""
 
@@ -135,6 +149,7 @@ class ReplayLauncher(Launcher):
         environment: Mapping[str, Any] = ENVIRONMENT,
         seed: int = 0,
         refusal: Callable[[Knobs], str] = never,
+        unrest: Unrest = Unrest(),
     ) -> None:
         """Open it.
 
@@ -145,6 +160,7 @@ class ReplayLauncher(Launcher):
             environment: fingerprint of the node that is played; one CUDA device per rank if it has any.
             seed: of all chance.
             refusal: why a configuration is outside of what can be played; empty: it is not.
+            unrest: of the machine of each slot.
         """
         self.workers = workers
         self._behaviour = behaviour
@@ -152,7 +168,10 @@ class ReplayLauncher(Launcher):
         self._refusal = refusal
         self._launches: Counter[Any] = Counter()
         self._lock = threading.Lock()
-        self.slots = [ReplaySlot(f"replay-{n}", environment, self._answer) for n in range(slots)]
+        self.slots = [
+            ReplaySlot(name, environment, self._answer, _Wandering(unrest, f"{seed}/{name}"))
+            for name in (f"replay-{number}" for number in range(slots))
+        ]
 
     def refusal(self, knobs: Knobs) -> str:
         return self._refusal(knobs)
@@ -180,6 +199,7 @@ class ReplaySlot(Slot):
         name: str,
         environment: Mapping[str, Any],
         answer: Callable[[TrialRequest, float], tuple[Answer, random.Random]],
+        pace: "_Wandering",
     ) -> None:
         self.name = name
         self.environment = dict(environment)
@@ -190,6 +210,7 @@ class ReplaySlot(Slot):
         self.time = 0.0
         """Virtual seconds that its trials took."""
         self._answer = answer
+        self._pace = pace
         self._ending = False
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
@@ -200,6 +221,44 @@ class ReplaySlot(Slot):
         self.time += report.wall_seconds
         return report
 
+    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+        self._ending = False
+        longest = requests[0].seconds
+        until = math.inf if longest is None else self.time + longest
+        residents: dict[int, _Resident] = {}
+        trains, died = None, False
+        for number in itertools.count(1):
+            member = turns.next()
+            if member is None or self._ending:
+                break
+            returns = member in residents
+            if not returns:
+                residents[member] = _Resident(
+                    requests[member], *self._answer(requests[member], self.time)
+                )
+            resident = residents[member]
+            left_out = int(returns and member != trains)
+            block = resident.turn(number, left_out, self._pace)
+            trains = member
+            if self.time + resident.latest > until:
+                resident.cut(until - self.time, block)
+                self.time = until
+                break
+            self.time += resident.latest
+            if block:
+                turns.trained(member, block)
+            elif resident.lost_agent:
+                died = True
+                break
+            else:
+                turns.lost(member)
+        unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]
+        reports = [
+            residents[number].report() if number in residents else report
+            for number, report in enumerate(unseen)
+        ]
+        return [dataclasses.replace(report, lost_agent=died) for report in reports]
+
     def end(self) -> None:
         self._ending = True
 
@@ -209,7 +268,8 @@ class ReplaySlot(Slot):
         seen: list[BlockReport] = []
         longest = math.inf if request.seconds is None else request.seconds
         left = longest - answer.startup
-        for block in _blocks(request, answer, draw):
+        self._pace.go_on(answer.startup)
+        for block in map(self._pace.of, _blocks(request, answer, draw)):
             if request.profile and left < block.seconds:
                 # Its ranks see after a step that there is no time for more.
                 return _cut(
@@ -230,6 +290,90 @@ class ReplaySlot(Slot):
         return _failed(request, answer, seen) if failed else _report(request, answer, seen)
 
 
+class _Wandering:
+    """The pace of one machine: an Ornstein-Uhlenbeck process in the logarithm."""
+
+    def __init__(self, unrest: Unrest, seed: str) -> None:
+        self._unrest = unrest
+        self._draw = random.Random(seed)
+        self._now = self._draw.gauss(0.0, unrest.sigma) if unrest.sigma else 0.0
+
+    def go_on(self, seconds: float) -> None:
+        """So much later."""
+        if not self._unrest.sigma:
+            return
+        kept = math.exp(-seconds / self._unrest.seconds)
+        news = self._unrest.sigma * math.sqrt(1.0 - kept**2)
+        self._now = kept * self._now + self._draw.gauss(0.0, news)
+
+    def of(self, block: BlockReport) -> BlockReport:
+        """The block as it comes now; it is over when this returns."""
+        if not self._unrest.sigma:
+            return block
+        self.go_on(block.seconds)
+        seconds = block.seconds * math.exp(self._now)
+        ranks = (seconds,) * len(block.rank_seconds)
+        return dataclasses.replace(block, seconds=seconds, rank_seconds=ranks)
+
+
+class _Resident:
+    """A trial that takes turns with others."""
+
+    def __init__(self, request: TrialRequest, answer: Answer, draw: random.Random) -> None:
+        self._request = request
+        self._answer = answer
+        self._blocks = _blocks(request, answer, draw)
+        self._seen: list[BlockReport] = []
+        self._wall_seconds = 0.0
+        self._failed = False
+        self.latest = 0.0
+        """Seconds of its latest turn."""
+
+    def turn(self, number: int, left_out: int, pace: _Wandering) -> BlockReport | None:
+        """The block of a turn; None if it has failed in it, or is over."""
+        answer = self._answer
+        self.latest = 0.0 if self._wall_seconds else answer.startup
+        pace.go_on(self.latest)
+        block = None
+        if answer.outcome and len(self._seen) == answer.after:
+            self._failed = True
+            self.latest += _waited(self._request, answer, self._seen)
+        elif block := next(self._blocks, None):
+            step = block.seconds / block.steps
+            pace.go_on(left_out * step)
+            block = pace.of(block)
+            self.latest += left_out * step + block.seconds
+            observed = Observed(turn=number, left_out_seconds=left_out * step)
+            block = dataclasses.replace(block, observed=block.observed | observed)
+            self._seen.append(block)
+        self._wall_seconds += self.latest
+        return block
+
+    @property
+    def lost_agent(self) -> bool:
+        """It has failed, and its agent died with it."""
+        return self._failed and self._answer.lost_agent
+
+    def cut(self, seconds: float, block: BlockReport | None) -> None:
+        """There were only so many for its latest turn, whose block it has not shown then."""
+        self._wall_seconds += seconds - self.latest
+        self._failed = False
+        if block:
+            self._seen.pop()
+
+    def report(self) -> TrialReport:
+        answer, seconds = self._answer, self._wall_seconds
+        if not self._failed:
+            return TrialReport(self._request.trial, None, "", tuple(self._seen), seconds)
+        return TrialReport(
+            self._request.trial,
+            answer.outcome,
+            answer.cause,
+            tuple(self._seen),
+            seconds,
+        )
+
+
 def _report(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
     wall_seconds = answer.startup + math.fsum(block.seconds for block in seen)
     return TrialReport(request.trial, None, "", tuple(seen), wall_seconds)
@@ -242,16 +386,20 @@ def _cut(request: TrialRequest, seen: Sequence[BlockReport], seconds: float) -> 
 
 def _failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
     report = _report(request, answer, seen)
-    waited = 0.0
-    if answer.outcome is Outcome.HANG:
-        waited = request.deadlines.step if seen else request.deadlines.startup
     return dataclasses.replace(
         report,
         outcome=answer.outcome,
         cause=answer.cause,
-        wall_seconds=report.wall_seconds + waited,
+        wall_seconds=report.wall_seconds + _waited(request, answer, seen),
         lost_agent=answer.lost_agent,
     )
+
+
+def _waited(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> float:
+    """Seconds until somebody sees that it has failed."""
+    if answer.outcome is not Outcome.HANG:
+        return 0.0
+    return request.deadlines.step if seen else request.deadlines.startup
 
 
 def _blocks(request: TrialRequest, answer: Answer, draw: random.Random) -> Iterator[BlockReport]:

@@ -51,9 +51,12 @@ class Pace:
             return None
         steps = sum(block.steps for block in kept)
         steady = sum(block.seconds for block in kept) / steps
+        trained = sum(
+            block.seconds + block.observed.get("left_out_seconds", 0.0) for block in blocks
+        )
         return cls(
             attempt.knobs,
-            max(0.0, attempt.result.wall_seconds - sum(block.seconds for block in blocks)),
+            max(0.0, attempt.result.wall_seconds - trained),
             Onset(blocks[0].seconds / blocks[0].steps, steady),
             any(block.observed.get("compilations") for block in blocks),
             sum(block.samples for block in kept) / steps,

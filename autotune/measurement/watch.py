@@ -98,7 +98,7 @@ class Watch:
         self.problem = self.problem or unusable(block)
         if self.problem:
             return True
-        if self._warming_up():
+        if self.warming_up:
             self.seen.append(Seen(block, kept=False))
             self.steady = self._steady()
             self.lost = self._cannot_catch_up()
@@ -116,6 +116,12 @@ class Watch:
         total = total_half_width(now.half_width, self._limits.sigma_run)
         self.lost = now.rate * (1 + total) < _HOPELESS * self._limits.incumbent_low
         return self.lost or now.half_width <= self._limits.enough or last
+
+    def take(self, block: BlockReport) -> None:
+        """Keep a block after the warm-up, whatever it shows: others say when enough has been seen."""
+        self.problem = self.problem or unusable(block)
+        if not self.problem:
+            self.seen.append(Seen(block, kept=True, contended=contended(block, self.kept)))
 
     def close(self) -> None:
         """The trial is over. Where it ended within its warm-up its last block stands for it, though not
@@ -153,7 +159,9 @@ class Watch:
         """Samples or tokens of a block."""
         return block.tokens if self._limits.tokens else block.samples
 
-    def _warming_up(self) -> bool:
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next block will not count yet."""
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
         compiling = [s for s in self.seen if s.block.observed.get("compilations")]

@@ -25,8 +25,9 @@ class Judge(Protocol):
 class TimedRun:
     """A run that is measured: how fast is it?"""
 
-    def __init__(self, limits: Limits) -> None:
-        self._watch = Watch(limits)
+    def __init__(self, limits: Limits, watch: Watch | None = None) -> None:
+        """Within these limits; with a watch that somebody else calls, if one is given."""
+        self._watch = watch or Watch(limits)
         self._sigma_run = limits.sigma_run
         self._hurried = math.isfinite(limits.whole)
         self.seen = self._watch.seen

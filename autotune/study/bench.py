@@ -21,6 +21,7 @@ from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
 from autotune.paths import StudyPaths
+from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import Judge, TimedRun
 from autotune.runs.plan import Plan, few_steps, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
@@ -264,15 +265,8 @@ class Bench:
             DiskFull: it could not even print what goes wrong.
             LauncherError: the study's folder is gone.
         """
-        folder = Path(self._job.study.workdir)
-        check_there(folder)
-        if is_full(folder):
-            raise DiskFull(full(folder))
-        attempt = self._job.repository.attempts.begin(
-            self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
-        )
-        number = min(self._free)  # the same slot, hence the same devices, when one is wanted
-        self._free.discard(number)
+        attempt = self._begin(trial, knobs, purpose, round_)
+        number = self._take_slot()
         slot = self._slots[number]
         judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, allowed))
         attempts = self._job.attempts()
@@ -283,6 +277,57 @@ class Bench:
             future = _not_launched(attempt)
         suspect = attempts.saw_daemon_die(attempt)
         self._running[future] = _Running(number, attempt, judge, suspect)
+
+    def _begin(
+        self, trial: int, knobs: dict[str, Any], purpose: Purpose, round_: int
+    ) -> StoredAttempt:
+        """Record that an attempt begins.
+
+        Raises:
+            DiskFull: it could not even print what goes wrong.
+            LauncherError: the study's folder is gone.
+        """
+        folder = Path(self._job.study.workdir)
+        check_there(folder)
+        if is_full(folder):
+            raise DiskFull(full(folder))
+        return self._job.repository.attempts.begin(
+            self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
+        )
+
+    def _take_slot(self) -> int:
+        number = min(self._free)  # the same slot, hence the same devices, when one is wanted
+        self._free.discard(number)
+        return number
+
+    def start_in_turn(
+        self,
+        members: Sequence[tuple[int, dict[str, Any]]],
+        purpose: Purpose,
+        *,
+        round_: int,
+        allowed: Allowance | None = None,
+    ) -> None:
+        """Record an attempt of each as begun, and launch them on a free slot, on which they take turns.
+
+        Args:
+            members: trial and knobs of each, in the order in which they go forth.
+            allowed: time that they may take together.
+
+        Raises:
+            DiskFull, LauncherError: as for `start`.
+        """
+        attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
+        number = self._take_slot()
+        slot, count = self._slots[number], len(members)
+        each = allowed and Allowance(allowed.wanted / count, allowed.most)
+        limits = self._job.limits(purpose, 0.0, self.sigma_run, each)
+        group = InTurn(dataclasses.replace(limits, whole=count * limits.whole), count)
+        requests = [taking_turns(self._job.request(one, slot, each)) for one in attempts]
+        futures: list[Future[TrialReport]] = [Future() for _ in attempts]
+        self._pool.submit(_settle, futures, lambda: slot.run_in_turn(requests, group))
+        for future, attempt, judge in zip(futures, attempts, group.judges, strict=True):
+            self._running[future] = _Running(number, attempt, judge, suspect=False)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
         """Attempts that end within so many seconds, each recorded before it is given out."""
@@ -396,6 +441,21 @@ class Bench:
     ) -> None:
         """The same, alone on the bench, and wait for its end."""
         self.start(trial, knobs, purpose, round_=round_, judge=judge, allowed=allowed)
+        self._finish()
+
+    def run_in_turn(
+        self,
+        members: Sequence[tuple[int, dict[str, Any]]],
+        purpose: Purpose,
+        *,
+        round_: int,
+        allowed: Allowance | None = None,
+    ) -> None:
+        """The same as `start_in_turn`, and wait for the end of all of them."""
+        self.start_in_turn(members, purpose, round_=round_, allowed=allowed)
+        self._finish()
+
+    def _finish(self) -> None:
         while not self.idle:
             self._check()
             for _ in self.finished(_POLL_SECONDS):
@@ -435,6 +495,20 @@ def _not_launched(attempt: StoredAttempt) -> Future[TrialReport]:
     future: Future[TrialReport] = Future()
     future.set_result(TrialReport(attempt.name, Outcome.CRASH, cause, (), 0.0))
     return future
+
+
+def _settle(
+    futures: Sequence[Future[TrialReport]], run: Callable[[], Sequence[TrialReport]]
+) -> None:
+    """Run several trials at once, and give each its report, or all what was raised."""
+    try:
+        reports = run()
+    except BaseException as error:
+        for future in futures:
+            future.set_exception(error)
+        return
+    for future, report in zip(futures, reports, strict=True):
+        future.set_result(report)
 
 
 def _how_far(seen: Sequence[Seen]) -> str:

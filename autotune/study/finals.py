@@ -9,8 +9,9 @@ from autotune.analysis import attribution, gate
 from autotune.analysis.confirmation import Confirmation, replay
 from autotune.errors import LauncherError
 from autotune.runs.judging import ProfileRun, TrajectoryRun
-from autotune.study.bench import Bench, Job
+from autotune.study.bench import BASELINE, Bench, Job
 from autotune.study.schedule import Course, Schedule
+from autotune.study.taking_turns import TakingTurns
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
@@ -33,6 +34,7 @@ class Finals:
         self._plan = job.plan
         self._bench = bench
         self._schedule = schedule
+        self._turns = TakingTurns(job)
         self._void: set[int] | None = None
         self._moves = 0
 
@@ -113,6 +115,8 @@ class Finals:
         """Measure whoever is still missing, one after another, in an order drawn for the round; False
         if there is no time for it."""
         number = confirmation.next_round
+        if not self._round_in_turn(confirmation):
+            return False
         for trial in self._drawn(confirmation.members(), f"{number}"):
             knobs = confirmation.candidates[trial].knobs
             while trial not in (done := confirmation.recorded(self._job.attempts())):
@@ -122,6 +126,24 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._schedule.rounds)
                 allowed = self._schedule.share(1 / runs, self._job.costs().shortest(knobs))
                 self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
+        return True
+
+    def _round_in_turn(self, confirmation: Confirmation) -> bool:
+        """Measure all members of a round that nobody has begun at once, in turn, where that can be;
+        False if there is no time for it. Who fails beside the others is left for a run of its own."""
+        number, attempts = confirmation.next_round, self._job.attempts()
+        order = self._drawn(confirmation.members(), f"{number}")
+        members = [(trial, confirmation.candidates[trial].knobs) for trial in order]
+        peaks = [confirmation.candidates[trial].peak_bytes for trial in order]
+        begun = any(attempts.of(Purpose.CONFIRM).in_round(number))
+        if begun or not self._turns.possible(peaks):
+            return True
+        if not self._has_time(confirmation, order):
+            return False
+        to_come = max(0, self._schedule.rounds - len(confirmation.rounds) - 1)
+        least = self._schedule.round(self._job.costs(), [knobs for _, knobs in members])
+        allowed = self._schedule.share(1 / (1 + to_come), least)
+        self._bench.run_in_turn(members, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
@@ -161,6 +183,7 @@ class Finals:
             # A round that is not complete compares nothing.
             if self._schedule.left < self._schedule.round(self._job.costs(), missing):
                 return
+            self._attribute_in_turn(chosen, missing, number)
             for index, knobs in enumerate(missing):
                 while not self._attributed(chosen, knobs, number):
                     if self._schedule.left <= 0:
@@ -169,6 +192,19 @@ class Finals:
                     self._bench.run(
                         chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed
                     )
+
+    def _attribute_in_turn(
+        self, chosen: int, missing: Sequence[dict[str, Any]], number: int
+    ) -> None:
+        """The same at once, in turn, where that can be and nobody has begun."""
+        attempts = self._job.attempts()
+        if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
+            return
+        known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
+        if self._turns.possible([max(known, default=0)] * len(missing)):
+            members = [(chosen, knobs) for knobs in missing]
+            allowed = self._schedule.share(1.0)
+            self._bench.run_in_turn(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)

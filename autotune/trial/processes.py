@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -77,8 +77,16 @@ class Survivors(Exception):
     """Processes that could not be killed; which, and why, in words."""
 
 
-def kill_descendants(spare: set[int], timeout: float = _PATIENCE_SECONDS) -> None:
+def kill_descendants(
+    spare: set[int], timeout: float = _PATIENCE_SECONDS, *, keep: Collection[int] = ()
+) -> None:
     """SIGKILL every descendant of this process but `spare`, until none is left.
+
+    Args:
+        spare: these processes alone.
+        timeout: seconds.
+        keep: these as well, whatever descends from them, and what has left them and is in their
+            sessions still.
 
     Raises:
         Survivors: some survived, e.g. stuck in an uninterruptible system call, or of another user.
@@ -86,7 +94,7 @@ def kill_descendants(spare: set[int], timeout: float = _PATIENCE_SECONDS) -> Non
     give_up = time.monotonic() + timeout
     me = os.getpid()
     while True:
-        remaining = _living(descendants(me) - spare)
+        remaining = _living(descendants(me) - spare - _kept(keep))
         if remaining and time.monotonic() > give_up:
             raise Survivors(described(remaining))
         for pid in remaining:
@@ -96,6 +104,20 @@ def kill_descendants(spare: set[int], timeout: float = _PATIENCE_SECONDS) -> Non
         if not _reap_adopted(spare) and not remaining:
             return
         time.sleep(_POLL_SECONDS)
+
+
+def _kept(roots: Collection[int]) -> set[int]:
+    """Processes with all that is theirs: descendants, and who has lost its parent in their sessions."""
+    if not roots:
+        return set()
+    below = {pid for root in roots for pid in (root, *descendants(root))}
+    return below | {pid for pid in _pids() if _session(pid) in below}
+
+
+def _session(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
+    return None
 
 
 def kill_marked(agent_id: str, timeout: float = _PATIENCE_SECONDS) -> list[int]:
@@ -226,8 +248,7 @@ def state(pid: int) -> str:
 
 def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
     """(pid, parent pid, state) of all processes, or of those asked for."""
-    if pids is None:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    pids = _pids() if pids is None else pids
     table = []
     for pid in pids:
         try:
@@ -238,6 +259,10 @@ def _process_table(pids: list[int] | None = None) -> list[tuple[int, int, str]]:
         fields = stat[stat.rindex(b")") + 2 :].split()
         table.append((pid, int(fields[1]), fields[0].decode()))
     return table
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
 def _living(pids: set[int]) -> set[int]:

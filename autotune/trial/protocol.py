@@ -16,7 +16,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -161,6 +161,14 @@ class TrialRequest:
     """What trains instead of both, as the only rank of the trial."""
     copies: tuple[FileCopy, ...] = ()
     """Of files that a script or a command reads."""
+    takes_turns: bool = False
+    """Others are resident with it: it trains a block whenever it is given a turn, and is silent
+    between them."""
+
+    @property
+    def has_devices_alone(self) -> bool:
+        """Whether no other process is on the devices of a rank."""
+        return self.devices_per_rank >= 1 and not self.takes_turns
 
 
 @dataclass(frozen=True)
@@ -195,6 +203,26 @@ class EndTrial(Message):
     """What another node saw take too long: say first how far the ranks here have come."""
     on_purpose: bool = False
     """Nothing has failed: what ranks raise from now on comes of this end."""
+
+
+@dataclass(frozen=True)
+class Turn(Message):
+    """Launcher -> agent -> ranks of a trial that takes turns: train for a block, then wait for the
+    next."""
+
+    trial: str
+    number: int
+    """Ascending over all trials that take turns with each other, from 1."""
+    left_out: int = 0
+    """Steps before the block that are not timed: others have had the caches meanwhile."""
+
+
+@dataclass(frozen=True)
+class Waiting(Message):
+    """Rank -> agent: it waits for a turn, and no deadline holds meanwhile."""
+
+    after: int
+    """Number of its last turn; 0 before the first."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +296,11 @@ class Observed(TypedDict, total=False):
     """Of all devices of the trial over the block."""
     foreign_processes: float
     """Other processes on a device of the trial."""
+    turn: int
+    """Number of the turn that it was trained in, where trials took turns on the slot: neighbouring
+    numbers are neighbours in time."""
+    left_out_seconds: float
+    """Of steps at the beginning of that turn, which are not timed."""
     gradient_norm: float
     """Of the whole model, before the update; trajectories only."""
     replica_spread: float
@@ -376,6 +409,8 @@ KINDS: dict[str, type[Message]] = {
         Hello,
         StartTrial,
         EndTrial,
+        Turn,
+        Waiting,
         Built,
         Alive,
         BlockReport,

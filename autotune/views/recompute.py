@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
@@ -15,8 +16,10 @@ from autotune.analysis.verdict import (
     no_result,
     not_enough_time,
 )
+from autotune.measurement import turns
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
+from autotune.runs.in_turn import taken
 from autotune.spec import StudySpec
 from autotune.views.in_hand import supported
 from autotune.views.machine import measured_on
@@ -44,13 +47,18 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """All attempts, each with the throughput that its blocks give."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
+    tokens = spec.objective.metric == "tokens_per_second"
     recomputed = []
+    in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
     for attempt in repository.attempts.of(study.id):
         if attempt.result.throughput is None:
             recomputed.append(attempt)
             continue
         blocks = repository.attempts.blocks(attempt.id)
-        again = estimate_of(blocks, tokens=spec.objective.metric == "tokens_per_second")
+        kept = [block for block in blocks if block.kept]
+        if taken(kept, tokens=tokens):
+            in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
+        again = estimate_of(blocks, tokens=tokens)
         own = again.half_width if again and math.isfinite(again.half_width) else 1.0
         result = dataclasses.replace(
             attempt.result,
@@ -59,7 +67,22 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))
+    typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, tokens)}
+    recomputed = [_at_rate(attempt, typical.get(attempt.id)) for attempt in recomputed]
     return Attempts(recomputed, spec.full_baseline(), spec.harmless)
+
+
+def _rates(group: dict[int, list[StoredBlock]], tokens: bool) -> Iterable[tuple[int, float]]:
+    """Of attempts that took turns with each other, by their ids."""
+    found = turns.rates([taken(blocks, tokens=tokens) for blocks in group.values()])
+    return zip(group, found, strict=True) if found else ()
+
+
+def _at_rate(attempt: StoredAttempt, rate: float | None) -> StoredAttempt:
+    if rate is None:
+        return attempt
+    result = dataclasses.replace(attempt.result, throughput=rate)
+    return dataclasses.replace(attempt, result=result)
 
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:

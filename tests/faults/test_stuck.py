@@ -26,7 +26,7 @@ from autotune.trial.protocol import (
     TrialRequest,
     from_line,
 )
-from launchers import Resources, open_launcher, slot
+from launchers import Resources, agents, open_launcher
 from search_spaces import defaults
 from tests.steering import TINY_WORKLOAD, alive, ends_within
 from tests.trials import heard
@@ -98,15 +98,15 @@ def test_a_frozen_agent_is_given_up_and_the_next_trial_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stands for one that waits for a file system: neither answers, reads or dies by itself."""
-    monkeypatch.setattr(slot, "SILENT_SECONDS", 8.0)
+    monkeypatch.setattr(agents, "SILENT_SECONDS", 8.0)
     frozen: list[int] = []
     with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
         [one] = launcher.slots
 
         def freeze(_: object) -> bool:
             if not frozen:
-                agents = one._agents.links  # type: ignore[attr-defined]
-                frozen.append(agents[0]._agent.pid())
+                links = one._agents.links  # type: ignore[attr-defined]
+                frozen.append(links[0]._agent.pid())
                 os.kill(frozen[0], signal.SIGSTOP)
             return False
 
@@ -152,7 +152,7 @@ def test_a_trial_whose_agent_is_frozen_before_it_hears_of_it_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_process, "SEND_SECONDS", 1.0)
-    monkeypatch.setattr(slot, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(agents, "SILENT_SECONDS", 3.0)
     with open_launcher("local", Resources(1, 0, 1, 1), str(tmp_path), None) as launcher:
         [one] = launcher.slots
         frozen = one._agents.links[0]._agent.pid()  # type: ignore[attr-defined]

@@ -27,8 +27,9 @@ from autotune.trial.protocol import (
     TrialReport,
     from_line,
 )
+from launchers.agents import Node
 from launchers.base import Link
-from launchers.slot import AgentSlot, Node
+from launchers.slot import AgentSlot
 from tests.trials import of_one_rank
 
 REQUEST = of_one_rank({}, world_size=2)
@@ -234,8 +235,8 @@ def test_nodes_are_told_whether_the_end_is_on_purpose() -> None:
 
 @pytest.mark.fault(28)
 def test_an_agent_that_says_nothing_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launchers.slot.SILENT_SECONDS", 0.5)
-    monkeypatch.setattr("launchers.slot._LISTEN_SECONDS", 0.1)
+    monkeypatch.setattr("launchers.agents.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("launchers.agents._LISTEN_SECONDS", 0.1)
     report = Cluster(training(), {}).run(go_on)
     assert report.lost_agent
     assert report.cause.startswith("the agent of node ")
@@ -244,8 +245,8 @@ def test_an_agent_that_says_nothing_any_more_is_given_up(monkeypatch: pytest.Mon
 
 @pytest.mark.fault(28)
 def test_one_that_says_that_it_is_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launchers.slot.SILENT_SECONDS", 0.5)
-    monkeypatch.setattr("launchers.slot._LISTEN_SECONDS", 0.1)
+    monkeypatch.setattr("launchers.agents.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("launchers.agents._LISTEN_SECONDS", 0.1)
     cluster = Cluster({}, {})
     began = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Where a rank runs: on the processors that are near its device."""
+"""Where a rank runs: on the processors that are near its device, or on a share of its own."""
 
 import contextlib
 import ctypes
@@ -44,9 +44,29 @@ def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
         raise ValueError(
             f"numa_binding: none of the processors near the device ({listed.strip()}) may be used here"
         )
+    _bind_threads(near)
+
+
+def own_share(local_rank: int, ranks: int) -> None:
+    """All threads of this process, and processes to come, on this rank's share of the node's processors:
+    they are divided among the ranks, evenly and in order. Where there are fewer than ranks, the
+    system goes on dividing them.
+
+    Args:
+        local_rank: of this process, from 0.
+        ranks: of its trial on this node.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    each = len(usable) // ranks
+    if each:
+        _bind_threads(set(usable[local_rank * each : (local_rank + 1) * each]))
+
+
+def _bind_threads(numbers: set[int]) -> None:
+    """All threads of this process, and those to come, on these processors."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
-            os.sched_setaffinity(int(task.name), near)
+            os.sched_setaffinity(int(task.name), numbers)
 
 
 def _numbers(listed: str) -> set[int]:

@@ -1,4 +1,5 @@
-"""The agent of one slot on one node: a fork server with torch preloaded, one trial after another.
+"""The agent of one slot on one node: a fork server with torch preloaded, one trial after another, or
+several that take turns.
 
 It reads commands as JSON lines from standard input, first of all what to import besides torch, and
 writes reports to standard output. When its input ends, whoever started it is gone: it kills
@@ -34,6 +35,7 @@ from autotune.trial.protocol import (
     Outcome,
     RankEnd,
     StartTrial,
+    Turn,
     from_line,
 )
 
@@ -81,7 +83,7 @@ def main() -> NoReturn:
 
 
 class Agent:
-    """Serves one trial at a time."""
+    """Serves one trial at a time, or several that take turns."""
 
     def __init__(self, commands: int, reports: int, host: str) -> None:
         self._commands = commands
@@ -97,7 +99,7 @@ class Agent:
         forkserver.ensure_running()
         del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())
-        self._trial: Any = None
+        self._trials: dict[str, NodeTrial] = {}
         self._looked = self._told = time.monotonic()
 
     def serve(self) -> None:
@@ -109,8 +111,9 @@ class Agent:
         self._send(dataclasses.replace(hello, store_port=self._store.port))
         while True:
             watched: list[Any] = [self._commands]
-            watched += self._trial.waitables() if self._trial else []
-            ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._trial else None)
+            for trial in self._trials.values():
+                watched += trial.waitables()
+            ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._trials else None)
             self._look_at_the_clock()
             if self._commands in ready and not self._obey():
                 return
@@ -120,13 +123,14 @@ class Agent:
         """Say that somebody watches; see whether somebody has, all the time."""
         now = time.monotonic()
         gap, self._looked = now - self._looked, now
-        if not self._trial:
+        if not self._trials:
             return
-        if gap > _GAP_SECONDS:
-            self._trial.forgive(gap)
+        for trial in self._trials.values():
+            if gap > _GAP_SECONDS:
+                trial.forgive(gap)
         if now - self._told >= ALIVE_SECONDS or gap > _GAP_SECONDS:
             self._told = now
-            self._send(Alive(self._trial.request.trial, gap))
+            self._send(Alive(next(iter(self._trials)), gap))
 
     def _file_of_first_command(self) -> str:
         """Path of a file in memory with what to preload; the launcher sends that before all else."""
@@ -149,46 +153,54 @@ class Agent:
 
     def _handle(self, command: Message) -> None:
         if isinstance(command, StartTrial):
-            self._store.forget_all_but(command.request.trial)
-            try:
-                self._trial = NodeTrial(
-                    command.request, command.placement, self._context, self._helpers
-                )
-            except OSError as error:
-                self._refuse(command, error)
-        elif (
-            isinstance(command, EndTrial)
-            and self._trial
-            and self._trial.request.trial == command.trial
-        ):
-            self._trial.end(hung=command.hung, on_purpose=command.on_purpose)
+            self._start(command)
+        elif isinstance(command, Turn) and command.trial in self._trials:
+            self._trials[command.trial].take_turn(command)
+        elif isinstance(command, EndTrial) and command.trial in self._trials:
+            self._trials[command.trial].end(hung=command.hung, on_purpose=command.on_purpose)
+
+    def _start(self, command: StartTrial) -> None:
+        name = command.request.trial
+        self._store.forget_all_but([*self._trials, name])
+        try:
+            self._trials[name] = NodeTrial(
+                command.request, command.placement, self._context, self._helpers
+            )
+        except OSError as error:
+            self._refuse(command, error)
 
     def _refuse(self, command: StartTrial, error: OSError) -> None:
         with contextlib.suppress(processes.Survivors):
-            processes.kill_descendants(self._helpers)
+            processes.kill_descendants(self._helpers, keep=self._roots())
         placement = command.placement
         cause = f"ranks cannot be started: {error}"
         end = RankEnd(placement.first_rank, Outcome.ERROR, cause, at=time.time())
         self._send(NodeReport(command.request.trial, placement.node, (end,)))
 
+    def _roots(self) -> list[int]:
+        """Ranks of all trials."""
+        return [pid for trial in self._trials.values() for pid in trial.roots]
+
     def _attend(self) -> None:
-        if not self._trial:
-            return
-        for block in self._trial.pump():
-            self._send(block)
-        if self._trial.over():
-            report = self._trial.clear()
-            self._trial = None
-            crippled = any(processes.state(pid) in "Z?" for pid in self._helpers)
-            leaves = crippled or bool(report.stuck)
-            self._send(dataclasses.replace(report, agent_leaves=leaves))
-            if leaves:
-                what = (
-                    f"left a process behind ({report.stuck})"
-                    if report.stuck
-                    else "killed the fork server"
-                )
-                sys.exit(f"a trial has {what}; a new agent is needed")
+        for name, trial in list(self._trials.items()):
+            for block in trial.pump():
+                self._send(block)
+            if trial.over():
+                del self._trials[name]
+                self._conclude(trial.clear(keep=self._roots()))
+
+    def _conclude(self, report: NodeReport) -> None:
+        """Tell how a trial went, and leave if no other can follow it."""
+        crippled = any(processes.state(pid) in "Z?" for pid in self._helpers)
+        leaves = crippled or bool(report.stuck)
+        self._send(dataclasses.replace(report, agent_leaves=leaves))
+        if leaves:
+            what = (
+                f"left a process behind ({report.stuck})"
+                if report.stuck
+                else "killed the fork server"
+            )
+            sys.exit(f"a trial has {what}; a new agent is needed")
 
     def _send(self, message: Message) -> None:
         unsent = memoryview(message.to_line())

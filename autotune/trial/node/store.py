@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import datetime
+import json
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -39,11 +41,11 @@ class StoreProcess:
         assert process.pid is not None
         self.pid = process.pid
 
-    def forget_all_but(self, trial: str) -> None:
+    def forget_all_but(self, trials: Sequence[str]) -> None:
         """Delete what the ranks of other trials have left, if this PyTorch can list that. No node has a
-        rank of theirs any more; another one may have some of this trial already."""
+        rank of theirs any more; another one may have some of these trials already."""
         with contextlib.suppress(OSError):  # it has died: the agent will see
-            self._line.send_bytes(trial.encode())
+            self._line.send_bytes(json.dumps(trials).encode())
 
 
 def _serve(line: Connection, host: str) -> None:
@@ -54,11 +56,12 @@ def _serve(line: Connection, host: str) -> None:
     line.send_bytes(store.port.to_bytes(2))
     with contextlib.suppress(EOFError, OSError):
         while True:  # until its owner ends
-            _forget_all_but(line.recv_bytes().decode(), store)
+            _forget_all_but(json.loads(line.recv_bytes()), store)
 
 
-def _forget_all_but(trial: str, store: Any) -> None:
+def _forget_all_but(trials: Sequence[str], store: Any) -> None:
+    own = tuple(f"{trial}/" for trial in trials)
     if hasattr(store, "list_keys"):
         for key in store.list_keys():
-            if not key.startswith(f"{trial}/"):
+            if not key.startswith(own):
                 store.delete_key(key)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -22,6 +22,8 @@ from autotune.trial.protocol import (
     Placement,
     RankEnd,
     TrialRequest,
+    Turn,
+    Waiting,
     from_line,
 )
 
@@ -40,6 +42,8 @@ class _Rank:
     connection: Connection
     connected: bool = True
     exit_seen: bool = False
+    waits: int | None = None
+    """Number of its last turn, as it waits for another."""
     last_count: int = 0
     last_progress: float = field(default_factory=time.monotonic)
 
@@ -70,6 +74,7 @@ class NodeTrial:
         self._logs_cut = time.monotonic()
         self._ended_by_request = False
         self._ended_on_purpose = False
+        self._turn = 0
         self._ranks = [
             self._start(context, local_rank) for local_rank in range(placement.local_world_size)
         ]
@@ -104,6 +109,19 @@ class NodeTrial:
         self._ended_by_request = True
         self._ended_on_purpose = on_purpose
 
+    def take_turn(self, turn: Turn) -> None:
+        """Have the ranks train for a block."""
+        self._turn = turn.number
+        for member in self._ranks:
+            member.last_progress = time.monotonic()
+            with contextlib.suppress(OSError):  # it has died: that will be seen
+                member.connection.send_bytes(turn.to_line())
+
+    @property
+    def roots(self) -> list[int]:
+        """Its ranks: everything of the trial on this node descends from them."""
+        return [member.process.pid for member in self._ranks if member.process.pid]
+
     def forgive(self, seconds: float) -> None:
         """So long nobody could watch: the machine was suspended, as far as anybody here can tell, and
         what ranks did not do then is nothing to blame them for."""
@@ -122,11 +140,15 @@ class NodeTrial:
             self._judge_progress(now)
         return self._failed_at is not None and now - self._failed_at >= SETTLE_SECONDS
 
-    def clear(self) -> NodeReport:
-        """Kill what is left of the trial, grandchildren too, and say how it went, and what survives."""
+    def clear(self, keep: Collection[int] = ()) -> NodeReport:
+        """Kill what is left of the trial, grandchildren too, and say how it went, and what survives.
+
+        Args:
+            keep: ranks of other trials, which go on.
+        """
         stuck = ""
         try:
-            processes.kill_descendants(self._spare)
+            processes.kill_descendants(self._spare, keep=keep)
         except processes.Survivors as survivors:
             stuck = str(survivors)
         for member in self._ranks:
@@ -147,6 +169,8 @@ class NodeTrial:
             message = from_line(line)
             if isinstance(message, BlockReport | Built):
                 yield message
+            elif isinstance(message, Waiting):
+                member.waits = message.after
             elif isinstance(message, RankEnd):
                 self._note(message)
 
@@ -174,7 +198,7 @@ class NodeTrial:
         deadlines = self.request.deadlines
         going = self._going()
         for local_rank, member in enumerate(self._ranks):
-            if member not in going:
+            if member not in going or member.waits == self._turn:
                 continue
             count = self._progress[local_rank]
             if count != member.last_count:

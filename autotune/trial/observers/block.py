@@ -47,6 +47,11 @@ class BlockObservers:
         self._settled = settling.so_far(devices)
         self._nvidia = [DeviceWatch(device, first=first) for device in devices]
 
+    def resume(self) -> None:
+        """Other trials have had the devices since the last block."""
+        for watch in self._nvidia:
+            watch.restart()
+
     def start(self, index: int) -> None:
         """Just before block `index`. Nothing here may take long on one rank: the others would wait for
         it in their timed steps."""

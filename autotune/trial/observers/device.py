@@ -68,6 +68,11 @@ class DeviceWatch:
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._energy = self._joules()
 
+    def restart(self) -> None:
+        """Others have had the device: their energy is not to be told."""
+        if self._handle is not None:
+            self._energy = self._joules()
+
     def state(self) -> DeviceState:
         """Energy since this was last asked; clock, power and throttling as they are now."""
         if self._handle is None:

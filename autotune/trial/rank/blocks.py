@@ -1,12 +1,13 @@
 """A timed run: block after block of whole optimizer steps."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from autotune.trial.observers.block import BlockObservers, RankSight, together
 from autotune.trial.observers.timing import BlockLength
-from autotune.trial.protocol import BlockReport, TrialRequest
+from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import RankFigures
 from autotune.trial.rank.training import Training
@@ -34,7 +35,13 @@ def run_blocks(
     )
     mark = observers.marks.mark
     for index in range(request.blocks.max_blocks):
-        steps = length.steps
+        turn, steps = context.turns.next(), length.steps
+        began = time.perf_counter()
+        for _ in range(turn.left_out):
+            yield
+        if turn.number:
+            observers.resume()
+        left_out_seconds = time.perf_counter() - began
         observers.start(index)
         training.begin_block()
         for left in reversed(range(steps)):
@@ -47,7 +54,10 @@ def run_blocks(
         mine = _RankBlock(training.end_block(), observers.stop())
         ranks: list[_RankBlock] = training.gather(mine)
         figures = [rank.figures for rank in ranks]
+        context.turns.silence()
         length.learn(index, max(rank.seconds for rank in figures))
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks])
+            if turn.number:
+                seen |= Observed(turn=turn.number, left_out_seconds=left_out_seconds)
             report(training.block(request.trial, index, figures, seen))

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from autotune.trial.rank.turns import ALONE, Turns
+
 
 @dataclass(frozen=True)
 class RankContext:
@@ -15,6 +17,8 @@ class RankContext:
     devices: tuple[torch.device, ...]
     first_on_device: bool = True
     """No rank before it shares its device."""
+    turns: Turns = ALONE
+    """Leave to train a block."""
 
     @property
     def device(self) -> torch.device:

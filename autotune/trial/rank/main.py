@@ -1,6 +1,5 @@
 """One rank of a trial, in a process of its own that was forked with torch already imported."""
 
-import contextlib
 import datetime
 import faulthandler
 import io
@@ -41,6 +40,7 @@ from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.training import no_span
 from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.trial.rank.turns import ALONE, TakenTurns
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
@@ -61,10 +61,11 @@ def main(
     processes.end_first_without_memory()
     files = TrialFiles(Path(request.log_dir))
     _redirect_output(files.log(placement.first_rank + local_rank))
-    threading.Thread(target=_die_with_agent, args=(connection,), daemon=True).start()
+    turns = TakenTurns(connection)
+    threading.Thread(target=turns.listen, args=(_die_with_agent,), daemon=True).start()
     rank = placement.first_rank + local_rank
     try:
-        _train(request, placement, local_rank, connection)
+        _train(request, placement, local_rank, connection, turns)
         end = RankEnd(rank, None, "finished", at=time.time())
     except BaseException as error:
         at = time.time()
@@ -90,7 +91,11 @@ def _leave(connection: Connection, end: RankEnd) -> NoReturn:
 
 
 def _train(
-    request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
+    request: TrialRequest,
+    placement: Placement,
+    local_rank: int,
+    connection: Connection,
+    turns: TakenTurns,
 ) -> None:
     context = RankContext(
         rank=placement.first_rank + local_rank,
@@ -99,6 +104,7 @@ def _train(
         devices=_devices(request, local_rank),
         first_on_device=local_rank == 0
         or _devices(request, local_rank) != _devices(request, local_rank - 1),
+        turns=turns if request.takes_turns else ALONE,
     )
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     progressed = progress.counter(local_rank)
@@ -225,10 +231,12 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
         binding.near_device(request.knobs, context.device)
+    elif request.takes_turns:
+        binding.own_share(context.local_rank, placement.local_world_size)
     for device in context.devices:
         memory.reset_peak(device)
         if request.memory_per_rank is not None:
-            alone = request.devices_per_rank >= 1
+            alone = request.has_devices_alone
             memory.limit(device, request.memory_per_rank, alone=alone)
     random.seed(request.seed)
     # The same on every rank: ranks must build the same model. Data differ by the sampler.
@@ -291,10 +299,7 @@ def _redirect_output(log: Path) -> None:
     faulthandler.register(processes.DUMP_SIGNAL, all_threads=True)
 
 
-def _die_with_agent(connection: Connection) -> None:
-    # Nothing is ever sent this way: the read ends when the agent does.
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv_bytes()
+def _die_with_agent() -> None:
     for pid in processes.descendants(os.getpid()):
         processes.kill(pid)
     os.killpg(0, signal.SIGKILL)

@@ -60,7 +60,7 @@ class Training:
         self.loss_read = math.nan
         self._block_start = (0, 0.0)
         self._replicas = request.replicas
-        self._alone = request.devices_per_rank >= 1
+        self._alone = request.has_devices_alone
         self._devices = context.devices
 
     def read_loss(self) -> None:

@@ -26,8 +26,9 @@ from autotune.trial.protocol import (
     from_line,
 )
 from launchers import Resources
+from launchers.agents import Node
 from launchers.local import LocalLink
-from launchers.slot import AgentSlot, Node
+from launchers.slot import AgentSlot
 from tests.trials import trial
 
 WORKLOADS = Path(__file__).parents[2] / "workloads"

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from autotune.trial.protocol import BlockPlan, Outcome
+from launchers.agents import Node
 from launchers.local import LocalLink
-from launchers.slot import AgentSlot, Node
+from launchers.slot import AgentSlot
 from tests.contract.launchers.sites import go_on
 from tests.fault_table import Tally
 from tests.steering import TINY_WORKLOAD

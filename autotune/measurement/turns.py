@@ -1,0 +1,107 @@
+"""Comparing runs that took turns on one machine, block by block. Pure functions.
+
+What the machine does meanwhile slows neighbouring blocks alike, so it falls out of their ratios: equal
+runs that take turns lie several times closer together than such that follow each other (Bulej et al.
+2020, Duet Benchmarking).
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autotune.measurement.estimate import half_width_of
+
+Cycles = np.ndarray
+"""Of each time forth and back, the logarithm of each member's rate: one row per cycle."""
+
+
+class Taken(NamedTuple):
+    """A block that was trained in a turn.
+
+    Attributes:
+        turn: its number, in order of time over all members.
+        units: samples or tokens.
+        seconds: that they took.
+    """
+
+    turn: int
+    units: float
+    seconds: float
+
+
+def forth_and_back(members: Sequence[int]) -> list[int]:
+    """The order of one cycle, as in A B C C B A: a machine that becomes slower steadily does not favour
+    any of them."""
+    return [*members, *reversed(members)]
+
+
+def cycles(members: Sequence[Sequence[Taken]]) -> Cycles:
+    """Of runs that went forth and back with each other, and maybe with others that are gone by now.
+
+    Args:
+        members: blocks of each that count.
+    """
+    taken = sorted((block, number) for number, blocks in enumerate(members) for block in blocks)
+    whole = []
+    for chunk in _chunks(taken, 2 * len(members)):
+        logs: list[list[float]] = [[] for _ in members]
+        for block, number in chunk:
+            logs[number].append(math.log(max(block.units, 1.0) / block.seconds))
+        if all(len(own) == 2 for own in logs):
+            whole.append([sum(own) / 2 for own in logs])
+    return np.asarray(whole, dtype=float).reshape(-1, len(members))
+
+
+def _chunks(taken: Sequence[tuple[Taken, int]], size: int) -> list[Sequence[tuple[Taken, int]]]:
+    starts = range(0, len(taken) - size + 1, size) if size else ()
+    return [taken[start : start + size] for start in starts]
+
+
+def rates(members: Sequence[Sequence[Taken]]) -> list[float] | None:
+    """Units per second of each: their common level is that of all their blocks, and who is faster than
+    whom is what is typical of a cycle.
+
+    Args:
+        members: blocks of each that count.
+
+    Returns:
+        None if they have never gone forth and back together.
+    """
+    if not members or not len(found := cycles(members)):
+        return None
+    plain = [sum(b.units for b in own) / sum(b.seconds for b in own) for own in members]
+    level = math.fsum(map(math.log, plain)) / len(members)
+    return [math.exp(level + effect) for effect in effects(found)]
+
+
+def effects(found: Cycles) -> list[float]:
+    """The logarithm of each member's rate over their common level, zero in the mean: of two members,
+    plus and minus half of their typical difference.
+
+    Args:
+        found: at least one cycle.
+    """
+    count = found.shape[1]
+    differences = np.zeros((count, count))
+    for one, other in itertools.combinations(range(count), 2):
+        differences[one, other] = typical(found[:, one] - found[:, other])
+    return [float(effect) for effect in (differences - differences.T).mean(axis=1)]
+
+
+def typical(values: np.ndarray) -> float:
+    """The median of the means of all pairs of values, each with itself included (Hodges and Lehmann): as
+    little moved by a few that are disturbed as a median is, and nearly as exact as the mean."""
+    one, other = np.triu_indices(len(values))
+    return float(np.median((values[one] + values[other]) / 2))
+
+
+def half_width(found: Cycles) -> float:
+    """Of the widest 95 % interval of a log ratio of two members; infinite for a single cycle."""
+    if len(found) < 2:
+        return math.inf
+    pairs = itertools.combinations(range(found.shape[1]), 2)
+    spreads = (float(np.std(found[:, one] - found[:, other], ddof=1)) for one, other in pairs)
+    return half_width_of(max(spreads, default=0.0), len(found))

@@ -1,0 +1,142 @@
+"""Runs that are resident on one slot at once and take turns, block by block."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from autotune.measurement import turns
+from autotune.measurement.watch import Limits, Watch
+from autotune.runs.judging import TimedRun
+from autotune.trial.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
+from storage import AttemptResult, AttemptState, StoredBlock
+
+TURN_SECONDS = 0.1
+"""Of a block. Shorter ones would be nearer to each other, but the step that each change from one run to
+another leaves out would cost more of the time."""
+_TURN_STEPS = 2
+_FEWEST_CYCLES = 5
+"""Before an interval over them means anything."""
+
+
+def taking_turns(asked: TrialRequest) -> TrialRequest:
+    """The same trial beside others, in blocks that are short."""
+    plan = asked.blocks
+    seconds, steps = min(TURN_SECONDS, plan.seconds), min(_TURN_STEPS, plan.min_steps)
+    most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
+    blocks = BlockPlan(seconds, steps, most, plan.longest)
+    return dataclasses.replace(asked, blocks=blocks, takes_turns=True)
+
+
+class InTurn:
+    """Says whose turn it is, until their ratios are known well enough: each warms up by itself, then all
+    go forth and back."""
+
+    def __init__(self, limits: Limits, members: int) -> None:
+        """Before anything is launched.
+
+        Args:
+            limits: of each member but for `whole`, which all have together; `precision` is that of
+                their ratios.
+            members: how many there are.
+        """
+        self._limits = limits
+        share = dataclasses.replace(limits, whole=limits.whole / members)
+        self._watches = [Watch(share) for _ in range(members)]
+        self.judges = [MemberRun(self, number, share) for number in range(members)]
+        """Of each member."""
+        self._away: set[int] = set()
+        self._order: list[int] = []
+        self._spent = self._at_cycle = 0.0
+        """Seconds of all blocks: until now, and until the cycle began."""
+
+    def next(self) -> int | None:
+        """The one that trains the next block. None: enough has been seen of all."""
+        members = self._members()
+        cold = [number for number in members if self._watches[number].warming_up]
+        if cold:
+            return cold[0]
+        if not self._order:
+            latest, self._at_cycle = self._spent - self._at_cycle, self._spent
+            if not members or self._enough(members, latest):
+                return None
+            self._order = turns.forth_and_back(members)
+        return self._order.pop(0)
+
+    def trained(self, member: int, block: BlockReport) -> None:
+        """Take in the block that has come of a turn."""
+        watch = self._watches[member]
+        self._spent += block.seconds + block.observed.get("left_out_seconds", 0.0)
+        if watch.warming_up:
+            watch(block)
+        else:
+            watch.take(block)
+        if watch.problem:
+            self.lost(member)
+
+    def lost(self, member: int) -> None:
+        """One has failed, or is over: it has no turn any more."""
+        self._away.add(member)
+        self._order = [number for number in self._order if number != member]
+
+    def watch(self, member: int) -> Watch:
+        """What was seen of one of them."""
+        return self._watches[member]
+
+    def rate(self, member: int) -> float | None:
+        """Of one that has gone forth and back with the others: units per second. None of any other."""
+        members = self._members()
+        found = turns.rates(self._taken(members))
+        return found[members.index(member)] if found and member in members else None
+
+    def _members(self) -> list[int]:
+        return [number for number in range(len(self._watches)) if number not in self._away]
+
+    def _taken(self, members: list[int]) -> list[list[turns.Taken]]:
+        return [taken(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
+
+    def _enough(self, members: list[int], latest: float) -> bool:
+        """Whether another cycle is not needed, or there is no time for one like the latest."""
+        if self._spent + latest > self._limits.whole:
+            return True
+        found = turns.cycles(self._taken(members))
+        if not len(found):
+            return False
+        timed = max(sum(b.seconds for b in self._watches[n].kept) for n in members)
+        if timed * (1 + 1 / len(found)) > self._limits.longest:
+            return True
+        known = len(found) >= _FEWEST_CYCLES
+        return known and turns.half_width(found) <= self._limits.precision
+
+
+def taken(blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool) -> list[turns.Taken]:
+    """Blocks as they compare, of those that were trained in a turn.
+
+    Args:
+        blocks: that count.
+        tokens: are counted, instead of samples.
+    """
+    return [
+        turns.Taken(b.observed["turn"], b.tokens if tokens else b.samples, b.seconds)
+        for b in blocks
+        if "turn" in b.observed
+    ]
+
+
+class MemberRun(TimedRun):
+    """One of them, as it is judged."""
+
+    def __init__(self, group: InTurn, number: int, limits: Limits) -> None:
+        super().__init__(limits, group.watch(number))
+        self._group = group
+        self._number = number
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """As of a run by itself, but with the rate that its ratios to the others say. What fails may
+        have failed because of them: it is to be run again, alone."""
+        result = super().result(report)
+        if report.outcome is not None and not report.lost_agent:
+            cause = f"{result.cause} (others were resident; it is measured again alone)"
+            return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+        rate = self._group.rate(self._number)
+        if result.state != AttemptState.COMPLETE or rate is None:
+            return result
+        return dataclasses.replace(result, throughput=rate)

@@ -1,0 +1,111 @@
+"""Runs that take turns against runs one after another, for benchmarks/fidelity.py.
+
+In each round the same configuration runs five times: twice as it is, and with 3 % of slow-down planted
+in all ranks, one rank, or the loader. Once these five are resident together and take turns, once they
+are runs of their own; which of the two comes first is drawn. All have the same seconds of training.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from scipy import stats
+
+from autotune.measurement.estimate import Ratio, paired_ratio
+from autotune.measurement.watch import Limits
+
+SECONDS = 4.0
+"""Of training that counts, per run."""
+LIMITS = Limits(warmup=1.0, longest=SECONDS, precision=1e-9)
+LENGTHS = (3, 5, 7)
+"""Rounds of a verdict: 24, 40 and 56 s of training of a pair."""
+PLANTED = ("all", "rank", "loader")
+
+Round = dict[str, float]
+"""Variant -> samples per second."""
+
+
+class Runs(Protocol):
+    """What makes runs of one workload."""
+
+    def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
+        """Of a run by itself."""
+
+    def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Of runs that take turns."""
+
+
+def compared(
+    runs: Runs, variants: Mapping[str, Mapping[str, Any]], count: int, draw: random.Random
+) -> dict[str, Any]:
+    """So many rounds of both kinds.
+
+    Args:
+        runs: of one workload.
+        variants: 'a', 'a again' and what is planted.
+        count: rounds.
+        draw: orders.
+    """
+    own, in_turn = [], []
+
+    def one_by_one(order: list[str]) -> None:
+        own.append({name: runs.rate(LIMITS, variants[name]) for name in order})
+
+    def together(order: list[str]) -> None:
+        found = runs.rates(LIMITS, [variants[name] for name in order])
+        in_turn.append(dict(zip(order, found, strict=True)))
+
+    kinds: list[Callable[[list[str]], None]] = [one_by_one, together]
+    for _ in range(count):
+        for kind in draw.sample(kinds, 2):
+            kind(draw.sample(list(variants), len(variants)))
+    spreads = [spread(rounds) for rounds in (own, in_turn)]
+    return {
+        "rounds": count,
+        "seconds_of_a_run": SECONDS,
+        "spread_of_equals": dict(zip(("own", "in_turn"), spreads, strict=True)),
+        "times_less": spreads[0] / spreads[1],
+        "times_less_interval": between(spreads, count),
+        "own": judged(own),
+        "in_turn": judged(in_turn),
+    }
+
+
+def spread(rounds: Sequence[Round]) -> float:
+    """Standard deviation of the log ratio of two equals."""
+    return math.sqrt(statistics.fmean(math.log(r["a again"] / r["a"]) ** 2 for r in rounds))
+
+
+def between(spreads: Sequence[float], count: int) -> list[float]:
+    """The 95 % interval of the ratio of two such spreads: a variance ratio's."""
+    ratio = spreads[0] / spreads[1]
+    return [ratio / math.sqrt(stats.f.ppf(q, count, count)) for q in (0.975, 0.025)]
+
+
+def judged(rounds: Sequence[Round]) -> dict[str, Any]:
+    """What verdicts over so many rounds say, and what all rounds show."""
+    found: dict[str, Any] = {}
+    for length in LENGTHS:
+        windows = [rounds[i : i + length] for i in range(len(rounds) - length + 1)]
+        again = [ratio(window, "a again") for window in windows]
+        found[f"{length} rounds"] = {
+            "equals_called_different": statistics.fmean(not r.low <= 1 <= r.high for r in again),
+            "planted_3_percent_found": {
+                name: statistics.fmean(ratio(window, name).high < 1 for window in windows)
+                for name in PLANTED
+            },
+        }
+    for name in ("a again", *PLANTED):
+        r = ratio(rounds, name)
+        found[f"slow-down of {name}"] = {
+            "measured": 1 - r.value,
+            "interval": [1 - r.high, 1 - r.low],
+        }
+    return found
+
+
+def ratio(rounds: Sequence[Round], name: str) -> Ratio:
+    """Of a variant to 'a', paired."""
+    return paired_ratio([r[name] for r in rounds], [r["a"] for r in rounds])

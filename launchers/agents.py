@@ -1,0 +1,252 @@
+"""The agents of a slot: started on its nodes, told what to do, and heard."""
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from autotune.errors import ClusterAway, LauncherError
+from autotune.trial.protocol import (
+    PROTOCOL,
+    Alive,
+    BlockReport,
+    Hello,
+    Message,
+    Placement,
+    StartTrial,
+    TrialRequest,
+    from_line,
+)
+from launchers.base import Link
+from launchers.preloading import Preloading
+
+_log = logging.getLogger(__name__)
+
+START_SECONDS = 180.0
+"""How long agents may take to import torch and look at their node."""
+SILENT_SECONDS = 60.0
+"""Then an agent is given up that runs a trial: it says every five seconds that it is there, unless it
+clears away, for half a minute at most."""
+STOOD_SECONDS = 12.0
+"""Without a word of an agent, or a look of its own at its ranks: then they stood still as well, or their
+messages did, and what was timed meanwhile is no measurement."""
+_LISTEN_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node of a slot: how to start its agent, and how many ranks it takes."""
+
+    connect: Callable[[], Link]
+    ranks: int
+
+
+class AgentDied(LauncherError):
+    """An agent was gone before it was ready."""
+
+    def __init__(self, cause: str, loss: str) -> None:
+        super().__init__(cause)
+        self.loss = loss
+        """Why its node, or its cluster, was lost; empty: it was not."""
+
+
+class SlotGone(ClusterAway):
+    """The nodes of a slot are lost or taken, and there are no others for it at present."""
+
+    @property
+    def loss(self) -> str:
+        """The same."""
+        return str(self)
+
+
+class Agents:
+    """The agents of a slot, all ready; their messages arrive in one queue."""
+
+    def __init__(self, nodes: Sequence[Node], preloading: Preloading) -> None:
+        self._nodes = nodes
+        self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
+        self.links: list[Link] = []
+        self.lost = False
+        """One of them is gone: a new trial needs new ones."""
+        self.losses: dict[int, str] = {}
+        """Why, by node, where more is known than that it died."""
+        self.not_its_own: dict[int, str] = {}
+        """The same, where its node or its cluster was lost, or has stood still."""
+        try:
+            for node in nodes:
+                self.links.append(node.connect())
+            for link, preload in zip(self.links, preloading.by_node, strict=True):
+                link.send(preload.to_line())
+            for index, link in enumerate(self.links):
+                threading.Thread(target=self._listen, args=(index, link), daemon=True).start()
+            hellos = self._hellos()
+        except BaseException:
+            self.close()
+            raise
+        self.environments = [hello.environment for hello in hellos]
+        self.cuda_devices = hellos[0].devices
+        self.fit = not any(hello.unfit for hello in hellos)
+        """Ranks can be forked from what they have imported."""
+        self._store_port = hellos[0].store_port
+        self._interfaces = [hello.interface for hello in hellos]
+
+    def start(self, request: TrialRequest) -> None:
+        """Start a trial's ranks on all nodes."""
+        secret = secrets.token_hex(16)
+        first_ranks = itertools.accumulate((node.ranks for node in self._nodes), initial=0)
+        for index, (link, node, first) in enumerate(
+            zip(self.links, self._nodes, first_ranks, strict=False)
+        ):
+            placement = Placement(
+                node=index,
+                first_rank=first,
+                local_world_size=min(node.ranks, request.world_size),
+                store_host=self.links[0].host,
+                store_port=self._store_port,
+                interface=self._interfaces[index],
+                secret=secret,
+            )
+            link.send(StartTrial(request, placement).to_line())
+
+    def send(self, message: Message) -> None:
+        """The same command to all."""
+        for link in self.links:
+            link.send(message.to_line())
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message | None]:
+        """(node, message); the message is None when that agent is gone.
+
+        Raises:
+            queue.Empty: nothing came in time.
+        """
+        return self._inbox.get(timeout=timeout)
+
+    def name_of(self, node: int) -> str:
+        """For people."""
+        where = self.links[node].where
+        return f"node {node}, {where}," if where else f"node {node}"
+
+    def close(self) -> str:
+        """End all agents; what is left of them, in words."""
+        return ", ".join(filter(None, [link.close() for link in self.links]))
+
+    def _listen(self, index: int, link: Link) -> None:
+        try:
+            while line := link.read():
+                self._inbox.put((index, from_line(line)))
+        except ValueError as error:
+            self.losses[index] = (
+                f"the agent of {self.name_of(index)} says what this version does not understand "
+                f"({error}): "
+                "autotune was upgraded under a running daemon, or is not the same on all nodes; restart "
+                "the daemon, and upgrade whichever node is behind"
+            )
+            _log.warning("%s", self.losses[index])
+            link.close()
+        finally:
+            if loss := link.loss():
+                self.not_its_own[index] = loss
+            self.lost = True
+            self._inbox.put((index, None))
+
+    def _hellos(self) -> list[Hello]:
+        ready: dict[int, Hello] = {}
+        give_up = time.monotonic() + START_SECONDS
+        while len(ready) < len(self.links):
+            try:
+                index, message = self.receive(timeout=max(0.0, give_up - time.monotonic()))
+            except queue.Empty:
+                late = [index for index in range(len(self.links)) if index not in ready]
+                for index in late:
+                    self.links[index].give_up()
+                names = " and ".join(map(self.name_of, late))
+                raise LauncherError(
+                    f"the agent of {names} was not ready after {START_SECONDS:g} s"
+                ) from None
+            if not isinstance(message, Hello):
+                died = (
+                    f"the agent of {self.name_of(index)} died while it started; its messages are in "
+                    "agent.log in the study's log folder (`autotune logs`)"
+                )
+                loss = self.not_its_own.get(index, "")
+                raise AgentDied(self.losses.get(index, loss or died), loss)
+            _check_protocol(self.name_of(index), message)
+            ready[index] = message
+        return [ready[index] for index in sorted(ready)]
+
+
+def _check_protocol(node: str, hello: Hello) -> None:
+    """Whether an agent and this side understand each other.
+
+    Raises:
+        LauncherError: they do not; which of them is to be mended.
+    """
+    if hello.protocol == PROTOCOL:
+        return
+    mend = "upgrade autotune there"
+    if hello.protocol > PROTOCOL:
+        mend = "restart the daemon, under which autotune was upgraded, or upgrade autotune here"
+    raise LauncherError(
+        f"the agent of {node} speaks protocol {hello.protocol} and this side {PROTOCOL}: {mend}"
+    )
+
+
+class Ear:
+    """What the agents of a slot say while something runs on it."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._silence = [0.0] * len(agents.links)
+        """Seconds since each node was heard last, as far as this process has listened."""
+        self.stood = ""
+        """What has stood still until the last message came, in words; empty: nothing has."""
+
+    def listen(
+        self, nodes: Collection[int], patience: float | None
+    ) -> tuple[int, Message | None] | None:
+        """What comes next; None if that is nothing for a moment. A node that has been silent for too
+        long is lost: its agent says every few seconds that it is there.
+
+        Args:
+            nodes: of which something is still to come.
+            patience: seconds; None: a moment.
+        """
+        silent = [node for node in sorted(nodes) if self._silence[node] > SILENT_SECONDS]
+        if silent:
+            return self._given_up(silent[0])
+        began, heard = time.monotonic(), None
+        with contextlib.suppress(queue.Empty):
+            shortest = _LISTEN_SECONDS if patience is None else min(_LISTEN_SECONDS, patience)
+            heard = self._agents.receive(max(0.0, shortest))
+        # Where this process was stopped itself, so may have been the others.
+        listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
+        self._silence = [silence + listened for silence in self._silence]
+        self.stood = self._stood(*heard) if heard else ""
+        return heard
+
+    def _stood(self, node: int, message: Message | None) -> str:
+        still = max(self._silence[node], message.still if isinstance(message, Alive) else 0.0)
+        self._silence[node] = 0.0
+        # One that clears away says nothing before it is done.
+        if still <= STOOD_SECONDS or not isinstance(message, Alive | BlockReport):
+            return ""
+        name = self._agents.name_of(node)
+        return f"{name} stood still, or was cut off, for {still:.0f} s"
+
+    def _given_up(self, node: int) -> tuple[int, None]:
+        link = self._agents.links[node]
+        self._agents.lost = True
+        link.give_up()
+        self._agents.losses[node] = (
+            f"the agent of {self._agents.name_of(node)} has not said anything for "
+            f"{SILENT_SECONDS:g} s: it is frozen, or waits for a disk or a file system "
+            "that does not answer"
+        )
+        if link.where:
+            self._agents.not_its_own[node] = self._agents.losses[node]
+        return node, None

@@ -1,0 +1,141 @@
+"""One trial on the agents of a slot, as its messages come in."""
+
+import threading
+import time
+
+from autotune.trial import failure
+from autotune.trial.protocol import (
+    BlockReport,
+    Built,
+    EndTrial,
+    Message,
+    NodeReport,
+    Outcome,
+    RankEnd,
+    TrialReport,
+)
+from launchers.agents import Agents, Ear
+from launchers.base import TrialWatch
+
+
+class Run:
+    """One trial as its messages come in."""
+
+    def __init__(self, trial: str, agents: Agents, watch: TrialWatch) -> None:
+        self._trial = trial
+        self._agents = agents
+        self._watch = watch
+        self._ear = Ear(agents)
+        self.nodes = set(range(len(agents.links)))
+        """That have not cleared it away yet."""
+        self._several_nodes = len(agents.links) > 1
+        self._lock = threading.Lock()
+        self._ending = False
+        self._on_purpose = False
+        self.blocks: list[BlockReport] = []
+        self.ends: list[RankEnd] = []
+        self.built: dict[int, Built] = {}
+        """By node."""
+        self.lost_agent = False
+        self.agent_leaves = False
+        self.stuck = ""
+        """What cannot be ended, in words."""
+        self.loss = ""
+        self.not_its_own = ""
+        """Why it says nothing of the configuration, in words."""
+
+    def end(self) -> None:
+        """Enough has been seen. What ranks raise from now on is no result."""
+        self._end(on_purpose=True)
+
+    def wait(self, until: float | None = None) -> None:
+        """Until every node has cleared the trial away; also when the watch raises.
+
+        Args:
+            until: by the monotonic clock, when the trial is ended if it still runs.
+        """
+        try:
+            self._wait(until)
+        except BaseException:
+            self._watch = lambda _: True
+            self.end()
+            self._wait()
+            raise
+
+    def _wait(self, until: float | None = None) -> None:
+        while self.nodes:
+            # What has been ended is waited for, however long it takes.
+            patience = None if until is None or self._ending else until - time.monotonic()
+            heard = self._ear.listen(self.nodes, patience)
+            if heard is not None:
+                self.excuse(self._ear.stood)
+                self.hear(*heard)
+            elif patience is not None and until is not None and until <= time.monotonic():
+                self.end()
+
+    def excuse(self, why: str) -> None:
+        """Its figures say nothing, as something stood still; empty: they do."""
+        if why and not self._on_purpose:
+            self.not_its_own = why
+
+    def hear(self, node: int, message: Message | None) -> None:
+        """Take in what a node says, which may be of another trial; None: it is lost."""
+        if message is None:
+            self._lose(node)
+        elif isinstance(message, BlockReport) and message.trial == self._trial:
+            self._take(message)
+        elif isinstance(message, Built) and message.trial == self._trial:
+            self.built[node] = message
+        elif isinstance(message, NodeReport) and message.trial == self._trial:
+            self.nodes.discard(node)
+            self.agent_leaves |= message.agent_leaves
+            self.stuck = self.stuck or message.stuck
+            self._conclude([end for end in message.ends if self._counts(end)])
+
+    def report(self, seconds: float) -> TrialReport:
+        """What has come of it, in so many seconds."""
+        cause = failure.cause(self.ends)
+        return TrialReport(
+            trial=self._trial,
+            outcome=cause.outcome if cause else None,
+            cause=f"rank {cause.rank}: {cause.cause}" if cause and cause.rank >= 0 else self.loss,
+            blocks=tuple(self.blocks),
+            wall_seconds=seconds,
+            log_tail=cause.log_tail if cause else "",
+            lost_agent=self.lost_agent,
+            not_its_own=self.not_its_own,
+        )
+
+    def _take(self, block: BlockReport) -> None:
+        if self._ending:
+            return
+        self.blocks.append(block)
+        if self._watch(block):
+            self.end()
+
+    def _counts(self, end: RankEnd) -> bool:
+        """Where the ranks of one node are ended first, those of the others lose their connections, and
+        may say so before they are ended themselves. A node alone tells by itself what came first."""
+        return not (self._on_purpose and self._several_nodes and failure.may_come_of_the_end(end))
+
+    def _conclude(self, ends: list[RankEnd]) -> None:
+        self.ends.extend(ends)
+        if any(end.outcome for end in ends):
+            hangs = [end.cause for end in ends if end.outcome is Outcome.HANG]
+            self._end(hung=hangs[0] if hangs else "")
+
+    def _lose(self, node: int) -> None:
+        self.nodes.discard(node)
+        self.lost_agent = True
+        self.not_its_own = self.not_its_own or self._agents.not_its_own.get(node, "")
+        died = self.not_its_own or f"the agent of {self._agents.name_of(node)} died"
+        self.loss = self._agents.losses.get(node, died)
+        self.ends.append(RankEnd(-1, Outcome.CRASH, self.loss, at=time.time()))
+        self._end()
+
+    def _end(self, *, hung: str = "", on_purpose: bool = False) -> None:
+        with self._lock:
+            if self._ending:
+                return
+            self._ending, self._on_purpose = True, on_purpose
+        self._agents.send(EndTrial(self._trial, hung, on_purpose))

@@ -1,0 +1,203 @@
+"""Trials that are resident at once and train in turn, block by block."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, TrialReport
+from tests.contract.launchers.sites import HASTY, Site, fork_server, is_store, sites
+from tests.contract.launchers.test_ends import ending
+from tests.trials import ENDLESS, knobs
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(600)
+
+SHORT = BlockPlan(0.01, 2, ENDLESS)
+
+
+class Forth:
+    """Each in turn, in order, for so many rounds."""
+
+    def __init__(self, members: int, rounds: int) -> None:
+        self.order = list(range(members)) * rounds
+        self.trained_in: list[int] = []
+        self.away: list[int] = []
+
+    def next(self) -> int | None:
+        while self.order and self.order[0] in self.away:
+            self.order.pop(0)
+        return self.order.pop(0) if self.order else None
+
+    def trained(self, member: int, block: BlockReport) -> None:
+        self.trained_in.append(member)
+
+    def lost(self, member: int) -> None:
+        self.away.append(member)
+
+
+class Watched(Forth):
+    """The same; something is looked at after each block."""
+
+    def __init__(self, members: int, rounds: int, look: Callable[[BlockReport], None]) -> None:
+        super().__init__(members, rounds)
+        self._look = look
+
+    def trained(self, member: int, block: BlockReport) -> None:
+        super().trained(member, block)
+        self._look(block)
+
+
+def run(site: Site, turns: Forth, *members: dict[str, object]) -> list[TrialReport]:
+    usual = {"takes_turns": True, "blocks": SHORT}
+    requests = [site.request(**{**usual, **changes}) for changes in members]
+    return site.slot.run_in_turn(requests, turns)
+
+
+@sites("local", "ray", "pair", "cluster")
+def test_members_train_block_by_block_as_they_are_told(site: Site) -> None:
+    turns = Forth(3, 4)
+    reports = run(site, turns, {}, {}, {})
+    assert turns.trained_in == [0, 1, 2] * 4
+    assert turns.away == []
+    for member, report in enumerate(reports):
+        assert (report.outcome, report.cause, report.lost_agent) == (None, "", False)
+        assert [block.observed["turn"] for block in report.blocks] == [
+            member + 1 + 3 * index for index in range(4)
+        ]
+        assert report.blocks[0].observed["left_out_seconds"] < 0.01
+        assert all(block.samples == 2 * block.steps * site.world_size for block in report.blocks)
+        assert report.wall_seconds > sum(block.seconds for block in report.blocks)
+    assert site.strays() == []
+    site.check_next_trial()
+
+
+@sites("local", "pair", slow=["ray"])
+@pytest.mark.parametrize(
+    ("trouble", "outcome"),
+    [("raise", Outcome.ERROR), ("abort", Outcome.CRASH), ("hang", Outcome.HANG)],
+)
+def test_one_that_fails_leaves_the_others_as_they_are(
+    site: Site, trouble: str, outcome: Outcome
+) -> None:
+    turns = Forth(3, 6)
+    failing = {"args": {"trouble": trouble, "at": 5}, "deadlines": HASTY}
+    before, failed, after = run(site, turns, {}, failing, {})
+    assert (failed.outcome, turns.away) == (outcome, [1])
+    assert 0 < len(failed.blocks) < 6
+    for report in (before, after):
+        assert (report.outcome, report.cause, len(report.blocks)) == (None, "", 6)
+    assert site.strays() == []
+    site.check_next_trial()
+
+
+@sites("local", "pair")
+def test_whatever_a_failed_one_has_started_ends_with_it_and_nothing_else(site: Site) -> None:
+    """What has left its session ends; the loader's workers of another go on."""
+    escaped: list[bool] = []
+
+    def look(_: BlockReport) -> None:
+        escaped.append(any("escaping" in stray for stray in site.strays()))
+
+    turns = Watched(2, 6, look)
+    loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
+    # The first step starts it, the next block is the last.
+    started = {"args": {"trouble": "grandchild", "at": 1}, "blocks": BlockPlan(0.01, 2, 2)}
+    first, second = run(site, turns, loading, started)
+    assert (second.outcome, len(second.blocks)) == (None, 2)
+    assert (first.outcome, first.cause, len(first.blocks)) == (None, "", 6)
+    assert any(escaped), "this test would not see one that lives on"
+    assert not escaped[-1]
+    assert site.strays() == []
+
+
+@sites("local", "pair")
+def test_no_deadline_holds_for_one_that_waits(site: Site) -> None:
+    """It waits for far longer than a step may take."""
+    turns = Forth(2, 1)
+    turns.order = [0, 1, 1, 1, 0]
+    slow = {"args": {"sleep": 0.5}, "blocks": BlockPlan(2.0, 2, ENDLESS, longest=4.0)}
+    waiting, _ = run(site, turns, {"deadlines": HASTY}, slow)
+    assert (waiting.outcome, len(waiting.blocks)) == (None, 2)
+
+
+@sites("local", "pair")
+def test_who_waits_is_silent_and_so_are_its_loaders(site: Site) -> None:
+    """While one has turn after turn, no other process of the slot takes any processor time."""
+    turns = Watched(2, 1, lambda _: spent.append((time.monotonic(), _spent(site))))
+    spent: list[tuple[float, dict[int, float]]] = []
+    turns.order = [0, 1, 1, 1, 1]
+    loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
+    longer = {"blocks": BlockPlan(0.5, 2, ENDLESS)}
+    assert [r.outcome for r in run(site, turns, loading, longer)] == [None, None]
+    (_, first), *_, (_, before), (_, after) = spent
+    assert len(first) == 2 * site.world_size, "ranks and workers of the first one"
+    took = [after[pid] - before[pid] for pid in first]
+    assert max(took) <= _TICK
+    others = [after[pid] - before[pid] for pid in after if pid not in first]
+    assert max(others) > 5 * _TICK
+
+
+_TICK = 0.01
+"""Seconds: what the kernel counts in."""
+
+
+def _spent(site: Site) -> dict[int, float]:
+    """Processor seconds of every rank and every worker, by process id."""
+    found: dict[int, float] = {}
+    for agent in site.agents():
+        for process in fork_server(agent).children(recursive=True):
+            if not is_store(process):
+                used = process.cpu_times()
+                found[process.pid] = used.user + used.system
+    return found
+
+
+@sites("local", slow=["ray"])
+def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
+    def kill_agent(block: BlockReport) -> None:
+        if block.index == 1:
+            for agent in site.agents():
+                agent.kill()
+
+    reports = run(site, Watched(3, 100, kill_agent), {}, {}, {})
+    assert all(report.lost_agent for report in reports)
+    wait_for(lambda: site.strays() == [], "the ranks of a dead agent to die")
+    site.check_next_trial()
+
+
+@sites("local", "pair", slow=["ray"])
+def test_end_from_another_thread_ends_all(site: Site) -> None:
+    training = threading.Event()
+    turns = Watched(2, 10**6, lambda block: training.set() if block.index else None)
+    with ending(site, training.is_set):
+        reports = run(site, turns, {}, {})
+    assert [report.outcome for report in reports] == [None, None]
+    assert site.strays() == []
+    site.check_next_trial()
+
+
+@sites("local", slow=["pair", "ray"])
+def test_they_have_their_time_together(site: Site) -> None:
+    reports = run(site, Forth(2, 10**6), {"seconds": 2.0}, {"seconds": 2.0})
+    assert [report.outcome for report in reports] == [None, None]
+    assert 2.0 <= sum(report.wall_seconds for report in reports) < 60.0
+    assert site.strays() == []
+    site.check_next_trial()
+
+
+@sites("local", "pair")
+def test_who_says_whose_turn_it_is_may_raise(site: Site) -> None:
+    class StorageDown(Exception):
+        pass
+
+    def fail(block: BlockReport) -> None:
+        if block.index:
+            raise StorageDown
+
+    with pytest.raises(StorageDown):
+        run(site, Watched(2, 100, fail), {}, {})
+    strays = site.strays()
+    site.check_next_trial()
+    assert strays == []

@@ -207,7 +207,8 @@ def delete(study: StudyArgument, storage: StorageOption = None) -> None:
 
 @app.command()
 def clean(storage: StorageOption = None) -> None:
-    """Remove logs and compiled code of studies that have ended or are deleted; records stay."""
+    """Remove logs and compiled code of studies that have ended or are deleted, and copies of settings
+    files that no job has any more; records stay."""
     from autotune.service import cleaning
 
     gone = cleaning.clean(_open(_url(storage), existing=True), Path.cwd())

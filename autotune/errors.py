@@ -38,7 +38,7 @@ class DiskFull(StorageUnreachable):
 
 
 class LeaseLost(AutotuneError):
-    """Another daemon has taken over; this one must not write any more."""
+    """Another daemon has taken over, or the lease was revoked; this one must not write any more."""
 
 
 class TrialsGone(AutotuneError):

@@ -71,6 +71,11 @@ def tuned_files(workdir: Path) -> Path:
     return workdir / _FOLDER / "run"
 
 
+def held_copies(folder: Path) -> Path:
+    """The file that jobs keep locked which have been given the copies in a folder."""
+    return folder / ".held"
+
+
 def daemon_log(workdir: Path) -> Path:
     """Where a daemon that `autotune start` spawned in a folder writes its messages."""
     return workdir / _FOLDER / "daemon.log"

@@ -26,7 +26,7 @@ def prove(connection: Connection, lease: Lease) -> None:
     """Hold the row of a lease until the transaction ends.
 
     Raises:
-        LeaseLost: another daemon has the lease.
+        LeaseLost: another daemon has the lease, or it was revoked.
     """
     # A write, not a read: it locks the row until this transaction ends.
     proof = connection.execute(
@@ -39,7 +39,10 @@ def prove(connection: Connection, lease: Lease) -> None:
         .values(epoch=lease.epoch)
     )
     if proof.rowcount != 1:
-        raise LeaseLost(f"another daemon has taken over {lease.cluster}; this one writes no more")
+        raise LeaseLost(
+            f"another daemon has taken over {lease.cluster}, or its study was stopped while this one "
+            "slept; what it did is not written"
+        )
 
 
 @contextlib.contextmanager

@@ -1,15 +1,14 @@
 """The command of a study with the recommended values."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.export import held
 from autotune.export.best import BestConfig
 from autotune.paths import tuned_files
 from autotune.spec import StudySpec, commands, fields
-from autotune.trial.inject import copies
-from autotune.trial.protocol import FileCopy
 
 HERE = "."
 """What stands for the folder of a trial outside a study."""
@@ -52,18 +51,6 @@ def recommended(best: BestConfig) -> tuple[str, ...]:
         folder=tuned_files(Path.cwd()),
         in_process=False,
     )
-    write_copies(given.copies)
+    for copy in given.copies:
+        held.write(copy)
     return given.arguments
-
-
-def write_copies(several: Iterable[FileCopy]) -> None:
-    """Write copies of files of settings.
-
-    Raises:
-        BadInput: one cannot be written.
-    """
-    for copy in several:
-        try:
-            copies.write(copy)
-        except OSError as error:
-            raise BadInput(f"{copy.path} cannot be written: {error.strerror}") from None

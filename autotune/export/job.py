@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.export import held
 from autotune.export.best import BestConfig
-from autotune.export.command import command_of, is_of_command, write_copies
+from autotune.export.command import command_of, is_of_command
 from autotune.paths import tuned_files
 from autotune.spec import StudySpec, fields, scripts
 from autotune.trial.inject import job
@@ -68,7 +69,8 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         workdir=Path.cwd(),
         folder=tuned_files(Path.cwd()),
     )
-    write_copies(given.copies)
+    for copy in given.copies:
+        held.write(copy)
     order = job.Order(
         target,
         script["is_module"],

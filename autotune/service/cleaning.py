@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from autotune.export import held
 from autotune.paths import StudyPaths
 from storage import Repository, StoredStudy
 
@@ -24,7 +25,7 @@ def delete(repository: Repository, name: str) -> list[Path]:
 
 def clean(repository: Repository, workdir: Path) -> list[Path]:
     """Remove the folders of studies that have ended, and of those that the storage does not know any
-    more. What is recorded stays.
+    more, and copies of settings files that no living job has been given. What is recorded stays.
 
     Args:
         workdir: a folder with studies; those of the storage's own studies are looked through, too.
@@ -40,7 +41,8 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
     # By name, which no two studies share: a folder may be reached by another path, or have moved.
     names = {folder.name for folder in known}
     unknown = [folder for folder in found if folder.name not in names]
-    return [folder for folder in (*ended, *unknown) if _remove(folder)]
+    copies = [folder for place in sorted(places) for folder in held.sweep(place)]
+    return [folder for folder in (*ended, *unknown) if _remove(folder)] + copies
 
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:

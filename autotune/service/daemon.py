@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ class Daemon:
         with self._heartbeat(study, lease, signals), contextlib.ExitStack() as later:
             try:
                 session = _Session(study, lease, self._repository, signals)
-                verdict = session.run(self._open_launcher, later)
+                verdict = session.run(self._open_launcher, self._outage.over, later)
             except Stopped:
                 self._stop(lease, study)
             except LeaseLost:
@@ -315,16 +315,20 @@ class _Session:
         file = Path(study.file) if study.file else None
         self._spec = withheld.restored(study.spec, file, os.environ)
 
-    def run(self, open_launcher: OpenLauncher, later: contextlib.ExitStack) -> Verdict:
+    def run(
+        self, open_launcher: OpenLauncher, begins: Callable[[], None], later: contextlib.ExitStack
+    ) -> Verdict:
         """The study's verdict, exported and noted.
 
         Args:
+            begins: called once there is room: neither that nor the storage is waited for any more.
             later: closes what is to be closed once that is written.
         """
         study = self._study
         paths = StudyPaths(Path(study.workdir), study.name, study.key)
         check_there(paths.workdir)
         self._wait_for_room()
+        begins()
         make(paths.folder)
         with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
             paths.sign(str(self._repository.database))

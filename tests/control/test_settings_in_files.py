@@ -1,6 +1,8 @@
 """A study whose knobs are fields of a file that the script reads, from start to the user's own job."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,40 @@ def test_the_winner_is_in_the_copy_that_the_job_is_given(
     job = tuned(load(Path("best.yaml")), ["torchrun", "train.py", "--config", "a.json"], {})
     assert json.loads(Path(job.command[3]).read_text()) == {"zero": {"stage": 3}}
     assert Path("a.json").read_text() == '{"zero": {"stage": 1}}'
+
+
+BECOMES_A_JOB = """
+import os, sys
+from autotune.export.best import load
+from autotune.export.job import tuned
+job = tuned(load("best.yaml"), ["torchrun", "train.py", "--config", sys.argv[1]], {})
+os.execv("/bin/cat", ["/bin/cat", job.command[3], "-"])
+"""
+
+
+def test_copies_go_once_no_job_has_them(played: Replayed) -> None:
+    def job(file: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BECOMES_A_JOB, file]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=played.folder, stdin=pipe, stdout=pipe, text=True)
+
+    for name, size in (("a.json", 1), ("b.json", 2)):
+        (played.folder / name).write_text(json.dumps({"zero": {"stage": 1}, "size": size}))
+    played.on(running_at(lambda knobs: 100.0 * knobs["stage"])).run(**STUDY)
+    ended, lives = job("a.json"), job("b.json")
+    assert '"stage": 3' in ended.communicate()[0]
+    assert lives.stdout is not None
+    assert '"stage": 3' in lives.stdout.read(len('{"zero": {"stage": 3}, "size": 2}'))
+    copies = {file.name: file for file in played.folder.glob(".autotune/run/*/*.json")}
+    assert copies.keys() == {"a.json", "b.json"}
+    told = ask("clean", "--storage", played.url, cwd=played.folder, check=True)
+    assert str(copies["a.json"].parent) in told.stdout
+    assert not copies["a.json"].parent.exists()
+    assert copies["b.json"].exists()
+    lives.communicate()
+    told = ask("clean", "--storage", played.url, cwd=played.folder, check=True)
+    assert told.stdout == f"{copies['b.json'].parent}\n"
+    assert job("b.json").communicate()[0], "it is written again"
 
 
 def test_a_file_that_is_gone_ends_the_study_with_what_is_missing(played: Replayed) -> None:

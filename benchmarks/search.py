@@ -12,11 +12,12 @@ baseline, in the other (`random`) a random row: both are the same for every samp
 table is outside of the space: a proposal of it, like one that was made before, costs nobody anything,
 and after a few in a row a random new row is taken instead. Optuna's samplers see numbers as ordered.
 Nobody is told which rows run out of memory before it happens. With --anonymous every knob but
-micro_batch and accumulation_steps has a name that means nothing.
+micro_batch and accumulation_steps has a name that means nothing; with --noise 0.01 runs are drawn, 1 %
+around what the row is worth, as they lie on a machine that is not shared.
 
 Counted are the trials until a row within 2 % (5 %) of the best is tried, and how far the row that was
-seen fastest is from the best after 10, 20 and 30 trials. Ours says as well what it takes for the best,
-how much it expects to be left beyond that, and when to stop: how much is left then?
+seen fastest is from the best after 10, 20 and 30 trials. Ours says as well when to stop, and how much it
+expects to be left beyond the three rows that would be measured again then: how much is?
 
 Averages are geometric; their 95 % intervals come from a bootstrap over tables, and seeds within tables.
 A miss counts as one trial more than the most. Tables named in BUILT_ON were looked at while our sampler
@@ -41,6 +42,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,7 @@ _RESAMPLED = 2000
 class Table:
     """A recorded table without its noise: what rows are worth, and the runs of each."""
 
-    def __init__(self, path: Path, *, anonymous: bool = False) -> None:
+    def __init__(self, path: Path, *, anonymous: bool = False, noise: float | None = None) -> None:
         self.name, self.path = path.stem, path
         found = read_table(path)
         self._known_as = {name: _hidden(name, anonymous) for name in found.names}
@@ -84,7 +86,8 @@ class Table:
         self.values = {self._known_as[name]: values for name, values in found.values.items()}
         self.denoised: Denoised = denoised(path, found.names)
         self.best = math.exp(max(self.denoised.truth.values()))
-        self.noise = self.denoised.noise
+        self.noise = self.denoised.noise if noise is None else noise
+        self._drawn = noise is not None
         self._real = {key({name: row[name] for name in found.names}): row for row in found.rows}
         self.rows = {key(self._hide(row)): row for row in found.rows}
 
@@ -115,7 +118,9 @@ class Table:
         return 0.0 if own is None else math.exp(own) / self.best
 
     def served(self, row: Row, draw: random.Random) -> float:
-        """The rate of one of its runs."""
+        """The rate of one of its runs, or one drawn around what it is worth."""
+        if self._drawn:
+            return self.worth(row) * self.best * math.exp(draw.gauss(0.0, self.noise))
         return draw.choice(self.denoised.served[self._configuration(row)])
 
     def ran(self, row: Row) -> bool:
@@ -206,9 +211,9 @@ class Course:
         seconds: the same on the clock of the table.
         infeasible: trials that failed.
         regret: after each trial, how far the row that was seen fastest is from the best.
-        stated: ours: after each trial, what it expects to be left beyond what it takes for the best, and
-            what is left.
-        stopped: ours: after so many trials it would have stopped; None: not before the end.
+        stated: ours: after each trial until it stops, what it expects to be left beyond the
+            finalists, and what is left.
+        stopped: ours: after so many trials it would have stopped; None: not in the trials replayed.
     """
 
     table: str
@@ -225,8 +230,7 @@ class Course:
     @property
     def done(self) -> bool:
         """Whether all has happened that is waited for."""
-        ended = self.stopped is not None or self.sampler != OURS
-        return len(self.regret) >= max(REGRETS) and None not in self.trials.values() and ended
+        return len(self.regret) >= max(REGRETS) and None not in self.trials.values()
 
     @property
     def left(self) -> float | None:
@@ -273,8 +277,9 @@ class _Replay:
         if found is None:
             return
         measured = len(self._seen)
-        left = 1 - self._table.worth(self._table.rows[key(found.params)])
-        self._course.stated.append((measured, found.gain, left))
+        table = self._table
+        left = 1 - max(table.worth(table.rows[key(params)]) for params in found.finalists)
+        self._course.stated.append((measured, found.left, left))
         if self._budget.why_not_worth_it(found, measured, self._table.noise):
             self._course.stopped = measured
 
@@ -417,7 +422,7 @@ _STATED = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, math.inf)
 
 
 def calibration(courses: Iterable[Course]) -> list[dict[str, float]]:
-    """What was expected to be left beyond what the model takes for the best, and what was."""
+    """What was expected to be left beyond the finalists, and what was."""
     pairs = [(stated, true) for course in courses for _, stated, true in course.stated]
     rows = []
     for low, high in itertools.pairwise(_STATED):
@@ -478,13 +483,10 @@ def _restricted(courses: Iterable[Course], level: str) -> list[int]:
 # The command
 
 
-def _tables(folder: Path, anonymous: bool, pool: ProcessPoolExecutor) -> list[Table]:
+def _tables(folder: Path, anonymous: bool, noise: float | None) -> list[Table]:
     paths = [p for p in sorted(folder.glob("*.csv")) if not p.stem.endswith(".runs")]
-    return list(pool.map(_table, paths, [anonymous] * len(paths)))
-
-
-def _table(path: Path, anonymous: bool) -> Table:
-    return Table(path, anonymous=anonymous)
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(partial(Table, anonymous=anonymous, noise=noise), paths))
 
 
 def _of_table(
@@ -517,14 +519,14 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=0, help="seeds of whole studies; 0: none")
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
     parser.add_argument("--anonymous", action="store_true", help="names that mean nothing")
+    parser.add_argument("--noise", type=float, help="of a run, instead of the recorded one")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     names = arguments.samplers.split(",")
     if not set(names) <= set(SAMPLERS):
         parser.error(f"not a sampler: {arguments.samplers}")
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    with ProcessPoolExecutor() as pool:
-        tables = _tables(arguments.tables, arguments.anonymous, pool)
+    tables = _tables(arguments.tables, arguments.anonymous, arguments.noise)
     if not tables:
         parser.error(f"no table in {arguments.tables}")
     jobs = [
@@ -539,7 +541,12 @@ def main() -> None:
         courses = list(pool.map(replay, *zip(*jobs, strict=True)))
         studies = list(pool.map(study, *zip(*whole, strict=True))) if whole else []
     report = _report(tables, courses, dict(zip(whole, studies, strict=True)))
-    report = {"seeds": arguments.seeds, "anonymous": arguments.anonymous, **report}
+    report = {
+        "seeds": arguments.seeds,
+        "anonymous": arguments.anonymous,
+        "noise": arguments.noise,
+        **report,
+    }
     print(json.dumps(report, indent=1) if arguments.json else _shown(report))
 
 

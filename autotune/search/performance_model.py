@@ -7,9 +7,10 @@ noise of every measurement is taken into account. Any parameter whose name means
 searched as well.
 """
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ from threadpoolctl import ThreadpoolController
 from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
-from autotune.search.step_model import Observations, StepModel, measured
+from autotune.search.observations import Observations, measured
+from autotune.search.step_model import StepModel
 from search_spaces import CATALOGUE
 
 Allowed = Callable[[list[FrozenTrial]], Callable[[Params], bool]]
@@ -41,6 +43,8 @@ _DOUBT = 0.5
 """Most risk to fail for another reason that an expert takes."""
 _LIKELY = 0.5
 """Least chance to run of a configuration that is taken for the best."""
+_RIVALS = 60
+"""Candidates that are asked how much faster than the finalists they may be."""
 _CAUTION = 5
 """How much more than its own cost a trial that runs out of memory is shunned."""
 
@@ -57,12 +61,28 @@ class Prediction:
     Attributes:
         params: of the configuration that it takes for the best, among those that ran or may.
         value: expected objective there.
-        gain: expected relative improvement of the best by one more trial.
+        finalists: what would be measured again if the search ended now.
+        gain: expected relative improvement by one more trial, as noisy as trials are.
+        draws: of how much faster something that may run is than the finalists: share of the rate.
+        surprise: how far measurements lie from what the model makes of all others: mean square of
+            standardised residuals, 1 where it holds.
     """
 
     params: dict[str, Any]
     value: float
+    finalists: tuple[dict[str, Any], ...]
     gain: float
+    draws: Vector
+    surprise: float
+
+    @property
+    def left(self) -> float:
+        """How much faster something is expected to be than the finalists."""
+        return float(self.draws.mean())
+
+    def chance_of_more(self, share: float) -> float:
+        """The probability that something is faster than the finalists by more than this share."""
+        return float((self.draws > share).mean())
 
 
 class PerformanceModelSampler(BaseSampler):
@@ -182,9 +202,8 @@ class PerformanceModelSampler(BaseSampler):
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
         model = StepModel(grid, seen)
         fits, works = self._chances(grid, telling, candidates)
-        promise = model.improvement(candidates) * fits * works
+        promise = model.gain(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
-        gain = 0.0 if next_one is None else float(promise[next_one]) / model.incumbent
         # The best is one that ran, or one that is allowed and likely to.
         likely = candidates[fits * works >= _LIKELY]
         new = self._first_new(-model.expected(likely), likely, grid, trials)
@@ -192,10 +211,14 @@ class PerformanceModelSampler(BaseSampler):
         expected = model.expected(known)
         best = int(np.argmin(expected))
         time = float(expected[best]) * seen.unit
+        rivals = itertools.islice(self._new(model.promise(likely), likely, grid, trials), _RIVALS)
         return Prediction(
             params=grid.decode(known[best]),
             value=1 / time if rate else time,
-            gain=gain,
+            finalists=tuple(grid.decode(seen.rows[number]) for number in model.finalists()),
+            gain=0.0 if next_one is None else float(promise[next_one]),
+            draws=model.left(likely[list(rivals)]),
+            surprise=model.surprise(),
         )
 
     def _chances(
@@ -216,14 +239,19 @@ class PerformanceModelSampler(BaseSampler):
         self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
     ) -> int | None:
         """The most promising candidate that was not tried and is allowed; None if there is none."""
+        return next(self._new(promise, candidates, grid, trials), None)
+
+    def _new(
+        self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
+    ) -> Iterator[int]:
+        """Candidates that were not tried and are allowed, the most promising first."""
         values = operator.itemgetter(*grid.names)
         tried = {values(t.params) for t in trials if grid.covers(t.params)}
         allowed = self._allowed(trials) if self._allowed else lambda _: True
         for number in np.argsort(-promise, kind="stable"):
             params = grid.decode(candidates[number])
             if values(params) not in tried and allowed(params):
-                return int(number)
-        return None
+                yield int(number)
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:

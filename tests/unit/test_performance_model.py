@@ -12,8 +12,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from autotune.search.grid import Grid
+from autotune.search.observations import Observations
 from autotune.search.performance_model import PerformanceModelSampler
-from autotune.search.step_model import Observations, StepModel
+from autotune.search.step_model import StepModel
 
 SPACE = {
     "micro_batch": [1, 2, 4, 8, 16, 32, 64],
@@ -80,7 +81,7 @@ def test_a_dozen_trials_find_the_best_of_two_thousand(direction):
     assert max(needed) <= 60
 
 
-@pytest.mark.parametrize("what", ["acquisition", "improvement"])
+@pytest.mark.parametrize("what", ["acquisition", "gain"])
 def test_what_a_candidate_promises_does_not_depend_on_where_it_stands_in_the_grid(what):
     """Also beyond the leading ones, which are looked at more closely."""
     study = optuna.create_study(direction="maximize")

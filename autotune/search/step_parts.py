@@ -1,0 +1,191 @@
+"""What the time of a data-parallel training step is made of, as a function of numbers to be learnt.
+
+The time per sample is a sum of parts, each with a shape that is known and a size that is not:
+
+    t = (compute + loader + launching / m + (communication + optimizer) / (m a) + pressure * m
+         + synchronisation / (m a l)) * common
+
+with micro-batch m, accumulation a and logging interval l; copies of batches count as loading them.
+Checkpointing every k-th block computes 1 / 3k of its step once more. Sizes are above 0, so their
+logarithms are what is learnt: of each the base, and the effects of the knobs that act on it
+(search_spaces.Knob.parts). Whatever a knob is said to act on, it has some effect on the whole as well
+(`common`): processes that load batches take cores from what computes. A knob of which nothing is known
+acts on every part, and foremost on the whole.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.search.grid import Grid, Matrix, Rows, Vector
+from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from search_spaces import CATALOGUE
+from search_spaces.knob import PRESSURE
+
+LOG_INTERVAL, CHECKPOINTING = "log_interval", "activation_checkpointing"
+_PHYSICAL = (MICRO_BATCH, ACCUMULATION, LOG_INTERVAL)
+_FORWARD_SHARE = 1 / 3
+"""Of the arithmetic of a step: the backward pass has two matrix products for each one of the forward
+(Kaplan et al. 2020, Scaling Laws for Neural Language Models, section 2.1)."""
+_BASES: Mapping[str, tuple[float, float]] = {
+    "compute": (0.5, 0.8),
+    "loader": (0.03, 1.5),
+    "launching": (0.5, 2.0),
+    "communication": (0.5, 2.0),
+    "optimizer": (0.1, 1.5),
+    PRESSURE: (0.03, 1.5),
+    "synchronisation": (0.05, 1.5),
+}
+"""Median of the parts where their shape is 1, the smallest micro-batch without accumulation (pressure:
+the largest), in units of the fastest time per sample; standard deviation of its logarithm. Orders of
+magnitude, and no more is said of them."""
+_ASIDE = 0.5
+"""How large the effect of a knob is where it is not expected to be, against where it is."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Rows as the parts see them.
+
+    Attributes:
+        shapes: of each part, (rows,).
+        effects: of each part, (distinct rows, its coefficients).
+        back: of each part, the distinct row of every row.
+        common: (rows, coefficients of the whole).
+    """
+
+    shapes: Mapping[str, Vector]
+    effects: Mapping[str, Matrix]
+    back: Mapping[str, Rows]
+    common: Matrix
+
+
+class Parts:
+    """Of one search space. All that is learnt is one vector of coefficients.
+
+    Attributes:
+        knobs: that have effects.
+        unknown: whether nothing is known of each.
+        mean: of each coefficient, before anything is known.
+        scale: its standard deviation, for an effect in units of that of its knob.
+        knob: the number of its knob; -1: a base.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        acting = {part: _acting_on(part, grid) for part in _BASES}
+        self._acting = {p: names for p, names in acting.items() if names or p != "loader"}
+        self.knobs = [name for name in grid.names if name not in _PHYSICAL]
+        self.unknown = np.array([name not in CATALOGUE for name in self.knobs], dtype=bool)
+        self._roots = {name: self._root(name) for name in self.knobs}
+        mean, scale, knob = [], [], []
+        self._slices: dict[str, slice] = {}
+        for part, names in self._acting.items():
+            base, spread = _BASES[part]
+            begin = len(mean)
+            mean.append(math.log(base))
+            scale.append(spread)
+            knob.append(-1)
+            for name in names:
+                count = grid.count(name)
+                mean += [0.0] * count
+                scale += [1.0 if name in CATALOGUE else _ASIDE] * count
+                knob += [self.knobs.index(name)] * count
+            self._slices[part] = slice(begin, len(mean))
+        begin = len(mean)
+        for number, name in enumerate(self.knobs):
+            count = grid.count(name)
+            mean += [0.0] * count
+            scale += [_ASIDE if name in CATALOGUE else 1.0] * count
+            knob += [number] * count
+        self._common = slice(begin, len(mean))
+        self.mean, self.scale, self.knob = np.array(mean), np.array(scale), np.array(knob)
+
+    def features(self, rows: Rows) -> Features:
+        """What `value` and `slopes` need of rows."""
+        own = {n: self._roots[n][rows[:, self._grid.names.index(n)]] for n in self.knobs}
+        effects, back = {}, {}
+        for part, names in self._acting.items():
+            first, back[part] = self._grid.distinct(rows, names)
+            columns = [own[name][first] for name in names]
+            effects[part] = np.concatenate([np.ones((len(first), 1)), *columns], axis=1)
+        common = np.concatenate([np.zeros((len(rows), 0)), *own.values()], axis=1)
+        return Features(self._shapes(rows), effects, back, common)
+
+    def value(self, features: Features, coefficients: Matrix) -> Matrix:
+        """(rows, draws): logarithm of the time per sample, for coefficients (coefficients, draws)."""
+        total = sum(self._times(features, coefficients).values(), np.zeros(()))
+        value: Matrix = np.log(total) + features.common @ coefficients[self._common]
+        return value
+
+    def slopes(self, features: Features, coefficients: Vector) -> tuple[Vector, Matrix]:
+        """(rows,) that value for one vector of coefficients, (rows, coefficients) its derivatives."""
+        times = self._times(features, coefficients[:, None])
+        total = sum(times.values(), np.zeros(()))
+        own = [times[part] / total * features.effects[part][features.back[part]] for part in times]
+        value = np.log(total)[:, 0] + features.common @ coefficients[self._common]
+        return value, np.concatenate([*own, features.common], axis=1)
+
+    def _times(self, features: Features, coefficients: Matrix) -> dict[str, Matrix]:
+        return {
+            part: features.shapes[part][:, None]
+            * np.exp(features.effects[part] @ coefficients[own])[features.back[part]]
+            for part, own in self._slices.items()
+        }
+
+    def _root(self, name: str) -> Matrix:
+        """Of the correlation between effects of a knob's values: none, but between numbers."""
+        rows = np.zeros((self._grid.count(name), len(self._grid.names)), dtype=np.int64)
+        rows[:, self._grid.names.index(name)] = np.arange(len(rows))
+        apart = self._grid.distance(rows, rows, [name])
+        numbers = self._grid.has_numbers(name) and len(rows) > 1
+        alike = np.exp(-apart) if numbers else np.eye(len(rows))
+        root: Matrix = np.linalg.cholesky(alike + 1e-9 * np.eye(len(rows)))
+        return root
+
+    def _shapes(self, rows: Rows) -> dict[str, Vector]:
+        """How large each part is, against where it is largest."""
+        micro_batch = self._relative(rows, MICRO_BATCH)
+        per_step = 1 / (micro_batch * self._relative(rows, ACCUMULATION))
+        return {
+            "compute": 1 + _FORWARD_SHARE * self._recomputed(rows),
+            "loader": np.ones(len(rows)),
+            "launching": 1 / micro_batch,
+            "communication": per_step,
+            "optimizer": per_step,
+            PRESSURE: micro_batch / _span(self._grid, MICRO_BATCH),
+            "synchronisation": per_step / self._relative(rows, LOG_INTERVAL),
+        }
+
+    def _recomputed(self, rows: Rows) -> Vector:
+        """The share of blocks whose forward pass happens twice."""
+        if not self._grid.has_numbers(CHECKPOINTING):
+            return np.zeros(len(rows))
+        every = self._grid.numbers(rows, CHECKPOINTING)
+        share: Vector = np.where(every > 0, 1 / np.maximum(every, 1), 0.0)
+        return share
+
+    def _relative(self, rows: Rows, name: str) -> Vector:
+        """A number against the smallest that it can be; 1 where it does not vary."""
+        if not self._grid.has_sizes(name):
+            return np.ones(len(rows))
+        return self._grid.numbers(rows, name) / self._grid.extremes(name)[0]
+
+
+def _span(grid: Grid, name: str) -> float:
+    """Largest over smallest value of a parameter of numbers above 0; 1 if it is none."""
+    if not grid.has_sizes(name):
+        return 1.0
+    low, high = grid.extremes(name)
+    return high / low
+
+
+def _acting_on(part: str, grid: Grid) -> list[str]:
+    """The knobs that change the size of a part; one that nothing is known of may change any."""
+    return [
+        name
+        for name in grid.names
+        if name not in _PHYSICAL and (name not in CATALOGUE or part in CATALOGUE[name].parts)
+    ]

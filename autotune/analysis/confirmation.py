@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autotune.analysis.contenders import likeliest_first
 from autotune.measurement.best import comparison
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.looks import level
@@ -418,6 +419,8 @@ def _candidates(
 ) -> tuple[list[Candidate], int | None]:
     today = attempts.baseline()
     complete = [a for a in ranked(attempts) if a.trial not in barred]
+    if not complete:
+        return [], None
     today = today if today in complete else None
     measured = [a for a in shown(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
@@ -426,7 +429,7 @@ def _candidates(
         others = [a for a in measured if a.trial in took_part]
     else:
         may = [a for a in measured if a.trial not in affordable.unaffordable]
-        others = [a for a in may if a in complete][: affordable.finalists]
+        others = likeliest_first(may)[: affordable.finalists]
         if affordable.same_batch:
             others += of_same_batch(today, may, others)
     members = [today, *others] if today else others

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from autotune.analysis.costs import CostRecords, Costs
 from autotune.analysis.wording import counted
 from autotune.errors import DiskFull, LauncherError, StorageUnreachable
-from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.measurement.noise import Noise, run_noise
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
 from autotune.paths import StudyPaths
@@ -157,15 +157,16 @@ class Job:
         )
 
     def limits(
-        self, purpose: Purpose, incumbent_low: float, sigma_run: float, allowed: Allowance | None
+        self, purpose: Purpose, incumbent_low: float, noise: Noise, allowed: Allowance | None
     ) -> Limits:
         """How long to measure, in a run that has so much time."""
         if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
-            limits = self.plan.confirm_limits(sigma_run=sigma_run)
+            limits = self.plan.confirm_limits(sigma_run=noise.sigma_run)
         else:
             limits = self.plan.search_limits(
                 incumbent_low=incumbent_low,
-                sigma_run=sigma_run,
+                sigma_run=noise.sigma_run,
+                run_freedom=noise.freedom,
                 settling=self.costs().settling if incumbent_low else Settling(),
             )
         if allowed is None:
@@ -215,8 +216,8 @@ class Bench:
         self._slots = list(job.plan.launcher.slots)
         self._free = set(range(len(self._slots)))
         self._pool = ThreadPoolExecutor(len(self._slots), thread_name_prefix="slot")
-        self.sigma_run = PRIOR_SIGMA
-        """Relative standard deviation between runs, as far as it is known."""
+        self.noise = run_noise([])
+        """Between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
         self._told = time.monotonic()
         first = self._slots[0].environment
@@ -269,7 +270,7 @@ class Bench:
         number = min(self._free)  # the same slot, hence the same devices, when one is wanted
         self._free.discard(number)
         slot = self._slots[number]
-        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, allowed))
+        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.noise, allowed))
         attempts = self._job.attempts()
         if attempts.in_vain(attempt) < MOST_LAUNCHES:
             request = self._job.request(attempt, slot, allowed)

@@ -62,8 +62,8 @@ def test_a_noisy_pair_is_not_taken_for_as_quiet_as_the_rest():
 
 
 def test_student_of_the_pair_covers_what_it_says():
-    """Of three rounds of four arms. The rest of the arms have twice the degrees of freedom that they count
-    for, so it is rather too seldom that it misses."""
+    """Of three rounds of four arms. The rest of the arms have twice the degrees of freedom that they
+    count for, so it is rather too seldom that it misses."""
     missed = 0
     for seed in range(1000):
         found = contrast(drawn_equal(seed), 1, 0)

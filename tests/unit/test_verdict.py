@@ -324,7 +324,8 @@ def test_the_fastest_of_the_baselines_global_batch_is_measured_again_too():
 
 
 def test_a_finalist_with_the_baselines_global_batch_is_enough():
-    assert replayed(BATCHES[:2] + BATCHES[4:]).members() == [0, 1, 4]
+    found = replayed(BATCHES[:2] + BATCHES[4:])
+    assert found.members() == [0, 1, 5], "140, though it was stopped early, and not 130"
 
 
 def test_rounds_that_went_without_it_count():

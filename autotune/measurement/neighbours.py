@@ -80,9 +80,11 @@ def _steps(knobs: Sequence[Knobs]) -> list[np.ndarray]:
 def _apart(values: Sequence[Hashable]) -> np.ndarray:
     if all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values):
         octaves = np.log2(np.asarray(values, dtype=float))
-        return np.abs(octaves[:, None] - octaves)
+        apart: np.ndarray = np.abs(octaves[:, None] - octaves)
+        return apart
     codes = np.array([sorted(map(str, set(values))).index(str(value)) for value in values])
-    return np.asarray(codes[:, None] != codes, dtype=float)
+    different: np.ndarray = np.asarray(codes[:, None] != codes, dtype=float)
+    return different
 
 
 def _covariance(

@@ -230,13 +230,20 @@ def _judged(
 
 
 def cell(world: World, studies: int, *, finalists: int, rounds: int) -> dict[str, Any]:
-    """Shares over so many studies of a world, in per cent where they are shares."""
-    found = [study(world, seed, finalists=finalists, rounds=rounds) for seed in range(studies)]
+    """So many studies of a world."""
+    return summary(
+        world,
+        [study(world, seed, finalists=finalists, rounds=rounds) for seed in range(studies)],
+    )
+
+
+def summary(world: World, found: Sequence[Found]) -> dict[str, Any]:
+    """What studies of a world have found; shares in per cent."""
     better = [one for one in found if one.better]
     printed = [one for one in found if one.covers is not None]
     return {
         "world": world.name,
-        "studies": studies,
+        "studies": len(found),
         "better": _share([one.better for one in found]),
         "false_better": _share([one.better and not one.true for one in found]),
         "coverage": _share([bool(one.covers) for one in printed]),

@@ -2,11 +2,13 @@
 Pure functions over what is recorded."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.measurement.estimate import Ratio, paired_ratio
+from autotune.measurement.estimate import CONFIDENCE, Ratio
+from autotune.measurement.residuals import contrast
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import Conflict, asked_by, broken, clashing, global_batch
 from storage import Attempts, Purpose
@@ -22,7 +24,8 @@ class Contribution:
         knob: its name.
         before: its value in the baseline.
         after: in the winner.
-        gain: throughput of the winner over that of the winner without this change.
+        gain: throughput of the winner over that of the winner without this change; the intervals of all
+            changes hold at once (Bonferroni), with the noise pooled over all of them.
         rounds: that it rests on.
         tied: knobs that had to go back with it.
     """
@@ -37,12 +40,12 @@ class Contribution:
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """The winner, then the winner less one change each; what cannot run is left out."""
-    less = [_less(winner, baseline, name, facts) for name in _changed(winner, baseline)]
+    without = [less(winner, baseline, name, facts) for name in changed(winner, baseline)]
     free = dataclasses.replace(facts, global_batch=None)
-    return [dict(winner), *(knobs for knobs in less if not infeasible(knobs, free))]
+    return [dict(winner), *(knobs for knobs in without if not infeasible(knobs, free))]
 
 
-def _changed(winner: Knobs, baseline: Knobs) -> list[str]:
+def changed(winner: Knobs, baseline: Knobs) -> list[str]:
     """The knobs to put back one by one: of a global batch that is split otherwise, the micro-batch."""
     changed = [name for name in winner if winner[name] != baseline[name]]
     if _split_otherwise(winner, baseline):
@@ -56,7 +59,7 @@ def _split_otherwise(winner: Knobs, baseline: Knobs) -> bool:
     return same and winner["micro_batch"] != baseline["micro_batch"]
 
 
-def _less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict[str, Any]:
+def less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict[str, Any]:
     """The winner with this knob back at the baseline, and all that do not go with that."""
     knobs = {**winner, name: baseline[name]}
     if name == "micro_batch" and _split_otherwise(winner, baseline):
@@ -95,17 +98,26 @@ def contributions(
 def _contributions(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None
 ) -> Iterator[Contribution]:
+    names = changed(winner, baseline)
+    without = [less(winner, baseline, name, facts) for name in names]
+    rates = _rates(attempts, [winner, *without])
+    for place, name in enumerate(names, 1):
+        both = [arms for arms in rates.values() if 0 in arms and place in arms]
+        if both:
+            found = contrast(rates, 0, place, others=math.inf)
+            gain = found.ratio((1 - CONFIDENCE) / 2 / len(names))
+            own = without[place - 1]
+            tied = tuple(n for n in winner if own[n] != winner[n] and n != name)
+            yield Contribution(name, baseline[name], winner[name], gain, len(both), tied)
+
+
+def _rates(attempts: Attempts, several: Sequence[Knobs]) -> dict[int, dict[int, float]]:
+    """Rates by round and place among these configurations. Of a round, what ran in one environment:
+    machines are not compared here."""
     runs = attempts.of(Purpose.ATTRIBUTE).measured()
-    # Of a round, what ran in one environment: machines are not compared here.
-    with_all = {(a.round, a.environment): a.result.throughput for a in runs.with_knobs(winner)}
-    for name in _changed(winner, baseline):
-        without = _less(winner, baseline, name, facts)
-        pairs = [
-            (with_all[a.round, a.environment], a.result.throughput)
-            for a in runs.with_knobs(without)
-            if (a.round, a.environment) in with_all
-        ]
-        if pairs:
-            gain = paired_ratio([w or 0.0 for w, _ in pairs], [o or 0.0 for _, o in pairs])
-            tied = tuple(n for n in winner if without[n] != winner[n] and n != name)
-            yield Contribution(name, baseline[name], winner[name], gain, len(pairs), tied)
+    found: dict[tuple[int, int | None], dict[int, float]] = {}
+    for place, knobs in enumerate(several):
+        for run in runs.with_knobs(knobs):
+            arms = found.setdefault((run.round, run.environment), {})
+            arms[place] = run.result.throughput or math.ulp(0.0)
+    return dict(enumerate(found.values()))

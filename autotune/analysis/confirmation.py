@@ -8,9 +8,10 @@ came before is flattered by the choice.
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from autotune.analysis.contenders import likeliest_first
 from autotune.measurement.best import comparison
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.looks import level
@@ -52,6 +53,8 @@ class Confirmation:
         rounds: of all that were still in: they choose.
         fresh: of the chosen one and the baseline alone, after the choice: they tell by how much.
         chosen: who has beaten the baseline and is measured against it alone; None while rounds choose.
+        taken_back: changes of the chosen one that bring nothing, with the values that they had in it: it
+            is measured alone without them.
         void: numbers of rounds that count for nothing: they were not run where the last one was.
     """
 
@@ -68,6 +71,7 @@ class Confirmation:
         self.rounds: Rounds = {}
         self.fresh: Rounds = {}
         self.chosen: int | None = None
+        self.taken_back: dict[str, Any] = {}
         self.void: set[int] = set()
         self._fresh_wanted = 0
         self._closed = 0
@@ -163,6 +167,13 @@ class Confirmation:
             wanted += 1
         self.chosen, self._fresh_wanted = best, wanted
 
+    def take_back(self, knobs: Mapping[str, Any]) -> None:
+        """The chosen one is measured alone like this: without the changes that bring nothing."""
+        assert self.chosen is not None
+        winner = self.candidates[self.chosen]
+        self.taken_back = {n: v for n, v in winner.knobs.items() if knobs[n] != v}
+        self.candidates[self.chosen] = replace(winner, knobs=dict(knobs))
+
     def decided(self) -> bool:
         """Whether another round would change nothing that matters, or is not allowed."""
         if self.chosen is None:
@@ -241,7 +252,7 @@ class Confirmation:
         a single comparison."""
         if trial == other:
             return Ratio(1.0, 1.0, 1.0)
-        return _ratio(self.contrast(trial, other), (1 - CONFIDENCE) / 2)
+        return self.contrast(trial, other).ratio((1 - CONFIDENCE) / 2)
 
     def gain(self, trial: int) -> Ratio:
         """How many times faster than the baseline, as it may be printed.
@@ -254,7 +265,7 @@ class Confirmation:
         if trial == self.chosen and self._measured_alone:
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
-        return _ratio(self.contrast(trial, self.baseline), self._level())
+        return self.contrast(trial, self.baseline).ratio(self._level())
 
     def _level(self) -> float:
         """One-sided, of the present look at one of the finalists."""
@@ -297,13 +308,6 @@ class Confirmation:
             return 0
         today = self.candidates[self.baseline].knobs
         return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
-
-
-def _ratio(found: Contrast, error: float) -> Ratio:
-    """With the interval of this one-sided error to either side."""
-    beyond = found.beyond(error)
-    low = 0.0 if math.isinf(beyond) else math.exp(found.value - beyond)
-    return Ratio(math.exp(found.value), low, math.exp(found.value + beyond))
 
 
 def _out_of_time(run: StoredAttempt) -> bool:
@@ -353,7 +357,20 @@ def replay(
             confirmation.close_round(results)
         else:
             break
+    alone = confirmed_alone(confirmation, attempts)
+    if alone is not None:
+        confirmation.take_back(alone.knobs)
     return confirmation
+
+
+def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:
+    """The last run of the chosen one in rounds after the choice; None if there is none."""
+    if confirmation.chosen is None:
+        return None
+    runs = attempts.of(Purpose.CONFIRM).of_trial(confirmation.chosen).recorded()
+    since = confirmation.next_round - len(confirmation.fresh)
+    alone = [run for run in runs if run.round >= since]
+    return alone[-1] if alone else None
 
 
 def first_round(attempts: Attempts) -> int:
@@ -418,6 +435,8 @@ def _candidates(
 ) -> tuple[list[Candidate], int | None]:
     today = attempts.baseline()
     complete = [a for a in ranked(attempts) if a.trial not in barred]
+    if not complete:
+        return [], None
     today = today if today in complete else None
     measured = [a for a in shown(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
@@ -426,7 +445,7 @@ def _candidates(
         others = [a for a in measured if a.trial in took_part]
     else:
         may = [a for a in measured if a.trial not in affordable.unaffordable]
-        others = [a for a in may if a in complete][: affordable.finalists]
+        others = likeliest_first(may)[: affordable.finalists]
         if affordable.same_batch:
             others += of_same_batch(today, may, others)
     members = [today, *others] if today else others

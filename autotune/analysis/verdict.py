@@ -206,6 +206,7 @@ def conclude(
         f"{_gain(speedup)}: {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"{_in_turn(confirmation)}."
         + _of_several(confirmation, chosen)
+        + _taken_back(confirmation)
         + at_both(confirmation, chosen, baseline, world_size)
         + consequences(chosen, knobs, today, checks)
         + (price.sentence if price else "")
@@ -236,6 +237,15 @@ def _of_several(confirmation: Confirmation, chosen: int) -> str:
     if slower < _AS_FAST:
         return " None of the finalists is faster."
     return f" It is at most {slower:.1%} slower than the best of the finalists."
+
+
+def _taken_back(confirmation: Confirmation) -> str:
+    """What it can do without, in a sentence; empty where that is nothing."""
+    if not confirmation.taken_back or confirmation.chosen is None:
+        return ""
+    now = confirmation.candidates[confirmation.chosen].knobs
+    back = {name: now[name] for name in confirmation.taken_back}
+    return f" What brought nothing is back as you have it: {difference(back, {})}."
 
 
 def _gain(speedup: Ratio) -> str:

@@ -27,11 +27,13 @@ class Estimate:
         rate: units per second.
         half_width: of the interval, relative to the rate; infinite for fewer than two blocks.
         blocks: how many it rests on.
+        freedom: degrees of it, of Student's t that the interval is made of.
     """
 
     rate: float
     half_width: float
     blocks: int
+    freedom: float = 1.0
 
     @property
     def low(self) -> float:
@@ -60,9 +62,10 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
     if count < 2:
         return Estimate(rate, math.inf, count)
     effective = effective_size(rates)
-    quantile = _student(max(effective - 1, 1))
+    freedom = max(effective - 1, 1)
     spread = float(np.std(rates, ddof=1))
-    return Estimate(rate, quantile * spread / (rate * math.sqrt(effective)), count)
+    half_width = student(freedom) * spread / (rate * math.sqrt(effective))
+    return Estimate(rate, half_width, count, freedom)
 
 
 def effective_size(values: Sequence[float] | np.ndarray) -> float:
@@ -92,8 +95,8 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     return abs(slope) * STEADY_BLOCKS <= _STEADY_DRIFT * float(np.median(last))
 
 
-def _student(freedom: float) -> float:
-    """Half the width of Student's central interval, in standard errors."""
+def student(freedom: float) -> float:
+    """Half the width of Student's central 95 % interval, in standard errors."""
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
@@ -122,7 +125,7 @@ def clearly_faster(ratio: Ratio) -> bool:
 
 def half_width_of(spread: float, count: int) -> float:
     """Of the 95 % interval of a mean of so many values of this standard deviation; at least two."""
-    return _student(count - 1) * spread / math.sqrt(count)
+    return student(count - 1) * spread / math.sqrt(count)
 
 
 def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
@@ -137,7 +140,7 @@ def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
     if len(logs) < 2:
         return Ratio(math.exp(mean), 0.0, math.inf)
     error = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-    quantile = _student(len(logs) - 1)
+    quantile = student(len(logs) - 1)
     return Ratio(
         math.exp(mean), math.exp(mean - quantile * error), math.exp(mean + quantile * error)
     )

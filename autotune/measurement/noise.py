@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from autotune.measurement.estimate import CONFIDENCE
+from autotune.measurement.estimate import CONFIDENCE, student
 
 PRIOR_SIGMA = 0.02
 """Assumed before anything was measured: two shared cores showed 3 to 4 %, a quiet node below 1 %."""
@@ -32,29 +32,48 @@ class Run:
         rate: units per second.
         half_width: relative, of the 95 % interval that its own blocks give.
         at: when it began, seconds.
+        freedom: degrees of it, of Student's t in that interval; infinite: the normal distribution.
     """
 
     rate: float
     half_width: float
     at: float
+    freedom: float = math.inf
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of the rate, by its blocks."""
+        return self.half_width / (student(self.freedom) if self.freedom < math.inf else _NORMAL)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """See storage.StoredNoise."""
+    """How far equal runs lie apart, and how well that is known.
+
+    Attributes:
+        sigma_run, runs, drift_per_hour: see storage.StoredNoise.
+        freedom: degrees of it, those that the prior weighs included: an interval for the next run is
+            Student's with so many.
+    """
 
     sigma_run: float
     runs: int
     drift_per_hour: float | None
+    freedom: float = _PRIOR_WEIGHT
+
+    @property
+    def error(self) -> float:
+        """Standard error of sigma_run."""
+        return self.sigma_run / math.sqrt(2 * self.freedom)
 
 
 def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
     """The relative standard deviation between runs that their own blocks do not explain.
 
-    The variance of the log rates, less the mean variance that the blocks account for, is averaged with
-    a prior that weighs as much as two runs: three runs alone would often show nearly none. Runs whose
-    own intervals are too wide to show any difference weigh nothing: not to see noise is no evidence
-    that there is none.
+    The variance of the log rates around their drift, if they have one, less the mean variance that the
+    blocks account for, is averaged with a prior that weighs as much as two runs: three runs alone would
+    often show nearly none. Runs whose own intervals are too wide to show any difference weigh nothing:
+    not to see noise is no evidence that there is none.
 
     Args:
         runs: of one configuration, each in a new process.
@@ -64,12 +83,17 @@ def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
     if freedom < 1:
         return Noise(prior_sigma, len(runs), None)
     logs = np.log([run.rate for run in runs])
-    within = float(np.mean([(run.half_width / _NORMAL) ** 2 for run in runs]))
-    between = max(0.0, float(np.var(logs, ddof=1)) - within)
+    drift = _drift(runs, logs)
+    if drift:
+        logs = logs - drift * np.array([run.at / _SECONDS_PER_HOUR for run in runs])
+        freedom -= 1
+    within = float(np.mean([run.error**2 for run in runs]))
+    scatter = float(np.sum((logs - logs.mean()) ** 2)) / freedom
+    between = max(0.0, scatter - within)
     visible = max(prior_sigma**2, between)
     weight = freedom * (visible / (visible + within)) ** 2
     pooled = (_PRIOR_WEIGHT * prior_sigma**2 + weight * between) / (_PRIOR_WEIGHT + weight)
-    return Noise(math.sqrt(pooled), len(runs), _drift(runs, logs))
+    return Noise(math.sqrt(pooled), len(runs), drift, _PRIOR_WEIGHT + weight)
 
 
 def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
@@ -84,7 +108,12 @@ def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
     return float(slope.slope) if slope.low_slope > 0 or slope.high_slope < 0 else 0.0
 
 
-def total_half_width(block_half_width: float, sigma_run: float) -> float:
+def total_half_width(block_half_width: float, sigma_run: float, freedom: float = math.inf) -> float:
     """Relative half-width of the 95 % interval for the next run of the same configuration's mean: the
-    scatter of the blocks and that of runs together."""
-    return math.hypot(block_half_width, _NORMAL * sigma_run)
+    scatter of the blocks and that of runs together.
+
+    Args:
+        freedom: degrees of it, of sigma_run; infinite: it is taken for the truth.
+    """
+    quantile = student(freedom) if freedom < math.inf else _NORMAL
+    return math.hypot(block_half_width, quantile * sigma_run)

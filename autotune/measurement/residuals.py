@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from autotune.measurement.estimate import Ratio
+
 Rates = Mapping[int, Mapping[int, float]]
 """Round -> arm -> rate."""
 
@@ -84,6 +86,12 @@ class Contrast:
             return math.inf
         return float(special.stdtrit(self.freedom, 1 - level)) * self.error
 
+    def ratio(self, level: float) -> Ratio:
+        """How many times faster, with the interval of this one-sided error to either side."""
+        beyond = self.beyond(level)
+        low = 0.0 if math.isinf(beyond) else math.exp(self.value - beyond)
+        return Ratio(math.exp(self.value), low, math.exp(self.value + beyond))
+
     @property
     def chance(self) -> float:
         """The posterior probability that the first is faster, with a flat prior."""
@@ -92,10 +100,16 @@ class Contrast:
         return float(special.stdtr(self.freedom, self.value / self.error))
 
 
-def contrast(rates: Rates, one: int, other: int) -> Contrast:
+def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_FREEDOM) -> Contrast:
     """Of two arms, over the rounds that both ran, at least one.
 
     The variance is that of the pair's own differences, drawn towards what all other arms show.
+
+    Args:
+        rates: of all arms.
+        one: of them.
+        other: than which it is faster, or not.
+        others: degrees of freedom that all other arms count for at most; infinite: as many as they have.
     """
     both = [arms for arms in rates.values() if one in arms and other in arms]
     logs = np.log([arms[one] / arms[other] for arms in both])
@@ -103,12 +117,12 @@ def contrast(rates: Rates, one: int, other: int) -> Contrast:
     if freedom < 1:
         return Contrast(mean, math.inf, 0.0)
     own = Variance(float(np.var(logs, ddof=1)) / 2, freedom)
-    found = shrunk(own, _of_others(rates, own))
+    found = shrunk(own, _of_others(rates, own, others))
     error = math.sqrt(2 * found.value / len(logs))
     return Contrast(mean, max(error, _NO_NOISE), found.freedom)
 
 
-def _of_others(rates: Rates, own: Variance) -> Variance:
+def _of_others(rates: Rates, own: Variance, most: float) -> Variance:
     """What is left of the pooled variance without that of a pair, with no more than its due weight: the
     pair's differences are one direction of the space of residuals, at a right angle to the rest."""
     every = _pooled(_frozen(rates))
@@ -116,7 +130,7 @@ def _of_others(rates: Rates, own: Variance) -> Variance:
     if freedom < 1:
         return Variance(0.0, 0.0)
     left = every.freedom * every.value - own.freedom * own.value
-    return Variance(max(0.0, left) / freedom, min(freedom, _PRIOR_FREEDOM))
+    return Variance(max(0.0, left) / freedom, min(freedom, most))
 
 
 _Frozen = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]

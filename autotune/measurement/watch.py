@@ -39,6 +39,7 @@ class Limits:
         tokens: rate in tokens instead of samples.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
+        run_freedom: degrees of freedom with which that is known.
     """
 
     warmup: float
@@ -47,6 +48,7 @@ class Limits:
     tokens: bool = False
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
+    run_freedom: float = math.inf
     long_step: float = math.inf
     whole: float = math.inf
     settling: Settling = field(default_factory=Settling)
@@ -55,6 +57,11 @@ class Limits:
     def enough(self) -> float:
         """Relative half-width of the blocks' interval below which more of them change nothing."""
         return max(self.precision, _HALF_OF_RUN_NOISE * total_half_width(0.0, self.sigma_run))
+
+    def doubt(self, block_half_width: float) -> float:
+        """Relative half-width of the 95 % interval of a run of this configuration, with which it races:
+        Student's, as the noise between runs is known from a few."""
+        return total_half_width(block_half_width, self.sigma_run, self.run_freedom)
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class Watch:
             self.lost = self._cannot_catch_up()
             return self.lost or last
         now = self.estimate()
-        total = total_half_width(now.half_width, self._limits.sigma_run)
+        total = self._limits.doubt(now.half_width)
         self.lost = now.rate * (1 + total) < _HOPELESS * self._limits.incumbent_low
         return self.lost or now.half_width <= self._limits.enough or last
 
@@ -138,7 +145,7 @@ class Watch:
             return False
         last = self.seen[-1].block
         ceiling = self.units(last) / last.steps / fastest
-        doubt = total_half_width(0.0, self._limits.sigma_run)
+        doubt = self._limits.doubt(0.0)
         return ceiling * (1 + doubt) < _HOPELESS * self._limits.incumbent_low
 
     def _no_time(self, block: BlockReport) -> bool:

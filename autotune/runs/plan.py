@@ -227,6 +227,7 @@ class Plan:
         *,
         incumbent_low: float = 0.0,
         sigma_run: float = 0.0,
+        run_freedom: float = math.inf,
         settling: Settling = _NOTHING_SEEN,
     ) -> Limits:
         """How long to measure a trial of the search.
@@ -234,10 +235,11 @@ class Plan:
         Args:
             incumbent_low: lower bound of the best rate so far; 0 switches racing off.
             sigma_run: relative standard deviation between runs, as far as it is known.
+            run_freedom: degrees of freedom with which it is known.
             settling: what the first steps of a run tell of later ones.
         """
         limits = self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
-        return dataclasses.replace(limits, settling=settling)
+        return dataclasses.replace(limits, settling=settling, run_freedom=run_freedom)
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """How long to measure a run that is compared in turn with others."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from autotune.analysis.costs import CostRecords, Costs
 from autotune.analysis.wording import counted
 from autotune.errors import ClusterAway, DiskFull, LauncherError, StorageUnreachable
-from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.measurement.noise import Noise, run_noise
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits, Seen
 from autotune.paths import StudyPaths
@@ -162,15 +162,16 @@ class Job:
         )
 
     def limits(
-        self, purpose: Purpose, incumbent_low: float, sigma_run: float, allowed: Allowance | None
+        self, purpose: Purpose, incumbent_low: float, noise: Noise, allowed: Allowance | None
     ) -> Limits:
         """How long to measure, in a run that has so much time."""
         if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
-            limits = self.plan.confirm_limits(sigma_run=sigma_run)
+            limits = self.plan.confirm_limits(sigma_run=noise.sigma_run)
         else:
             limits = self.plan.search_limits(
                 incumbent_low=incumbent_low,
-                sigma_run=sigma_run,
+                sigma_run=noise.sigma_run,
+                run_freedom=noise.freedom,
                 settling=self.costs().settling if incumbent_low else Settling(),
             )
         if allowed is None:
@@ -220,8 +221,8 @@ class Bench:
         self._slots = list(job.plan.launcher.slots)
         self._free = {number for number, slot in enumerate(self._slots) if _is_usable(slot)}
         self._pool = ThreadPoolExecutor(_MOST_SLOTS, thread_name_prefix="slot")
-        self.sigma_run = PRIOR_SIGMA
-        """Relative standard deviation between runs, as far as it is known."""
+        self.noise = run_noise([])
+        """Between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
         self._told = time.monotonic()
         first = self._slots[0].environment
@@ -268,7 +269,7 @@ class Bench:
         attempt = self._begin(trial, knobs, purpose, round_)
         number = self._take_slot()
         slot = self._slots[number]
-        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.sigma_run, allowed))
+        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.noise, allowed))
         attempts = self._job.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
             request = self._job.request(attempt, slot, allowed)
@@ -321,7 +322,7 @@ class Bench:
         number = self._take_slot()
         slot, count = self._slots[number], len(members)
         each = allowed and Allowance(allowed.wanted / count, allowed.most)
-        limits = self._job.limits(purpose, 0.0, self.sigma_run, each)
+        limits = self._job.limits(purpose, 0.0, self.noise, each)
         group = InTurn(dataclasses.replace(limits, whole=count * limits.whole), count)
         requests = [taking_turns(self._job.request(one, slot, each)) for one in attempts]
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]

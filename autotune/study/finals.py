@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
-from autotune.analysis.confirmation import Confirmation, replay
+from autotune.analysis.confirmation import Confirmation, confirmed_alone, replay
+from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.errors import LauncherError
 from autotune.runs.judging import ProfileRun, TrajectoryRun
 from autotune.study.bench import BASELINE, Bench, Job
@@ -15,6 +16,8 @@ from autotune.study.taking_turns import TakingTurns
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
+_STEPS_TO_COME = 5
+"""Rounds that show what the chosen one can do without, about."""
 _MOST_MOVES = 3
 """How often rounds may be void, in one go, because the machine has changed."""
 
@@ -51,6 +54,8 @@ class Finals:
             self._note_void(confirmation.void)
             if self._check_numerics(confirmation):
                 continue  # whoever is refused makes room for the next
+            if self._take_back(confirmation):
+                continue
             if confirmation.decided() or not self._complete_round(confirmation):
                 self._look_closer(confirmation)
                 return confirmation
@@ -95,8 +100,46 @@ class Finals:
             same_batch=course.same_batch,
         )
 
+    def _take_back(self, confirmation: Confirmation) -> bool:
+        """Measure a round that tells which changes of the chosen one bring nothing, before it is
+        measured alone; without one, leave out those that are known by then."""
+        rounds = self._plan.spec.measurement.attribution
+        if confirmation.chosen is None or rounds < 2:
+            return False
+        attempts = self._job.attempts()
+        if confirmed_alone(confirmation, attempts):
+            return False  # with the changes that it has been measured with
+        found = spared(
+            attempts.of_trial(confirmation.chosen),
+            confirmation.candidates[confirmation.chosen].knobs,
+            self._plan.baseline,
+            self._plan.facts,
+            rounds=rounds,
+            most=self._plan.spec.measurement.rounds,
+        )
+        if found.next and self._complete_step(confirmation, found.next):
+            return True
+        confirmation.take_back(found.knobs)
+        return False
+
+    def _complete_step(self, confirmation: Confirmation, step: Step) -> bool:
+        """Measure a round of these; False if there is no time for it and for what proves the result."""
+        chosen = confirmation.chosen
+        assert chosen is not None
+        both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+        kept = confirmation.to_prove * self._schedule.round(self._job.costs(), both)
+        order = self._drawn(step.configurations, f"attribution/{step.round}")
+        missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
+        if self._schedule.left < kept + self._schedule.round(self._job.costs(), missing):
+            return False
+        after = _STEPS_TO_COME * len(order) + len(both) * confirmation.to_prove
+        self._attribute_round(chosen, missing, step.round, after)
+        return True
+
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; False if it needs none."""
+        if confirmation.chosen is not None:
+            return False
         candidates = list(confirmation.candidates.values())
         attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
@@ -164,7 +207,8 @@ class Finals:
         for trial in sorted(() if self._plan.spec.workload.command else profiled):
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
-            self._attribute(chosen, confirmation.candidates[chosen].knobs)
+            reduced = bool(confirmation.taken_back)
+            self._attribute(chosen, confirmation.candidates[chosen].knobs, reduced=reduced)
 
     def _profile(self, trial: int, knobs: dict[str, Any]) -> None:
         """Run a configuration under the profiler, once."""
@@ -174,27 +218,37 @@ class Finals:
             allowed = self._schedule.share(1.0)
             self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileRun(), allowed=allowed)
 
-    def _attribute(self, chosen: int, winner: dict[str, Any]) -> None:
+    def _attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """In turn, in rounds: the winner, and the winner less each of its changes."""
         several = attribution.variants(winner, self._plan.baseline, self._plan.facts)
-        for number in range(1, 1 + self._plan.spec.measurement.attribution):
+        rounds = self._plan.spec.measurement.attribution
+        for number in attribution_rounds(rounds, reduced=reduced):
             order = self._drawn(several, f"attribution/{number}")
             missing = [k for k in order if not self._attributed(chosen, k, number)]
             # A round that is not complete compares nothing.
             if self._schedule.left < self._schedule.round(self._job.costs(), missing):
                 return
-            self._attribute_in_turn(chosen, missing, number)
-            for index, knobs in enumerate(missing):
-                while not self._attributed(chosen, knobs, number):
-                    if self._schedule.left <= 0:
-                        return
-                    allowed = self._schedule.share(1 / (len(missing) - index))
-                    self._bench.run(
-                        chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed
-                    )
+            self._attribute_round(chosen, missing, number)
+
+    def _attribute_round(
+        self, chosen: int, missing: list[dict[str, Any]], number: int, after: int = 0
+    ) -> None:
+        """Run these in turn.
+
+        Args:
+            after: runs that are to have as much time after it.
+        """
+        self._attribute_in_turn(chosen, missing, number, after)
+        for index, knobs in enumerate(missing):
+            while not self._attributed(chosen, knobs, number):
+                if self._schedule.left <= 0:
+                    return
+                share = 1 / (len(missing) - index + after)
+                allowed = self._schedule.share(share, self._job.costs().shortest(knobs))
+                self._bench.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
 
     def _attribute_in_turn(
-        self, chosen: int, missing: Sequence[dict[str, Any]], number: int
+        self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
     ) -> None:
         """The same at once, in turn, where that can be and nobody has begun."""
         attempts = self._job.attempts()
@@ -203,7 +257,7 @@ class Finals:
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
         if self._turns.possible([max(known, default=0)] * len(missing)):
             members = [(chosen, knobs) for knobs in missing]
-            allowed = self._schedule.share(1.0)
+            allowed = self._schedule.share(len(missing) / (len(missing) + after))
             self._bench.run_in_turn(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:

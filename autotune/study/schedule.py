@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, ranked, shown
+from autotune.analysis.contenders import likeliest_first
 from autotune.analysis.costs import Costs
 from autotune.study.bench import Allowance, Job
 from storage import Attempts, StoredAttempt
@@ -194,10 +195,9 @@ class Course:
         if not schedule.limited:
             return cls(wanted)
         attempts, costs = job.attempts(), job.costs()
-        rivals = schedule.rivals(attempts)
         timed = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
         for those in (timed, schedule.checked(timed, attempts)):
-            trials = [trial for trial in rivals if trial in those]
+            trials = likeliest_first(those)
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
                 if own_batch:

@@ -22,6 +22,7 @@ from autotune.analysis.verdict import (
 )
 from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, BaselineFails, LeaseLost
+from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
 from autotune.search.sampling import sampler
 from autotune.study.bench import Bench, Finished, Job
@@ -78,7 +79,11 @@ class Tuner:
         self._budget = Budget(self._spec.budget, self._workers)
         self._schedule = Schedule(job)
         self._space = self._plan.space()
-        self._calibration = Calibration(self._spec.measurement.baseline_runs, job.known_sigma())
+        self._calibration = Calibration(
+            self._spec.measurement.baseline_runs,
+            job.known_sigma(),
+            job.repository.attempts.blocks,
+        )
         before = len(job.attempts())
         last = job.attempts().last
         self._since = last.id if last else 0
@@ -98,7 +103,7 @@ class Tuner:
         """
         self._check_baseline()
         with Bench(self._job, self._signals.check, self.board.update) as bench:
-            bench.sigma_run = self._calibration.noise(self._job.attempts()).sigma_run
+            bench.noise = self._calibration.noise(self._job.attempts())
             opening = Opening(self._job, self._space, self._schedule.for_opening())
             for suggestion in opening.run(bench, self._ledger):
                 self._job.say(f"To be tried first: {suggestion.reason}.")
@@ -207,7 +212,7 @@ class Tuner:
     def _launch_next(self, bench: Bench) -> str:
         """Launch the next trial; why none is, in words."""
         trials, attempts = self._ledger.trials(), self._job.attempts()
-        if reason := self._why_enough(trials, attempts, bench.sigma_run):
+        if reason := self._why_enough(trials, attempts, bench.noise.sigma_run):
             return reason
         if not self._sampler.has_more(trials):
             return "every feasible configuration has been tried"
@@ -246,14 +251,14 @@ class Tuner:
         bench.start(
             trial.number,
             knobs,
-            incumbent_low=_incumbent_low(attempts) if racing else 0.0,
+            incumbent_low=_incumbent_low(attempts, bench.noise.freedom) if racing else 0.0,
             allowed=self._schedule.for_trial(attempts),
         )
 
     def _learn_noise(self, bench: Bench) -> None:
-        noise = self._calibration.noise(self._job.attempts())
-        bench.sigma_run = noise.sigma_run
-        self._job.record_noise(StoredNoise(**vars(noise)))
+        noise = bench.noise = self._calibration.noise(self._job.attempts())
+        stored = StoredNoise(noise.sigma_run, noise.runs, noise.drift_per_hour)
+        self._job.record_noise(stored)
 
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
         number = finished.attempt.trial
@@ -287,12 +292,21 @@ class Tuner:
             self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
 
 
-def _incumbent_low(attempts: Attempts) -> float:
-    """Lower bound of the best rate so far."""
+def _incumbent_low(attempts: Attempts, freedom: float) -> float:
+    """Lower bound of the best rate so far.
+
+    Args:
+        freedom: with which the noise between runs is known.
+    """
     results = [a.result for a in attempts.searched().complete()]
     lows = [
-        r.throughput * (1 - min(r.half_width, _MOST_DOUBT))
+        r.throughput * (1 - min(_doubt(r, freedom), _MOST_DOUBT))
         for r in results
-        if r.throughput is not None and r.half_width is not None
+        if r.throughput is not None
     ]
     return max(lows, default=0.0)
+
+
+def _doubt(result: AttemptResult, freedom: float) -> float:
+    own = _MOST_DOUBT if result.block_half_width is None else result.block_half_width
+    return total_half_width(own, result.sigma_run or 0.0, freedom)

@@ -12,9 +12,9 @@ from autotune.views import paper
 from autotune.views.frame import attempts_frame
 from autotune.views.overview import describe, status_of
 from autotune.views.recompute import recomputed_verdict
-from launchers.behaviours import noisy, where
+from launchers.behaviours import noisy, running_at, where
 from launchers.replay import Launch
-from tests.control.replayed import PLAIN, Replayed, configuration
+from tests.control.replayed import PLAIN, Replayed, configuration, rate
 
 PRECISION = {"micro_batch": [2, 4], "precision": ["fp32", "bf16"]}
 
@@ -213,3 +213,36 @@ def test_what_people_read_of_a_study(played: Replayed) -> None:
     assert len(attempts_frame(played.repository, played.name)) == len(played.attempts())
     best = yaml.safe_load((played.folder / "best.yaml").read_text())
     assert best["knobs"] == verdict["knobs"]
+
+
+def quick_to_log(knobs: dict[str, object]) -> float:
+    """Larger batches are faster; to log at every step gains a thousandth, which nobody needs."""
+    return rate(knobs) * (1.001 if knobs["log_interval"] == 1 else 1.0)
+
+
+def test_a_change_that_brings_nothing_goes_back_before_the_rounds_that_tell_by_how_much(
+    played: Replayed,
+) -> None:
+    space = {"micro_batch": [2, 16], "log_interval": [1, 10]}
+    verdict = played.on(running_at(quick_to_log)).run(
+        search_space=space,
+        baseline={"micro_batch": 2, "log_interval": 10},
+        budget={"trials": 4},
+        measurement={"attribution": 2, "finalists": 1},
+    )
+    searched = next(a for a in played.recorded("search") if a.trial == verdict["trial"])
+    assert (searched.knobs["micro_batch"], searched.knobs["log_interval"]) == (16, 1)
+    assert (verdict["knobs"]["micro_batch"], verdict["knobs"]["log_interval"]) == (16, 10)
+    assert "What brought nothing is back as you have it: log_interval=10." in verdict["sentence"]
+    own = [a for a in played.recorded("confirm") if a.trial == verdict["trial"]]
+    assert [a.knobs["log_interval"] for a in own] == [1] * verdict["chosen_in"] + [10] * verdict[
+        "rounds"
+    ]
+    best = yaml.safe_load((played.folder / "best.yaml").read_text())
+    assert best["knobs"] == verdict["knobs"]
+    recomputed = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(recomputed.as_dict())) == verdict
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    assert "What each knob brings" in shown
+    assert "| log_interval |" not in shown
+    played.assert_complete(trials=4)

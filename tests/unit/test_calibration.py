@@ -33,7 +33,7 @@ def again(**changes):
     return attempt(Purpose.CALIBRATE, **changes)
 
 
-PLAN = Calibration(first_runs=3, prior_sigma=None)
+PLAN = Calibration(first_runs=3, prior_sigma=None, blocks=lambda _: ())
 
 
 def test_nothing_runs_again_before_the_baseline_has_a_figure():
@@ -63,14 +63,14 @@ def test_another_run_every_eight_trials_shows_drift():
 
 
 def test_one_run_means_never_again():
-    never = Calibration(first_runs=1, prior_sigma=None)
+    never = Calibration(first_runs=1, prior_sigma=None, blocks=lambda _: ())
     trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(20)]
     assert never.due(baseline_and(*trials)) is None
     assert never.noise(baseline_and(*trials)).sigma_run == PRIOR_SIGMA
 
 
 def test_noise_is_that_of_the_baseline_alone_and_begins_with_what_is_known():
-    known = Calibration(first_runs=3, prior_sigma=0.004)
+    known = Calibration(first_runs=3, prior_sigma=0.004, blocks=lambda _: ())
     assert known.noise(such()).sigma_run == 0.004
     runs = baseline_and(again(rate=110.0), again(rate=90.0), again(state="ERROR"))
     others = [attempt(Purpose.SEARCH, micro_batch=64, rate=500.0)]

@@ -33,7 +33,9 @@ def test_equals_are_called_different_as_often_as_allowed(looks, most):
         assert so_far == pytest.approx(spent(look / most, 0.025), abs=0.0012)
 
 
-def test_looks_as_published():
-    """Pocock-like spending, five equal looks, one-sided 0.025, as ldbounds prints it."""
-    found = stats.norm.isf(levels([1, 2, 3, 4, 5], 5, 0.025))
-    assert found == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=0.002)
+def test_of_five_looks_the_first_spends_a_twenty_fifth_and_the_last_less_than_a_single_one():
+    """Kim and DeMets's spending: what the first look spends is its level; later ones build on it."""
+    found = levels([1, 2, 3, 4, 5], 5, 0.025)
+    assert found[0] == pytest.approx(0.025 / 25, rel=1e-6)
+    assert found == sorted(found)
+    assert 0.016 < found[-1] < 0.025

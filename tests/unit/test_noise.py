@@ -74,3 +74,42 @@ def test_both_kinds_of_noise_widen_the_interval(blocks, sigma):
     assert total >= blocks
     assert total >= NORMAL * sigma - 1e-5
     assert total <= blocks + NORMAL * sigma + 1e-5
+
+
+def test_a_drift_that_is_surely_one_is_no_noise():
+    hours = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    generator = np.random.default_rng(4)
+    noise = 0.001 * generator.standard_normal(len(hours))
+    drifting = [
+        Run(100 * np.exp(-0.05 * h + e), 0.0, 3600 * h) for h, e in zip(hours, noise, strict=True)
+    ]
+    found = run_noise(drifting, prior_sigma=0.001)
+    assert found.drift_per_hour == pytest.approx(-0.05, abs=0.002)
+    assert found.sigma_run < 0.003
+
+
+def test_how_well_the_noise_is_known_shows_in_the_interval_of_a_run():
+    """Equal runs that differ by 5 %, of which three are seen, with a prior of 2 %."""
+    outside, trusted = 0, 0
+    generator = np.random.default_rng(7)
+    for _ in range(2000):
+        rates = 100 * np.exp(0.05 * generator.standard_normal(4))
+        found = run_noise(runs(rates[:3]))
+        assert found.freedom == pytest.approx(4.0)
+        apart = abs(float(np.log(rates[3] / 100)))
+        outside += apart > total_half_width(0.0, found.sigma_run, found.freedom)
+        trusted += apart > total_half_width(0.0, found.sigma_run)
+    # The prior is too low by more than half, and still half of what it would hide is seen.
+    assert outside / 2000 < 0.13
+    assert trusted / 2000 > 1.7 * outside / 2000
+
+
+def test_the_standard_error_of_the_noise():
+    many = [run_noise(drawn(0.02, 0.0, 9, seed)) for seed in range(300)]
+    assert np.std([one.sigma_run for one in many]) == pytest.approx(many[0].error, rel=0.35)
+
+
+def test_blocks_are_taken_at_the_error_that_their_interval_has():
+    """Five blocks: Student's quantile of 2.78 and not 1.96."""
+    assert Run(100.0, 0.0278, 0.0, freedom=4.0).error == pytest.approx(0.01, rel=0.01)
+    assert Run(100.0, 0.0196, 0.0).error == pytest.approx(0.01, rel=0.01)

@@ -52,7 +52,7 @@ def test_what_is_gained_at_the_users_global_batch_is_said_beside_it():
     rates = {0: [100.0, 101.0, 99.0], 1: [199.0, 200.0, 198.0], 2: [135.0, 136.5, 133.8]}
     found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
     assert found.trial == 1
-    assert "1.35x (1.34 to 1.36)" in found.sentence
+    assert "1.35x (1.34 to 1.37)" in found.sentence
     assert "at your 16, with precision=bf16; 1.99x if it may grow to 128." in found.sentence
 
 
@@ -116,7 +116,7 @@ def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known()
     """Three rounds choose it; in four more it is faster by 8 to 44 %: it has won."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     confirmation = Confirmation(candidates, 0, 7)
-    for gain in (1.2, 1.25, 1.3, 1.08, 1.44, 1.38, 1.2):
+    for gain in (1.22, 1.25, 1.28, 1.08, 1.44, 1.38, 1.2):
         confirmation.close_round({0: 100.0, 1: 100.0 * gain})
     assert len(confirmation.fresh) == 4
     assert not confirmation.decided()
@@ -324,7 +324,8 @@ def test_the_fastest_of_the_baselines_global_batch_is_measured_again_too():
 
 
 def test_a_finalist_with_the_baselines_global_batch_is_enough():
-    assert replayed(BATCHES[:2] + BATCHES[4:]).members() == [0, 1, 4]
+    found = replayed(BATCHES[:2] + BATCHES[4:])
+    assert found.members() == [0, 1, 5], "140, though it was stopped early, and not 130"
 
 
 def test_rounds_that_went_without_it_count():

@@ -27,6 +27,7 @@ from autotune.runs.probe import Shape, as_timed
 from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
+    TRAJECTORIES,
     AttemptFeed,
     AttemptResult,
     Attempts,
@@ -114,6 +115,8 @@ class Job:
             log_dir=self.paths.attempt(attempt.name).folder,
         )
         shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
+        if attempt.purpose in TRAJECTORIES:
+            shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
         if allowed is None:
             return shaped
         return within(shaped, allowed.most, max(0.0, allowed.wanted - self.costs().startup))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from autotune.measurement.numerics import STEPS
+from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.settling import Onset, Settling
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
@@ -106,7 +106,7 @@ class Costs:
 
     def trajectory(self, knobs: Knobs) -> float:
         """Of a run of the numerics gate."""
-        return self.startup + self.first_step(knobs) + (STEPS - 1) * self.step(knobs)
+        return self.startup + self.first_step(knobs) + (FEWEST_STEPS - 1) * self.step(knobs)
 
     def profile(self, knobs: Knobs) -> float:
         """Of the shortest look at what a step is made of."""

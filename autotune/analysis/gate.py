@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.confirmation import Candidate
-from autotune.measurement.numerics import Agreement, Trajectory, agreement, trajectory
+from autotune.measurement.numerics import (
+    MOST_SEEDS,
+    Agreement,
+    Pair,
+    Trajectory,
+    agreement,
+    trajectory,
+)
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import clashing
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -24,13 +31,19 @@ class Check:
     """A run that the gate needs.
 
     Attributes:
+        seed: its number; the first is the study's own.
         reference: to hold it against; None: it is the reference.
+        formats: the configurations of both.
+        earlier: what other seeds have shown.
     """
 
     purpose: Purpose
     trial: int
     knobs: dict[str, Any]
+    seed: int = 0
     reference: Trajectory | None = None
+    formats: tuple[dict[str, Any], ...] = ()
+    earlier: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,11 +82,42 @@ def next_check(
         checked, reference = _checkable(candidate.knobs, baseline, attempts)
         if reference is None:
             return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
-        done = attempts.of(Purpose.NUMERICS).of_trial(candidate.trial).recorded()
-        if not done and reference.result.state == AttemptState.COMPLETE:
-            expected = trajectory(blocks(reference.id))
-            return Check(Purpose.NUMERICS, candidate.trial, checked, expected)
+        if reference.result.state != AttemptState.COMPLETE:
+            continue
+        check = _next_seed(candidate.trial, checked, reference.knobs, attempts, blocks)
+        if check is not None:
+            return check
     return None
+
+
+def _next_seed(
+    trial: int, checked: dict[str, Any], safe: dict[str, Any], attempts: Attempts, blocks: Blocks
+) -> Check | None:
+    """The run that is missing while the answer is open."""
+    done = list(attempts.of(Purpose.NUMERICS).of_trial(trial).recorded())
+    if done and not _is_open(done[-1], attempts, blocks):
+        return None
+    for seed in range(1 + max((a.round for a in done), default=-1), MOST_SEEDS):
+        references = attempts.of(Purpose.REFERENCE).in_round(seed).recorded().with_knobs(safe)
+        if not references:
+            return Check(Purpose.REFERENCE, trial, safe, seed)
+        if (reference := references.complete().first) is not None:
+            return Check(
+                Purpose.NUMERICS,
+                trial,
+                checked,
+                seed,
+                trajectory(blocks(reference.id)),
+                (checked, safe),
+                tuple(_pair(a, attempts, blocks)[0] for a in done),
+            )
+    return None
+
+
+def _is_open(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> bool:
+    if attempt.result.state != AttemptState.COMPLETE:
+        return False
+    return compared(attempt, attempts, blocks).open
 
 
 def missing_runs(
@@ -125,7 +169,9 @@ def record(
     refused: list[Refusal] = []
     for attempt in attempts.of(Purpose.NUMERICS).recorded():
         if attempt.result.state == AttemptState.COMPLETE:
-            passed[attempt.trial] = compared(attempt, attempts, blocks)
+            agreed = compared(attempt, attempts, blocks)
+            if not agreed.open:
+                passed[attempt.trial] = agreed
         else:
             cause = attempt.result.cause or attempt.result.state
             # It is checked with a smaller micro-batch.
@@ -157,14 +203,26 @@ def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[R
 
 
 def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agreement:
-    """How a recorded trajectory compares with its reference, which is always recorded before it."""
+    """How a recorded trajectory compares with its reference, which is always recorded before it, other
+    seeds that came before included."""
+    (run, reference), formats = _pair(attempt, attempts, blocks)
+    own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).complete()
+    earlier = [_pair(a, attempts, blocks)[0] for a in own if a.round < attempt.round]
+    return agreement(run, reference, formats=formats, earlier=earlier)
+
+
+def _pair(
+    attempt: StoredAttempt, attempts: Attempts, blocks: Blocks
+) -> tuple[Pair, tuple[dict[str, Any], ...]]:
+    """A checked run and its reference, and the configurations of both."""
     # By what is trained alone: the rest of a reference is the same throughout a study.
     earlier = [
         a
-        for a in attempts.of(Purpose.REFERENCE).complete()
+        for a in attempts.of(Purpose.REFERENCE).in_round(attempt.round).complete()
         if a.id < attempt.id and _trained(a.knobs) == _trained(attempt.knobs)
     ]
-    return agreement(trajectory(blocks(attempt.id)), trajectory(blocks(earlier[-1].id)))
+    pair = (trajectory(blocks(attempt.id)), trajectory(blocks(earlier[-1].id)))
+    return pair, (attempt.knobs, earlier[-1].knobs)
 
 
 def touched(knobs: Knobs, baseline: Knobs, harmless: Collection[str] = frozenset()) -> list[str]:
@@ -219,7 +277,8 @@ def _checkable(
     while True:
         checked = {**knobs, "micro_batch": size}
         safe = reference_knobs(checked, baseline)
-        reference = attempts.of(Purpose.REFERENCE).recorded().with_knobs(safe).first
+        references = attempts.of(Purpose.REFERENCE).in_round(0).recorded().with_knobs(safe)
+        reference = references.first
         if reference is None or reference.result.state != AttemptState.OOM or size == 1:
             return checked, reference
         size //= 2

@@ -13,7 +13,6 @@ from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord, Refusal, touched
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.numerics import STEPS
 from search_spaces import CATALOGUE
 from storage import Attempts, AttemptState, Purpose
 
@@ -405,8 +404,11 @@ def _numerics_sentence(trial: int, names: Sequence[str], checks: GateRecord) -> 
     what = ", ".join(names)
     if trial not in checks.passed:
         return f" {what} can change the loss, which could not be checked: compare a longer run."
-    distance = checks.passed[trial].loss_distance
-    return f" With {what} the loss stays within {distance:.2%} of fp32 over {STEPS} steps."
+    agreed = checks.passed[trial]
+    return (
+        f" With {what} the loss stays within {agreed.loss_distance:.2%} of fp32 over {agreed.steps} "
+        "steps."
+    )
 
 
 def _refusals(checks: GateRecord, today: Mapping[str, Any]) -> str:

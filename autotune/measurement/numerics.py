@@ -1,19 +1,36 @@
-"""Whether a configuration still computes what the reference computes. Pure functions."""
+"""Whether a configuration still computes what the reference computes. Pure functions.
+
+The first steps are compared gradient by gradient (measurement.gradients), the rest as a course
+of the loss: the tolerance there is a share of the reference's progress, not of the level of its loss.
+"""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-STEPS = 16
+from autotune.measurement import gradients
+from autotune.measurement.equivalence import Answer, Distance, distance
+from autotune.measurement.gradients import Compared, FirstSteps
+
+FEWEST_STEPS = 32
 """Optimizer steps of a trajectory."""
-LOSS_TOLERANCE = 0.03
-"""Largest relative distance of the loss from the reference, mean over three steps."""
+STEPS = 96
+"""At most: a reference goes on until its loss has fallen by ENOUGH."""
+ENOUGH = 0.10
+"""Of the loss at the start: what a reference has to fall by for its course to be compared."""
+MARGIN = 0.05
+"""Share of the reference's progress by which the loss of the last quarter may differ."""
+MOST_SEEDS = 3
+"""Pairs of runs, with another seed each, while the answer is open."""
 NORM_TOLERANCE = 0.25
 """Largest relative distance of the median gradient norm."""
 SPREAD_TOLERANCE = 1e-9
 _WINDOW = 3
+_START = 4
+"""Steps whose mean loss is that of the start."""
+_LOOK_EVERY = 8
 
 
 @dataclass(frozen=True)
@@ -24,11 +41,28 @@ class Trajectory:
         losses: mean over the ranks.
         norms: of the gradient, before the update; NaN for a step that the loss scaler skipped.
         spread: largest relative difference between the replicas of the model.
+        first: gradients and updates of the first steps; None where they are not seen.
     """
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     spread: float
+    first: FirstSteps | None = None
+
+    @property
+    def progress(self) -> float:
+        """By how much the loss has fallen, from the first steps to the last quarter."""
+        return statistics.fmean(self.losses[:_START]) - statistics.fmean(_last(self.losses))
+
+    @property
+    def wanted(self) -> float:
+        """The progress that is enough."""
+        return ENOUGH * abs(statistics.fmean(self.losses[:_START]))
+
+    @property
+    def fallen(self) -> bool:
+        """Whether its loss has fallen by enough."""
+        return self.progress >= self.wanted > 0
 
 
 class Step(Protocol):
@@ -46,6 +80,25 @@ def trajectory(steps: Sequence[Step]) -> Trajectory:
         losses=tuple(step.loss for step in steps),
         norms=tuple(step.observed.get("gradient_norm", math.nan) for step in steps),
         spread=max(step.observed.get("replica_spread", 0.0) for step in steps),
+        first=FirstSteps.seen([step.observed for step in steps]),
+    )
+
+
+def long_enough(losses: Sequence[float]) -> bool:
+    """Whether a reference has shown what it is to show after these steps."""
+    if len(losses) < FEWEST_STEPS or len(losses) % _LOOK_EVERY:
+        return False
+    return Trajectory(tuple(losses), (), 0.0).fallen
+
+
+def not_to_compare(reference: Trajectory) -> str:
+    """Why nothing can be compared with a reference; empty if something can."""
+    if reference.fallen or reference.first is not None:
+        return ""
+    share = reference.progress / max(abs(statistics.fmean(reference.losses[:_START])), 1e-30)
+    return (
+        f"its loss fell by {share:.1%} in {len(reference.losses)} steps, less than {ENOUGH:.0%}, and "
+        "its gradients cannot be compared"
     )
 
 
@@ -57,38 +110,156 @@ class Agreement:
         problem: why the configuration is refused, in words; empty if it is not.
         loss_distance: the largest relative one.
         norm_ratio: median gradient norm over that of the reference.
+        open: another pair of runs is wanted.
+        steps: that were compared.
+        gradient_error: relative, of the first step; None where gradients were not compared.
+        share_of_progress: distance of the loss in the last quarter, in units of the reference's
+            progress; None where that had not fallen.
     """
 
     problem: str
     loss_distance: float
     norm_ratio: float
+    open: bool = False
+    steps: int = 0
+    gradient_error: float | None = None
+    share_of_progress: float | None = None
 
 
-def agreement(run: Trajectory, reference: Trajectory) -> Agreement:
+Pair = tuple[Trajectory, Trajectory]
+"""A run, and its reference with the same seed and data."""
+
+
+def agreement(
+    run: Trajectory,
+    reference: Trajectory,
+    *,
+    formats: Sequence[Mapping[str, Any]] = (),
+    earlier: Sequence[Pair] = (),
+) -> Agreement:
     """Hold a trajectory against the reference with the same seed and data.
 
-    Both must have STEPS steps; a run that ended earlier is a failed one and not to be compared.
+    Both must have as many steps, but for a run that its first steps have refuted.
+
+    Args:
+        formats: the configurations of both: how closely their gradients agree depends on the formats.
+        earlier: pairs of the same configurations with other seeds.
     """
-    distances = _distances(run.losses, reference.losses)
-    furthest = max(range(len(distances)), key=lambda step: distances[step])
+    losses = reference.losses[: len(run.losses)]
+    whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
+    first = _first(run, reference, formats)
     ratio = _median_norm(run) / _median_norm(reference)
-    problem = ""
-    if run.spread > SPREAD_TOLERANCE:
-        problem = (
-            f"the ranks' models drift apart (relative difference {run.spread:.1e}): gradients are "
-            "not exchanged"
+    course = _Course([*earlier, (run, reference)]) if whole else None
+    problem = (
+        _apart(run)
+        or (first.problem if first else "")
+        or (course.problem if course else "its loss does not stay finite")
+        or _wrong_norm(ratio)
+    )
+    return Agreement(
+        problem,
+        max(_distances(run.losses, losses)),
+        ratio,
+        open=not problem and course is not None and course.open,
+        steps=len(run.losses),
+        gradient_error=first.error if first else None,
+        share_of_progress=course.share if course else None,
+    )
+
+
+def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]) -> str:
+    """Why a run need not go on: what its first steps show, in words; empty if they show nothing."""
+    first = _first(run, reference, formats)
+    return _apart(run) or (first.problem if first else "")
+
+
+def _first(
+    run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]
+) -> Compared | None:
+    if run.first is None or reference.first is None:
+        return None
+    if not gradients.comparable(run.first, reference.first):
+        return None
+    in_bf16 = any(knobs.get("precision") == "pure_bf16" for knobs in formats)
+    return gradients.compared(
+        run.first, reference.first, gradients.tolerance(*formats), weights_in_bf16=in_bf16
+    )
+
+
+def _apart(run: Trajectory) -> str:
+    if run.spread <= SPREAD_TOLERANCE:
+        return ""
+    return (
+        f"the ranks' models drift apart (relative difference {run.spread:.1e}): gradients are "
+        "not exchanged"
+    )
+
+
+def _wrong_norm(ratio: float) -> str:
+    if abs(ratio - 1) <= NORM_TOLERANCE:
+        return ""
+    return (
+        f"its gradients have {ratio:.2f} times the norm of the reference's (more than "
+        f"{NORM_TOLERANCE:.0%} off)"
+    )
+
+
+class _Course:
+    """Of the loss, in one or several pairs of runs."""
+
+    def __init__(self, every: Sequence[Pair]) -> None:
+        pairs = _different(every)
+        self._references = [reference for _, reference in pairs]
+        self._fallen = all(reference.fallen for reference in self._references)
+        self._last = len(every) >= MOST_SEEDS
+        progress = statistics.fmean(r.progress for r in self._references)
+        wanted = statistics.fmean(r.wanted for r in self._references)
+        self._progress = progress if self._fallen else max(progress, wanted)
+        self._distance: Distance = distance(
+            [
+                [a - b for a, b in zip(_last(run.losses), _last(reference.losses), strict=False)]
+                for run, reference in pairs
+            ]
         )
-    elif not distances[furthest] <= LOSS_TOLERANCE:
-        problem = (
-            f"its loss leaves the reference by {distances[furthest]:.1%} around step {furthest + 1} "
-            f"(more than {LOSS_TOLERANCE:.0%})"
+        self._answer = self._distance.within(MARGIN * self._progress, MOST_SEEDS)
+
+    @property
+    def share(self) -> float | None:
+        """Distance in units of the progress."""
+        return self._distance.mean / self._progress if self._fallen else None
+
+    @property
+    def open(self) -> bool:
+        """Whether another pair would tell more."""
+        return self._fallen and self._answer is Answer.OPEN and not self._last
+
+    @property
+    def problem(self) -> str:
+        """In words; empty if there is none. Where the reference has hardly fallen, only what is
+        certain counts."""
+        unproven = self._answer is Answer.OPEN and self._fallen and self._last
+        if self._answer is not Answer.DIFFERENT and not unproven:
+            return ""
+        share = self._distance.mean / self._progress
+        about = self._distance.half_width(MOST_SEEDS) / self._progress
+        what = "cannot be shown to follow" if unproven else "leaves"
+        return (
+            f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} (+-{about:.1%}) "
+            f"of the reference's progress {'above' if share > 0 else 'below'} (limit {MARGIN:.0%})"
         )
-    elif not abs(ratio - 1) <= NORM_TOLERANCE:
-        problem = (
-            f"its gradients have {ratio:.2f} times the norm of the reference's (more than "
-            f"{NORM_TOLERANCE:.0%} off)"
-        )
-    return Agreement(problem, distances[furthest], ratio)
+
+
+def _different(pairs: Sequence[Pair]) -> list[Pair]:
+    """Less those that repeat an earlier one: a training that knows no seed shows nothing new."""
+    found: dict[tuple[tuple[float, ...], tuple[float, ...]], Pair] = {}
+    for pair in pairs:
+        found.setdefault((pair[0].losses, pair[1].losses), pair)
+    return list(found.values())
+
+
+def _last(losses: Sequence[float]) -> Sequence[float]:
+    """The last quarter."""
+    return losses[-max(_START, len(losses) // 4) :]
 
 
 def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
@@ -97,13 +268,15 @@ def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[floa
     both = list(zip(losses, reference, strict=True))
     windows = [both[max(0, end - _WINDOW) : end] for end in range(1, len(both) + 1)]
     return [
-        abs(statistics.fmean(a - b for a, b in window)) / size if _finite(window) else math.inf
+        abs(statistics.fmean(a - b for a, b in window)) / size
+        if all(_finite(pair) for pair in window)
+        else math.inf
         for window in windows
     ]
 
 
-def _finite(window: Sequence[tuple[float, float]]) -> bool:
-    return all(math.isfinite(a) and math.isfinite(b) for a, b in window)
+def _finite(numbers: Sequence[float]) -> bool:
+    return all(map(math.isfinite, numbers))
 
 
 def _median_norm(trajectory: Trajectory) -> float:

@@ -1,12 +1,22 @@
 """What a run is watched for while its blocks stream in, and what its report then means."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from autotune.measurement.noise import total_half_width
-from autotune.measurement.numerics import STEPS, Trajectory, agreement, trajectory
+from autotune.measurement.numerics import (
+    FEWEST_STEPS,
+    Pair,
+    Trajectory,
+    agreement,
+    long_enough,
+    not_to_compare,
+    refuted,
+    trajectory,
+)
 from autotune.measurement.watch import Limits, Seen, Watch
-from autotune.trial.protocol import BlockReport, TrialReport
+from autotune.trial.protocol import QUIET_STEPS, BlockReport, Knobs, TrialReport
 from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 
 
@@ -76,31 +86,64 @@ class _WholeRun:
         return False
 
 
-class TrajectoryRun(_WholeRun):
+class TrajectoryRun:
     """A run that is checked: does it compute what the reference computes?"""
 
-    def __init__(self, reference: Trajectory | None = None) -> None:
-        """Without a reference the run becomes one itself."""
-        super().__init__()
+    def __init__(
+        self,
+        reference: Trajectory | None = None,
+        *,
+        formats: Sequence[Knobs] = (),
+        earlier: Sequence[Pair] = (),
+    ) -> None:
+        """Without a reference the run becomes one itself.
+
+        Args:
+            formats: the configurations of both.
+            earlier: what other seeds have shown.
+        """
+        self.seen: list[Seen] = []
         self._reference = reference
+        self._formats = formats
+        self._earlier = earlier
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.seen.append(Seen(block, kept=False))
+        if self._reference is None:
+            return long_enough([seen.block.loss for seen in self.seen])
+        if len(self.seen) == QUIET_STEPS and refuted(self._run, self._reference, self._formats):
+            return True
+        return len(self.seen) >= len(self._reference.losses)
 
     def result(self, report: TrialReport) -> AttemptResult:
         """COMPLETE, REFUSED with the reason, or how it failed."""
         if failed := _failure(report):
             return failed
-        if len(self.seen) < STEPS:
-            cause = f"ended after {len(self.seen)} of {STEPS} steps"
-            return AttemptResult(AttemptState.ERROR, cause, **_common(report))
-        run = trajectory([seen.block for seen in self.seen])
+        common = _common(report)
+        if problem := self._incomplete():
+            return AttemptResult(AttemptState.ERROR, problem, **common)
         if self._reference is None:
-            if not all(map(math.isfinite, run.losses)):
-                return AttemptResult(
-                    AttemptState.ERROR, "its loss is not finite", **_common(report)
-                )
-            return AttemptResult(AttemptState.COMPLETE, **_common(report))
-        problem = agreement(run, self._reference).problem
-        state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
-        return AttemptResult(state, problem, **_common(report))
+            return AttemptResult(AttemptState.COMPLETE, **common)
+        found = agreement(self._run, self._reference, formats=self._formats, earlier=self._earlier)
+        state = AttemptState.REFUSED if found.problem else AttemptState.COMPLETE
+        return AttemptResult(state, found.problem, **common)
+
+    @property
+    def _run(self) -> Trajectory:
+        return trajectory([seen.block for seen in self.seen])
+
+    def _incomplete(self) -> str:
+        """Why there is nothing to judge, or to compare with; empty if there is."""
+        needed = len(self._reference.losses) if self._reference else FEWEST_STEPS
+        if len(self.seen) < needed:
+            if self._reference and self.seen and refuted(self._run, self._reference, self._formats):
+                return ""
+            return f"ended after {len(self.seen)} of {needed} steps"
+        if self._reference is not None:
+            return ""
+        if not all(math.isfinite(seen.block.loss) for seen in self.seen):
+            return "its loss is not finite"
+        return not_to_compare(self._run)
 
 
 class ProfileRun(_WholeRun):

@@ -30,6 +30,7 @@ from launchers import Slot
 from storage import (
     DAEMON_DIED,
     NOT_ITS_OWN,
+    TRAJECTORIES,
     AttemptFeed,
     AttemptResult,
     Attempts,
@@ -119,6 +120,8 @@ class Job:
             log_dir=self.paths.attempt(attempt.name).folder,
         )
         shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
+        if attempt.purpose in TRAJECTORIES:
+            shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
         if allowed is None:
             return shaped
         return within(shaped, allowed.most, max(0.0, allowed.wanted - self.costs().startup))

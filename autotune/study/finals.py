@@ -149,7 +149,8 @@ class Finals:
             check.trial,
             check.knobs,
             check.purpose,
-            judge=TrajectoryRun(check.reference),
+            round_=check.seed,
+            judge=TrajectoryRun(check.reference, formats=check.formats, earlier=check.earlier),
             allowed=self._schedule.share(1.0),
         )
         return True

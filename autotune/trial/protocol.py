@@ -12,6 +12,9 @@ from autotune.trial.decoding import decoder
 COMPRESSION_WARM_UP = 3
 """Steps before gradient compression begins. Real training has more: later throughput is the same."""
 
+QUIET_STEPS = 2
+"""Of a trajectory: the first, which are taken without dropout and looked at tensor by tensor."""
+
 Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
@@ -305,6 +308,14 @@ class Observed(TypedDict, total=False):
     """Of the whole model, before the update; trajectories only."""
     replica_spread: float
     """Largest relative difference of the parameters' sums between ranks; trajectories only."""
+    gradient: list[list[Any]]
+    """Of the whole model, before the update and before clipping, of the first QUIET_STEPS of a
+    trajectory:
+    for every tensor its name, elements, norm and the buckets of its sketch (rank.sketch)."""
+    moved: list[list[Any]]
+    """The same of the change of the weights over these steps, on the last of them."""
+    weights: list[float]
+    """Norm of every tensor before these steps, in the same order."""
     parts: dict[str, list[float]]
     """Share of a step by part, one per rank: see autotune.trial.rank.trace.PARTS; profiles only."""
     peaks: list[int]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.watch import Limits
 from autotune.runs.judging import TimedRun, TrajectoryRun
 from autotune.runs.plan import spread
@@ -90,7 +91,7 @@ def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
     slot: Slot, tmp_path: Path, own: bool
 ) -> None:
     judge = TrajectoryRun()
-    result = judge.result(slot.run(asked(tmp_path, own=own, trajectory=16), judge))
+    result = judge.result(slot.run(asked(tmp_path, own=own, trajectory=FEWEST_STEPS), judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     found = [seen.block.observed["gradient_norm"] for seen in judge.seen]
     _, norms = hooked.plainly(2, 4, 1)

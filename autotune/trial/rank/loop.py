@@ -1,7 +1,8 @@
 """The built-in data-parallel training loop, cut into blocks."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.trial.effects.apply import Applied
 from autotune.trial.protocol import TrialRequest
@@ -9,6 +10,16 @@ from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import among_ranks
 from autotune.trial.rank.training import Span, Training, no_span
 from autotune.trial.workload import Workload, check_loss
+
+_MOST_HALVINGS = 24
+"""Of the scale of the loss, which is 2**16 at first."""
+
+_SPARE = 4
+"""How much larger gradients may be in the steps that follow."""
+
+
+class _Overflow(NamedTuple):
+    found: float
 
 
 class TrainingLoop(Training):
@@ -80,6 +91,29 @@ class TrainingLoop(Training):
         if self.steps_done % self.log_interval == 0:
             with self.span("read"):
                 self.read_loss()
+
+    def settle_scale(self) -> None:
+        """fp16: lower the scale of the loss until the gradients of the first step do not
+        overflow, so that this step is not skipped. Its samples are kept for it."""
+        scaler = self.applied.scaler
+        if not scaler.is_enabled():
+            return
+        batches = [next(self._batches) for _ in range(self.knobs["accumulation_steps"])]
+        for _ in range(_MOST_HALVINGS):
+            for micro_batch, batch in zip(self.applied.step(0), batches, strict=True):
+                with micro_batch:
+                    with self.applied.forward():
+                        loss = self._loss(self.model, batch)
+                    self.applied.backward(loss)
+            self.progressed()
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            mine = _Overflow(float(not all(bool(g.isfinite().all()) for g in gradients)))
+            self.model.zero_grad(set_to_none=self.knobs["set_to_none"])
+            if not any(rank.found for rank in self.gather(mine)):
+                break
+            scaler.update(scaler.get_scale() / 2)
+        scaler.update(scaler.get_scale() / _SPARE)
+        self._batches = itertools.chain(batches, self._batches)
 
     def take(self, steps: Iterable[None]) -> None:
         """An optimizer step for each."""

@@ -1,0 +1,100 @@
+"""Whether two courses of a loss are equivalent: two one-sided tests (Schuirmann 1987). Pure
+functions."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from scipy import stats
+
+LEVEL = 0.05
+"""Chance to call courses equivalent that lie just a margin apart, over all looks together."""
+_DIFFERENT = 0.01
+"""Chance to call courses different, before the last look, that lie just a margin apart."""
+_MOST_CORRELATION = 0.9
+
+
+class Answer(Enum):
+    """What the differences show."""
+
+    EQUIVALENT = "equivalent"
+    DIFFERENT = "different"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far two courses lie apart, in units of the loss.
+
+    Attributes:
+        mean: of the differences.
+        error: its standard error.
+        freedom: degrees of freedom of that.
+    """
+
+    mean: float
+    error: float
+    freedom: float
+
+    def within(self, margin: float, looks: int) -> Answer:
+        """Whether the courses lie within a margin of each other.
+
+        Args:
+            margin: in units of the loss.
+            looks: how often this is asked at most; the level is shared out among them (Bonferroni).
+        """
+        if abs(self.mean) + self._quantile(LEVEL / looks) * self.error < margin:
+            return Answer.EQUIVALENT
+        if abs(self.mean) - self._quantile(_DIFFERENT) * self.error > margin:
+            return Answer.DIFFERENT
+        return Answer.OPEN
+
+    def half_width(self, looks: int) -> float:
+        """Of the interval that has to lie within the margin."""
+        return self._quantile(LEVEL / looks) * self.error
+
+    def _quantile(self, level: float) -> float:
+        return float(stats.t.isf(level, self.freedom))
+
+
+def distance(runs: Sequence[Sequence[float]]) -> Distance:
+    """Of the differences between two courses, step by step, in one or several runs of both.
+
+    Steps that follow each other are correlated: their variance counts for (1 + r) / (1 - r) as
+    much, with
+    the lag-one correlation r of all runs together, less its bias in short series (Kendall 1954).
+    Runs may lie further apart than their steps tell: the larger of the two errors counts.
+
+    Args:
+        runs: of at least four differences each.
+    """
+    means = [statistics.fmean(run) for run in runs]
+    r = _correlation(runs, means)
+    within = _pooled_variance(runs, means) * (1 + r) / (1 - r)
+    count = sum(map(len, runs))
+    error = math.sqrt(within / count)
+    freedom = max(2.0, (count - len(runs)) * (1 - r) / (1 + r))
+    if len(runs) > 1:
+        error = max(error, statistics.stdev(means) / math.sqrt(len(runs)))
+    return Distance(statistics.fmean(means), error, freedom)
+
+
+def _pooled_variance(runs: Sequence[Sequence[float]], means: Sequence[float]) -> float:
+    squares = sum((x - mean) ** 2 for run, mean in zip(runs, means, strict=True) for x in run)
+    return squares / (sum(map(len, runs)) - len(runs))
+
+
+def _correlation(runs: Sequence[Sequence[float]], means: Sequence[float]) -> float:
+    products = squares = 0.0
+    for run, mean in zip(runs, means, strict=True):
+        around = [x - mean for x in run]
+        products += sum(a * b for a, b in itertools.pairwise(around))
+        squares += sum(a * a for a in around)
+    if not squares:
+        return 0.0
+    found = products / squares
+    length = statistics.fmean(map(len, runs))
+    return min(_MOST_CORRELATION, max(0.0, found + (1 + 3 * found) / length))

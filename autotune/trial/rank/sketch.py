@@ -1,0 +1,112 @@
+"""A few numbers of every tensor from which two processes tell how far their tensors lie apart, without
+sending them.
+
+A count sketch (Charikar, Chen and Farach-Colton 2002): every element is added, with a sign, to one of a
+few buckets; which, and with which sign, is drawn alike in every process. It is linear, and keeps the
+square of a norm on average: the sketch of a difference is the difference of sketches, and its norm that
+of the difference, with a relative standard deviation of sqrt(1 / (2 x buckets)).
+"""
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+BUCKETS = 32
+"""Per tensor: a norm is told to within 12 %."""
+_MOST_TENSORS = 64
+"""Beyond that neighbours share their buckets: what is sent stays below 30 kB."""
+_CHUNK = 1 << 22
+"""Elements that are hashed at a time."""
+
+
+class Sketched(NamedTuple):
+    """Of a tensor, or of several neighbours of a large model."""
+
+    name: str
+    size: int
+    """Elements."""
+    norm: float
+    buckets: list[float]
+
+    def as_row(self) -> list[Any]:
+        """As it is sent."""
+        return [self.name, self.size, _short(self.norm), *map(_short, self.buckets)]
+
+    def scaled(self, factor: float) -> "Sketched":
+        """Of so many times the tensor."""
+        buckets = [factor * one for one in self.buckets]
+        return self._replace(norm=factor * self.norm, buckets=buckets)
+
+    def less(self, other: "Sketched") -> "Sketched":
+        """Of the difference; its norm is an estimate."""
+        buckets = [a - b for a, b in zip(self.buckets, other.buckets, strict=True)]
+        return self._replace(norm=math.hypot(*buckets), buckets=buckets)
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.7g}")
+
+
+class Sketcher:
+    """Adds up the sketches of tensors that go by the places of a model's parameters."""
+
+    def __init__(self, names: Iterable[tuple[str, int]]) -> None:
+        """Take in what there is; all is zero at first.
+
+        Args:
+            names: of all parameters in order, each with its number of elements.
+        """
+        self._names = list(names)
+        self._groups = _groups(len(self._names))
+        self._group_of = {
+            place: number for number, group in enumerate(self._groups) for place in group
+        }
+        self._buckets = torch.zeros(len(self._groups), BUCKETS, dtype=torch.float64)
+        self._squares = [0.0] * len(self._groups)
+
+    def add(self, place: int, tensor: Tensor) -> None:
+        """Count the tensor at a place in; what is not counted in is zero."""
+        buckets, square = _sketch(tensor, seed=place)
+        self._buckets[self._group_of[place]] += buckets
+        self._squares[self._group_of[place]] += square
+
+    def done(self) -> list[Sketched]:
+        """Of everything, which is zero again."""
+        found = [self._sketched(number) for number in range(len(self._groups))]
+        self._buckets.zero_()
+        self._squares = [0.0] * len(self._groups)
+        return found
+
+    def _sketched(self, number: int) -> Sketched:
+        named = [self._names[place] for place in self._groups[number]]
+        name = named[0][0] if len(named) == 1 else f"{named[0][0]} to {named[-1][0]}"
+        size = sum(elements for _, elements in named)
+        return Sketched(
+            name, size, math.sqrt(self._squares[number]), self._buckets[number].tolist()
+        )
+
+
+def _groups(count: int) -> list[range]:
+    several = min(count, _MOST_TENSORS)
+    ends = [round(number * count / several) for number in range(several + 1)] if several else [0]
+    return [range(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def _sketch(tensor: Tensor, seed: int) -> tuple[Tensor, float]:
+    """Buckets, and the square of the norm."""
+    flat = (tensor.to_dense() if tensor.is_sparse else tensor).detach().flatten()
+    generator = torch.Generator(flat.device).manual_seed(seed)
+    buckets = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
+    square = torch.zeros((), dtype=torch.float64, device=flat.device)
+    for part in flat.split(_CHUNK):
+        drawn = torch.randint(
+            0, 2 * BUCKETS, part.shape, generator=generator, device=flat.device, dtype=torch.int32
+        )
+        values = part.double()
+        square += values.square().sum()
+        buckets.index_add_(0, drawn >> 1, torch.where(drawn % 2 == 0, values, -values))
+    return buckets.cpu(), float(square)

@@ -1,0 +1,295 @@
+"""Does the numerics gate refuse wrong training, and nothing else?
+
+    python benchmarks/gate.py [--json] [--runs N] [--only MODEL] [--ranks N]
+
+Three models. Every run has a seed of its own: a reference, then faults that are planted in the training,
+and changes that do no harm. Each is judged as a finalist of a study is: its first steps, then the
+course of its loss, with further seeds while the answer is open. Shown are shares that were refused,
+with their 95 % interval (Clopper and Pearson 1934), by what, and the largest errors of gradients that
+were seen where nothing is wrong: the nulls that the tolerances stand on. A single rank, which is faster
+on a machine that others use, has no exchange that could be dropped.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gate_faults
+import torch
+import torch.distributed as dist
+from scipy import stats
+from torch import multiprocessing
+from torch.nn import functional
+
+from autotune.measurement import gradients
+from autotune.measurement.numerics import (
+    MOST_SEEDS,
+    STEPS,
+    Agreement,
+    Pair,
+    Trajectory,
+    agreement,
+    trajectory,
+)
+from autotune.runs.judging import TrajectoryRun
+from autotune.trial.protocol import BlockReport, TrialRequest
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
+from search_spaces import defaults
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {
+        "factory": "autotune.workloads.gpt:build",
+        "args": {"layers": 2, "d_model": 64, "heads": 2, "length": 32},
+    },
+    "transformer": {
+        "factory": "autotune.workloads.transformer:build",
+        "args": {
+            "layers": 1,
+            "d_model": 64,
+            "d_ff": 128,
+            "heads": 2,
+            "length": 16,
+            "vocabulary": 2000,
+            "dropout": 0.1,
+        },
+    },
+    "convnet": {
+        "factory": "autotune.workloads.convnet:build",
+        "args": {"size": 16, "width": 8, "blocks": 2},
+    },
+}
+TRAINED = {"micro_batch": 8, "accumulation_steps": 2}
+Case = tuple[str, Mapping[str, Any]]
+FAULTS: dict[str, Case] = {
+    "scale": ("scale", {}),
+    "dropped sync": ("sync", {}),
+    "frozen layer": ("frozen", {}),
+    "half the learning rate": ("half_rate", {}),
+    "wrong mask": ("mask", {}),
+    "stale gradients": ("stale", {}),
+    "dropped micro-batch": ("dropped", {}),
+}
+HARMLESS: dict[str, Case] = {
+    "kernels": (
+        "",
+        {"attention": "unfused", "optimizer_kernels": "foreach", "channels_last": True},
+    ),
+    "order of sums": ("", {"bucket_cap_mb": 0.02, "activation_checkpointing": 1}),
+    "another dropout": ("other_dropout", {}),
+    "fsdp": ("", {"parallelism": "fsdp"}),
+    "bf16": ("", {"precision": "bf16"}),
+}
+FORMATS: dict[str, Case] = {
+    "fp16": ("", {"precision": "fp16"}),
+    "pure_bf16": ("", {"precision": "pure_bf16"}),
+}
+"""Only where they are asked for."""
+AMONG_RANKS = ("dropped sync", "fsdp")
+"""What a single rank has not."""
+
+
+class Bench:
+    """Judges configurations as a study does, in two processes that train one after another: the code of
+    ranks, of judges and of the gate, without the starting of processes, which would take hours."""
+
+    def __init__(self, rank: int, model: dict[str, Any]) -> None:
+        self._context = RankContext(rank, rank, dist.get_world_size(), (torch.device("cpu"),))
+        self._model = model
+        self._references: dict[int, Trajectory] = {}
+        self._kept: list[TrainingLoop] = []
+        self.errors: dict[str, list[float]] = {"first": [], "tensor": [], "second": [], "moved": []}
+
+    def judge(self, case: Case, run: int) -> Agreement:
+        """What becomes of a configuration."""
+        fault, changes = case
+        knobs = {**defaults(), **TRAINED, **changes}
+        formats = (knobs, {**defaults(), **TRAINED})
+        earlier: list[Pair] = []
+        while True:
+            seed = run * MOST_SEEDS + len(earlier)
+            reference = self._reference(seed)
+            found = self._train(seed, knobs, fault, TrajectoryRun(reference, formats=formats))
+            answer = agreement(found, reference, formats=formats, earlier=earlier)
+            if fault in ("", "other_dropout"):
+                self._note(found, reference, formats)
+            if answer.problem or not answer.open:
+                return answer
+            earlier.append((found, reference))
+
+    def _note(self, run: Trajectory, reference: Trajectory, formats: Sequence[Any]) -> None:
+        assert run.first is not None and reference.first is not None
+        limit = gradients.tolerance(*formats)
+        seen = gradients.compared(run.first, reference.first, limit)
+        for name, value in zip(
+            self.errors,
+            (seen.error, seen.tensor_error, seen.second_error, abs(seen.moved - 1)),
+            strict=True,
+        ):
+            self.errors[name].append(value)
+
+    def _reference(self, seed: int) -> Trajectory:
+        if seed not in self._references:
+            plain = {**defaults(), **TRAINED}
+            self._references[seed] = self._train(seed, plain, "", TrajectoryRun())
+        return self._references[seed]
+
+    def _train(
+        self, seed: int, knobs: dict[str, Any], fault: str, judge: TrajectoryRun
+    ) -> Trajectory:
+        """Both ranks have the same blocks, and so come to the same end."""
+        ranks = self._context.world_size
+        request = TrialRequest("t", "", {}, knobs, ranks, seed, "cpu", trajectory=STEPS)
+        random.seed(seed)
+        torch.manual_seed(seed)
+        attend = functional.scaled_dot_product_attention
+        built = gate_faults.build(
+            **self._model, fault=fault, accumulation=knobs["accumulation_steps"]
+        )
+        loop = TrainingLoop(built, request, self._context, lambda: None)
+        loop.inspectable = False
+        told: list[BlockReport] = []
+        steps = run_trajectory(loop, UpdateNorms(loop), request, self._context, told.append)
+        judged = 0
+        for _ in steps:
+            over: list[Any] = [sum(judge(block) for block in told[judged:])]
+            judged = len(told)
+            dist.broadcast_object_list(over, 0)
+            if over[0]:
+                break
+            loop.step()
+        functional.scaled_dot_product_attention = attend
+        # What DDP has of it may deadlock when it is torn down.
+        self._kept.append(loop)
+        seen: list[Any] = [trajectory(told) if told else None]
+        dist.broadcast_object_list(seen, 0)
+        found: Trajectory = seen[0]
+        return found
+
+
+def main() -> None:
+    """Print the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--only", choices=MODELS)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--report", help="file that is written after every run")
+    parser.add_argument("--cases", help="names, separated by commas; all if not given")
+    given = parser.parse_args()
+    wanted = given.cases.split(",") if given.cases else [*FAULTS, *HARMLESS]
+    if given.ranks == 1:
+        wanted = [name for name in wanted if name not in AMONG_RANKS]
+    models = [name for name in MODELS if given.only in (None, name)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(given.report or Path(folder, "report.json")).absolute()
+        multiprocessing.spawn(
+            _ranks,
+            (given.ranks, folder, models, wanted, given.runs, str(report)),
+            nprocs=given.ranks,
+        )
+        found = json.loads(report.read_text())
+    print(json.dumps(found, indent=2) if given.json else table(found))
+
+
+def _ranks(
+    rank: int,
+    ranks: int,
+    folder: str,
+    models: Sequence[str],
+    wanted: Sequence[str],
+    runs: int,
+    report: str,
+) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    benches = {name: Bench(rank, MODELS[name]) for name in models}
+    found = {name: Findings(wanted) for name in models}
+    for run in range(runs):
+        for name, bench in benches.items():
+            found[name].add(bench, run)
+        if rank == 0:  # whoever ends this early has what there is
+            done = {name: one.as_dict() for name, one in found.items()}
+            Path(report).write_text(json.dumps(done, indent=2))
+    dist.barrier()
+    os._exit(0)
+
+
+class Findings:
+    """Of a model."""
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self._cases = {
+            n: case for n, case in {**FAULTS, **HARMLESS, **FORMATS}.items() if n in wanted
+        }
+        self._answers: dict[str, list[Agreement]] = {name: [] for name in self._cases}
+        self._nulls: dict[str, dict[str, float]] = {}
+        self._seconds = dict.fromkeys(self._cases, 0.0)
+
+    def add(self, bench: Bench, run: int) -> None:
+        """Every case once more."""
+        for name, case in self._cases.items():
+            bench.errors = {kind: [] for kind in bench.errors}
+            began = time.monotonic()
+            self._answers[name].append(bench.judge(case, run))
+            self._seconds[name] += time.monotonic() - began
+            if name not in FAULTS:
+                known = self._nulls.setdefault(name, dict.fromkeys(bench.errors, 0.0))
+                self._nulls[name] = {k: max([known[k], *bench.errors[k]]) for k in known}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Shares that were refused, by case."""
+        return {
+            "refused": {name: shares(found) for name, found in self._answers.items()},
+            "largest errors where nothing is wrong": self._nulls,
+            "seconds per answer": {
+                name: self._seconds[name] / len(found) for name, found in self._answers.items()
+            },
+        }
+
+
+def shares(answers: Sequence[Agreement]) -> dict[str, Any]:
+    """How many were refused, with an interval, and by what."""
+    refused, count = sum(bool(one.problem) for one in answers), len(answers)
+    low = stats.beta.ppf(0.025, refused, count - refused + 1) if refused else 0.0
+    high = stats.beta.ppf(0.975, refused + 1, count - refused) if refused < count else 1.0
+    reasons = Counter(re.sub(r"-?[0-9][0-9.e+-]*", "#", one.problem) for one in answers)
+    errors = [one.gradient_error for one in answers if one.gradient_error is not None]
+    shares = [abs(one.share_of_progress) for one in answers if one.share_of_progress is not None]
+    return {
+        "runs": count,
+        "share": refused / count,
+        "interval": [float(low), float(high)],
+        "steps": max(one.steps for one in answers),
+        "gradient error": [min(errors), max(errors)] if errors else None,
+        "largest distance in units of the progress": max(shares, default=None),
+        "by": {why: number for why, number in reasons.items() if why},
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The same, to be read."""
+    lines = [f"{'refused':>24}" + "".join(f"{name:>16}" for name in report)]
+    for case in [*FAULTS, *HARMLESS, *FORMATS]:
+        cells = [
+            f"{found['refused'][case]['share']:>16.0%}"
+            for found in report.values()
+            if case in found["refused"]
+        ]
+        lines.append(f"{case:>24}" + "".join(cells))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

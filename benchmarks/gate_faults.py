@@ -1,0 +1,139 @@
+"""Shipped workloads with wrong training planted in them, or a change that does no harm, for
+benchmarks/gate.py."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import autotune
+from autotune.trial import workload as workloads
+from autotune.trial.workload import Update
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+def build(
+    *, factory: str, args: dict[str, Any], fault: str = "", accumulation: int = 1
+) -> autotune.Workload:
+    """A workload with something planted in it.
+
+    Args:
+        factory: `module:function` of the workload.
+        args: for it.
+        fault: name of a function below; empty: none.
+        accumulation: micro-batches of a step.
+    """
+    built = workloads.build(factory, args)
+    return FAULTS[fault](built, accumulation) if fault else built
+
+
+def scale(built: autotune.Workload, _: int) -> autotune.Workload:
+    """The loss is scaled up, and nothing scales the gradients down; what is logged is right."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        value = built.loss(model, batch)
+        return value * 8 - (value * 7).detach()
+
+    return dataclasses.replace(built, loss=loss)
+
+
+def sync(built: autotune.Workload, _: int) -> autotune.Workload:
+    """The forward pass goes around DDP, so that gradients stay where they are."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        bare: nn.Module = model.module  # type: ignore[assignment]
+        return built.loss(bare, batch)
+
+    return dataclasses.replace(built, loss=loss)
+
+
+def frozen(built: autotune.Workload, _: int) -> autotune.Workload:
+    """One matrix in the middle has gradients and is never updated."""
+    assert built.optimizer is not None
+    make = built.optimizer
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> Any:
+        several = list(parameters)
+        matrices = [place for place, p in enumerate(several) if p.dim() > 1]
+        still = matrices[len(matrices) // 2]
+        return make([p for place, p in enumerate(several) if place != still])
+
+    return dataclasses.replace(built, optimizer=optimizer)
+
+
+def half_rate(built: autotune.Workload, _: int) -> autotune.Workload:
+    """Half the learning rate."""
+    assert built.optimizer is not None
+    make = built.optimizer
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> Any:
+        made: Any = make(parameters)
+        for group in made.param_groups:
+            group["lr"] /= 2
+        return made
+
+    return dataclasses.replace(built, optimizer=optimizer)
+
+
+def mask(built: autotune.Workload, _: int) -> autotune.Workload:
+    """Attention sees what comes; without attention, the mask of the loss hides a quarter of the
+    samples."""
+    attend = functional.scaled_dot_product_attention
+
+    def seeing(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return attend(*args, **{**kwargs, "is_causal": False})
+
+    functional.scaled_dot_product_attention = seeing
+    if any(type(module).__name__ == "Attention" for module in built.model.modules()):
+        return built
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        kept = len(batch[0]) - max(1, len(batch[0]) // 4)
+        return built.loss(model, [part[:kept] for part in batch])
+
+    return dataclasses.replace(built, loss=loss)
+
+
+def stale(built: autotune.Workload, _: int) -> autotune.Workload:
+    """The gradients of the step before are still there when the next one accumulates its own."""
+    before: dict[nn.Parameter, torch.Tensor] = {}
+
+    def step(update: Update) -> None:
+        for p in update.model.parameters():
+            if p.grad is not None:
+                own = p.grad.clone()
+                if p in before:
+                    p.grad += before[p]
+                before[p] = own
+        update()
+
+    return dataclasses.replace(built, step=step)
+
+
+def dropped(built: autotune.Workload, accumulation: int) -> autotune.Workload:
+    """The last micro-batch of every step has no gradient."""
+    numbers = itertools.count(1)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        value = built.loss(model, batch)
+        last = next(numbers) % accumulation == 0
+        return value.detach() + 0 * value if last else value
+
+    return dataclasses.replace(built, loss=loss)
+
+
+def other_dropout(built: autotune.Workload, _: int) -> autotune.Workload:
+    """Another stream of random numbers once the model is built, as other kernels draw: no fault."""
+    torch.randn(12_345)
+    return built
+
+
+FAULTS = {
+    one.__name__: one
+    for one in (scale, sync, frozen, half_rate, mask, stale, dropped, other_dropout)
+}

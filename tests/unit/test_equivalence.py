@@ -1,0 +1,45 @@
+"""Two one-sided tests over correlated steps."""
+
+import numpy as np
+import pytest
+
+from autotune.measurement.equivalence import Answer, distance
+
+MARGIN, RUNS, LENGTH, TIMES = 1.0, 3, 12, 2000
+
+
+def courses(generator, mean, sigma, r=0.0):
+    """Differences of a few runs, each step correlated with the one before."""
+    found = []
+    for _ in range(RUNS):
+        noise = generator.standard_normal(LENGTH)
+        for step in range(1, LENGTH):
+            noise[step] = r * noise[step - 1] + np.sqrt(1 - r * r) * noise[step]
+        found.append(mean + sigma * noise)
+    return found
+
+
+def share(answer, mean, sigma, r=0.0):
+    generator = np.random.default_rng(0)
+    answers = [distance(courses(generator, mean, sigma, r)).within(MARGIN, 1) for _ in range(TIMES)]
+    return answers.count(answer) / TIMES
+
+
+@pytest.mark.parametrize("r", [0.0, 0.5])
+def test_what_lies_a_margin_apart_is_seldom_called_equivalent(r):
+    assert share(Answer.EQUIVALENT, MARGIN, 1.0, r) <= 0.06
+    assert share(Answer.DIFFERENT, MARGIN, 1.0, r) <= 0.02
+
+
+def test_what_lies_together_is_found_equivalent():
+    assert share(Answer.EQUIVALENT, 0.0, 1.0) > 0.98
+
+
+def test_what_lies_far_apart_is_found_different():
+    assert share(Answer.DIFFERENT, 3.0, 1.0) > 0.98
+
+
+def test_equal_courses_have_no_distance():
+    found = distance([[0.0] * 8])
+    assert (found.mean, found.error) == (0.0, 0.0)
+    assert found.within(MARGIN, 3) is Answer.EQUIVALENT

@@ -1,0 +1,131 @@
+"""Whether first steps agree, from sketches that ranks made of them."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from autotune.measurement.gradients import FirstSteps, comparable, compared, tolerance
+from autotune.trial.rank.sketch import Sketcher
+
+SHAPES = {"embedding": (200, 32), "matrix": (64, 32), "bias": (32,)}
+
+
+def sketched(tensors):
+    sketcher = Sketcher((name, math.prod(shape)) for name, shape in SHAPES.items())
+    for place, name in enumerate(SHAPES):
+        if name in tensors:
+            sketcher.add(place, tensors[name])
+    return sketcher.done()
+
+
+def first_steps(gradient, second=None, moved=None):
+    rows = [[one.as_row() for one in sketched(g)] for g in (gradient, second or gradient)]
+    change = sketched(moved or gradient)
+    return FirstSteps.seen(
+        [
+            {"gradient": rows[0]},
+            {
+                "gradient": rows[1],
+                "moved": [one.as_row() for one in change],
+                "weights": [one.norm for one in sketched(drawn(9))],
+            },
+        ]
+    )
+
+
+def drawn(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def off(tensors, relative, seed=1):
+    noise = drawn(seed)
+    return {
+        name: t + relative * t.norm() / noise[name].norm() * noise[name]
+        for name, t in tensors.items()
+    }
+
+
+GRADIENT = drawn(0)
+REFERENCE = first_steps(GRADIENT)
+
+
+@pytest.mark.parametrize("relative", [1e-6, 1e-3, 0.1, 1.0])
+def test_a_distance_is_told_without_sending_tensors(relative):
+    found = compared(first_steps(off(GRADIENT, relative)), REFERENCE, 1e9)
+    assert found.error == pytest.approx(relative, rel=0.4)
+
+
+@pytest.mark.parametrize(("relative", "refused"), [(0.02, False), (0.3, True)])
+def test_the_limit_is_that_of_the_number_format(relative, refused):
+    limit = tolerance({"precision": "bf16"}, {"precision": "fp32"})
+    found = compared(first_steps(off(GRADIENT, relative)), REFERENCE, limit)
+    assert bool(found.problem) is refused
+    assert not refused or "in the first step" in found.problem
+
+
+def test_formats_have_tolerances_in_their_order():
+    of = [tolerance({"precision": p}) for p in ("fp32", "tf32", "fp16", "bf16", "pure_bf16")]
+    assert of == sorted(of)
+    assert of[0] < 5e-3
+    assert tolerance({"float8": "rowwise", "precision": "bf16"}) <= 0.5
+
+
+def test_one_tensor_that_is_wrong_is_named():
+    wrong = {**GRADIENT, "bias": 3 * GRADIENT["bias"]}
+    found = compared(first_steps(wrong), REFERENCE, 0.3)
+    assert "gradient of bias in the first step" in found.problem
+
+
+def test_a_gradient_that_is_missing_or_no_number_is_refused():
+    without = {name: g for name, g in GRADIENT.items() if name != "matrix"}
+    assert "matrix" in compared(first_steps(without), REFERENCE, 0.1).problem
+    broken = {**GRADIENT, "matrix": math.nan * GRADIENT["matrix"]}
+    assert compared(first_steps(broken), REFERENCE, 0.1).problem
+
+
+def test_stale_gradients_show_in_the_second_step():
+    found = compared(
+        first_steps(GRADIENT, {name: 2 * g for name, g in GRADIENT.items()}), REFERENCE, 0.1
+    )
+    assert "in the second step" in found.problem
+
+
+def test_weights_that_move_half_as_far_are_refused():
+    half = {name: g / 2 for name, g in GRADIENT.items()}
+    found = compared(first_steps(GRADIENT, moved=half), REFERENCE, 0.1)
+    assert "move the weights 0.50 times as far" in found.problem
+    assert found.moved == pytest.approx(0.5)
+
+
+def test_a_layer_that_never_moves_is_refused():
+    still = {**GRADIENT, "bias": 0 * GRADIENT["bias"]}
+    found = compared(first_steps(GRADIENT, moved=still), REFERENCE, 0.1)
+    assert "move bias 0.00 times as far" in found.problem
+
+
+def test_what_bf16_weights_cannot_show_is_no_fault():
+    tiny = {name: 1e-4 * g for name, g in GRADIENT.items()}
+    reference = first_steps(GRADIENT, moved=tiny)
+    still = first_steps(GRADIENT, moved={**tiny, "bias": 0 * tiny["bias"]})
+    assert compared(still, reference, 0.1).problem
+    assert compared(still, reference, 0.1, weights_in_bf16=True).problem == ""
+
+
+def test_models_of_other_tensors_are_not_compared():
+    fewer = dataclasses.replace(REFERENCE, moved=REFERENCE.moved[1:])
+    assert comparable(REFERENCE, REFERENCE)
+    assert not comparable(fewer, REFERENCE)
+    assert not comparable(None, REFERENCE)
+
+
+def test_neighbours_of_a_large_model_share_what_is_sent():
+    sketcher = Sketcher((f"layer.{n}", 4) for n in range(1000))
+    for place in range(1000):
+        sketcher.add(place, torch.full((4,), 1.0))
+    rows = sketcher.done()
+    assert len(rows) == 64
+    assert rows[0].name == "layer.0 to layer.15"
+    assert math.hypot(*(row.norm for row in rows)) == pytest.approx(math.sqrt(4000))

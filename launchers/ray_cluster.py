@@ -250,7 +250,7 @@ class RayLauncher(Launcher):
         try:
             if address is None and _is_for_processors(resources):
                 self._reservation.take(devices.processors())
-            self._driver = Driver(address, log_dir)
+            self._driver = Driver(address, log_dir, self._joining(address))
             self._cluster = _Cluster(resources, self._driver, address)
             self._open(address)
         except Refused as error:
@@ -283,6 +283,9 @@ class RayLauncher(Launcher):
                 self._growth.join()
         finally:
             self._reservation.close()
+
+    def _joining(self, address: str | None) -> Callable[[str], object] | None:
+        return None if address is None else lambda text: self._busy(Rival(0, text))
 
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout

@@ -410,13 +410,18 @@ class _Run:
         return heard
 
     def _hear(self, node: int, message: Message | None) -> None:
-        still = max(self._silence[node], message.still if isinstance(message, Alive) else 0.0)
-        # One that clears away says nothing before it is done.
-        runs = isinstance(message, Alive | BlockReport) and not self._on_purpose
-        if still > STOOD_SECONDS and runs:
-            name = self._agents.name_of(node)
-            self.not_its_own = f"{name} stood still, or was cut off, for {still:.0f} s"
+        """Whether anything stood still meanwhile: this node by its own clock or its silence, or another
+        one while it was to take its part in this block. One that clears away says nothing, either."""
+        silence, still = self._silence[node], {}
         self._silence[node] = 0.0
+        if isinstance(message, Alive):
+            still[node] = max(silence, message.still)
+        elif isinstance(message, BlockReport) and not self._ending:
+            still = {other: self._silence[other] for other in self._open - {node}}
+        for other, seconds in still.items():
+            if seconds > STOOD_SECONDS:
+                name = self._agents.name_of(other)
+                self.not_its_own = f"{name} stood still, or was cut off, for {seconds:.0f} s"
 
     def _given_up(self, node: int) -> tuple[int, None]:
         self._agents.lost = True

@@ -1,4 +1,4 @@
-"""A study on a Ray cluster whose nodes die, stall or are taken: it goes on by itself, and nothing is lost."""
+"""A study on a Ray cluster whose nodes die, stall or are taken: it goes on, and nothing is lost."""
 
 import contextlib
 import sys

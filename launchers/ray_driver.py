@@ -215,15 +215,15 @@ class _Server:
             self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def _pass_on(self, link: int, node: str) -> None:
-        actor, line = self._actors[link], b""
+        actor, line, lost = self._actors[link], b"", False
         try:
             while line := bytes(ray.get(actor.read.remote())):
                 self._say({"link": link, "line": line.decode()})
         except ray.exceptions.RayError as error:
             print(f"link {link}: {error}", file=sys.stderr, flush=True)
             time.sleep(_FAREWELL_SECONDS)
-        closed = link not in self._actors
-        self._say({"link": link, "line": "", "node_lost": not closed and not _is_well(node)})
+            lost = link in self._actors and not _is_well(node)
+        self._say({"link": link, "line": "", "node_lost": lost})
 
     def _leave(self) -> None:
         last = threading.Timer(_LEAVE_SECONDS, os._exit, (1,))

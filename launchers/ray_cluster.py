@@ -22,7 +22,7 @@ from launchers.reservation import Busy, Reservation, Rival
 from launchers.slot import AgentSlot, Node, SlotGone
 
 _LOOPBACK = "127.0.0.1"
-_GRANT_SECONDS = 10.0
+_GRANT_SECONDS = 5.0
 """For what is free by Ray's own account."""
 _ANSWER_SECONDS = 45.0
 """An actor starts, or ends, within half a minute."""
@@ -106,7 +106,7 @@ class _Cluster:
         self.size = 0
         """Nodes, as far as it is known."""
         self._resources = resources
-        self._address = address
+        self._address = address or driver.address
         self.layout = self.plan(self.nodes())
 
     def nodes(self) -> list[ClusterNode]:

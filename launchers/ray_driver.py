@@ -39,6 +39,8 @@ _LEAVE_SECONDS = 15.0
 """Ray may wait for ever for a head that is gone."""
 _DOUBT_SECONDS = 3.0
 """Within which a raylet that has died no longer answers."""
+_MOST_SHOWN = 120
+"""Characters of a command line."""
 _READ_AND_SEND_AND_CLOSE = 3
 """Threads of an actor: a blocked `read` must not keep a `send` or `close` waiting."""
 
@@ -122,7 +124,7 @@ class _Server:
         """Jobs of others that run on the cluster, in words."""
         own = ray.get_runtime_context().get_job_id()
         return [
-            f"{job['Entrypoint'] or 'a job'} (process {job['DriverPid']} on {job['DriverIPAddress']})"
+            f"{_called(job)} (process {job['DriverPid']} on {job['DriverIPAddress']})"
             for job in state.jobs()
             if not job["IsDead"] and job["JobID"] != own
         ]
@@ -238,6 +240,13 @@ class _Server:
 def first_line(error: Exception) -> str:
     """Of what an error says: Ray adds its state and the stacks of its own processes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _called(job: Mapping[str, Any]) -> str:
+    command = str(job["Entrypoint"])
+    if __name__ in command:
+        return "another study of autotune"
+    return command[:_MOST_SHOWN] or "a job"
 
 
 def _counted(resources: Mapping[str, float]) -> dict[str, float]:

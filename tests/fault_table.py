@@ -61,7 +61,7 @@ FAULTS = {
     ),
     31: Fault("secrets in env and storage URL"),
     32: Fault("a suspended machine"),
-    33: Fault("a name server that does not answer", ALL),
+    33: Fault("a name server that does not answer"),
 }
 
 

@@ -226,17 +226,23 @@ class Ear:
         # Where this process was stopped itself, so may have been the others.
         listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
         self._silence = [silence + listened for silence in self._silence]
-        self.stood = self._stood(*heard) if heard else ""
+        self.stood = self._stood(*heard, nodes) if heard else ""
         return heard
 
-    def _stood(self, node: int, message: Message | None) -> str:
-        still = max(self._silence[node], message.still if isinstance(message, Alive) else 0.0)
+    def _stood(self, node: int, message: Message | None, nodes: Collection[int]) -> str:
+        """This node, by its own clock or its silence, or another one while it was to take its part in
+        this block. One that clears away says nothing, either."""
+        silence, still = self._silence[node], {}
         self._silence[node] = 0.0
-        # One that clears away says nothing before it is done.
-        if still <= STOOD_SECONDS or not isinstance(message, Alive | BlockReport):
+        if isinstance(message, Alive):
+            still[node] = max(silence, message.still)
+        elif isinstance(message, BlockReport):
+            still = {other: self._silence[other] for other in nodes if other != node}
+        longest = max(still, key=still.__getitem__, default=node)
+        if still.get(longest, 0.0) <= STOOD_SECONDS:
             return ""
-        name = self._agents.name_of(node)
-        return f"{name} stood still, or was cut off, for {still:.0f} s"
+        name = self._agents.name_of(longest)
+        return f"{name} stood still, or was cut off, for {still[longest]:.0f} s"
 
     def _given_up(self, node: int) -> tuple[int, None]:
         link = self._agents.links[node]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ SILENT_SECONDS = 20.0
 """Then a driver is given up: its head is gone, or it is frozen. Ray itself waits for a minute, and then
 ends its process."""
 _PING_SECONDS = 3.0
-_LISTEN_SECONDS = 1.0
+_LISTEN_SECONDS = 0.5
+_TELL_SECONDS = 15.0
+"""Then joining a cluster takes longer than it should."""
 _START_SECONDS = 120.0
 """A Ray of our own takes five seconds to start; on a busy machine half a minute."""
 _LEAVE_SECONDS = 25.0
@@ -61,15 +64,22 @@ class Wire:
         return self._lines.get()
 
 
+_Answers = queue.SimpleQueue[dict[str, Any] | None]
+"""Of one call: one, or None when there will be none."""
+
+
 class Driver:
     """A child process with a Ray driver. When it ends, all that waits for it is told."""
 
-    def __init__(self, address: str | None, log_dir: str) -> None:
+    def __init__(
+        self, address: str | None, log_dir: str, waits: Callable[[str], object] | None = None
+    ) -> None:
         """Start it and have it join a cluster.
 
         Args:
             address: of the cluster; None: it starts a Ray of its own on this machine.
             log_dir: for what Ray has to say.
+            waits: told again and again what it waits for; may raise.
 
         Raises:
             ClusterAway: there is no such cluster.
@@ -77,15 +87,18 @@ class Driver:
         self._where = address or "this machine"
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
+        self._waiting: dict[int, _Answers] = {}
         self._wires: dict[int, Wire] = {}
         self.lost = ""
         """Why nothing more comes of it, in words; empty as long as all is well."""
+        self.address = ""
+        """Of the cluster, once it has joined that."""
         self._closing = False
         self._process, self._line = _started(log_dir)
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
         try:
-            self.address = str(self.call("connect", _START_SECONDS, address=address))
+            joined = self._ask("connect", address=address)
+            self.address = str(self._answer_of(joined, _START_SECONDS, waits))
         except LauncherError as error:
             self.close()
             raise ClusterAway(
@@ -109,16 +122,21 @@ class Driver:
             DriverLost: nothing, and it never will.
             Refused: an error.
         """
-        number = next(self._numbers)
-        answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        return self._answer_of(self._ask(name, **arguments), seconds)
+
+    def _ask(self, name: str, **arguments: Any) -> _Answers:
+        number, answers = next(self._numbers), _Answers()
         with self._lock:
             if self.lost or self._closing:
                 raise DriverLost(self.lost or "the Ray driver has been closed")
             self._waiting[number] = answers
         self._say({"id": number, "call": name, **arguments})
-        answer = self._awaited(answers, seconds)
-        with self._lock:
-            self._waiting.pop(number, None)
+        return answers
+
+    def _answer_of(
+        self, answers: _Answers, seconds: float, waits: Callable[[str], object] | None = None
+    ) -> Any:
+        answer = self._awaited(answers, seconds, waits)
         if answer is None:
             self.give_up(f"the Ray cluster at {self._where} has not answered for {seconds:g} s")
             raise DriverLost(self.lost)
@@ -141,8 +159,9 @@ class Driver:
             self._closing = True
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LEAVE_SECONDS)
+        if self.address:  # else it waits for Ray, holds nothing yet, and does not listen
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_SECONDS)
         self._kill()
         self._line.close()
 
@@ -152,11 +171,13 @@ class Driver:
         self._kill()
 
     def _awaited(
-        self, answers: "queue.SimpleQueue[dict[str, Any] | None]", seconds: float
+        self, answers: _Answers, seconds: float, waits: Callable[[str], object] | None
     ) -> dict[str, Any] | None:
         """None: nothing has come while this process has listened for so long."""
-        listened = 0.0
+        listened, since = 0.0, time.strftime("%H:%M:%S")
         while listened < seconds:
+            if waits and listened > _TELL_SECONDS:
+                waits(f"since {since}: the Ray cluster at {self._where} does not let us in yet")
             began = time.monotonic()
             with contextlib.suppress(queue.Empty):
                 answer = answers.get(timeout=_LISTEN_SECONDS)
@@ -185,7 +206,7 @@ class Driver:
     def _take(self, message: dict[str, Any]) -> None:
         with self._lock:
             wire = self._wires.get(message.get("link", 0))
-            answers = self._waiting.get(message.get("id", 0))
+            answers = self._waiting.pop(message.get("id", 0), None)
         if wire:
             wire.node_lost = message.get("node_lost", False)
             wire.put(message["line"].encode())

@@ -1,5 +1,6 @@
 """Which nodes of a cluster a slot takes: those with room, and none that has just failed. Pure."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,8 +10,9 @@ from launchers.layout import Layout
 
 _ROUNDING = 1e-6
 FIRST_SECONDS = 30.0
-"""For which a node is avoided; twice as long each time, as long as nothing ends well there."""
+"""For which a node is avoided; twice as long each time."""
 MOST_SECONDS = 480.0
+"""When nothing has happened for so long since, it is as good as any."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,13 @@ class Avoided:
 
     def add(self, node: str) -> None:
         """An agent was lost there."""
-        if node not in self.now():
-            seconds = min(FIRST_SECONDS * 2.0 ** self._losses[node], MOST_SECONDS)
-            self._until[node] = self._clock() + seconds
-            self._losses[node] += 1
-
-    def forgive(self, node: str) -> None:
-        """A trial ended well there."""
-        if node not in self.now():
+        now, until = self._clock(), self._until.get(node, -math.inf)
+        if until > now:
+            return  # of one incident, others have told already
+        if now - until > MOST_SECONDS:
             self._losses.pop(node, None)
+        self._until[node] = now + min(FIRST_SECONDS * 2.0 ** self._losses[node], MOST_SECONDS)
+        self._losses[node] += 1
 
     def now(self) -> set[str]:
         """Those that are to be avoided at present, by id."""

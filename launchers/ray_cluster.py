@@ -23,7 +23,7 @@ from launchers.reservation import Busy, Reservation, Rival
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
-_GRANT_SECONDS = 10.0
+_GRANT_SECONDS = 5.0
 """For what is free by Ray's own account."""
 _ANSWER_SECONDS = 45.0
 """An actor starts, or ends, within half a minute."""
@@ -107,7 +107,7 @@ class _Cluster:
         self.size = 0
         """Nodes, as far as it is known."""
         self._resources = resources
-        self._address = address
+        self._address = address or driver.address
         self.layout = self.plan(self.nodes())
 
     def nodes(self) -> list[ClusterNode]:
@@ -251,7 +251,7 @@ class RayLauncher(Launcher):
         try:
             if address is None and _is_for_processors(resources):
                 self._reservation.take(devices.processors())
-            self._driver = Driver(address, log_dir)
+            self._driver = Driver(address, log_dir, self._joining(address))
             self._cluster = _Cluster(resources, self._driver, address)
             self._open(address)
         except Refused as error:
@@ -284,6 +284,9 @@ class RayLauncher(Launcher):
                 self._growth.join()
         finally:
             self._reservation.close()
+
+    def _joining(self, address: str | None) -> Callable[[str], object] | None:
+        return None if address is None else lambda text: self._busy(Rival(0, text))
 
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout

@@ -39,6 +39,8 @@ _LEAVE_SECONDS = 15.0
 """Ray may wait for ever for a head that is gone."""
 _DOUBT_SECONDS = 3.0
 """Within which a raylet that has died no longer answers."""
+_MOST_SHOWN = 120
+"""Characters of a command line."""
 _READ_AND_SEND_AND_CLOSE = 3
 """Threads of an actor: a blocked `read` must not keep a `send` or `close` waiting."""
 
@@ -122,7 +124,7 @@ class _Server:
         """Jobs of others that run on the cluster, in words."""
         own = ray.get_runtime_context().get_job_id()
         return [
-            f"{job['Entrypoint'] or 'a job'} (process {job['DriverPid']} on {job['DriverIPAddress']})"
+            f"{_called(job)} (process {job['DriverPid']} on {job['DriverIPAddress']})"
             for job in state.jobs()
             if not job["IsDead"] and job["JobID"] != own
         ]
@@ -215,15 +217,15 @@ class _Server:
             self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def _pass_on(self, link: int, node: str) -> None:
-        actor, line = self._actors[link], b""
+        actor, line, lost = self._actors[link], b"", False
         try:
             while line := bytes(ray.get(actor.read.remote())):
                 self._say({"link": link, "line": line.decode()})
         except ray.exceptions.RayError as error:
             print(f"link {link}: {error}", file=sys.stderr, flush=True)
             time.sleep(_FAREWELL_SECONDS)
-        closed = link not in self._actors
-        self._say({"link": link, "line": "", "node_lost": not closed and not _is_well(node)})
+            lost = link in self._actors and not _is_well(node)
+        self._say({"link": link, "line": "", "node_lost": lost})
 
     def _leave(self) -> None:
         last = threading.Timer(_LEAVE_SECONDS, os._exit, (1,))
@@ -238,6 +240,13 @@ class _Server:
 def first_line(error: Exception) -> str:
     """Of what an error says: Ray adds its state and the stacks of its own processes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _called(job: Mapping[str, Any]) -> str:
+    command = str(job["Entrypoint"])
+    if __name__ in command:
+        return "another study of autotune"
+    return command[:_MOST_SHOWN] or "a job"
 
 
 def _counted(resources: Mapping[str, float]) -> dict[str, float]:

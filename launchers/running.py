@@ -75,7 +75,7 @@ class Run:
 
     def excuse(self, why: str) -> None:
         """Its figures say nothing, as something stood still; empty: they do."""
-        if why and not self._on_purpose:
+        if why and not self._ending:
             self.not_its_own = why
 
     def hear(self, node: int, message: Message | None) -> None:

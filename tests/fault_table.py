@@ -31,7 +31,7 @@ FAULTS = {
     3: Fault("SIGSTOP of the daemon beyond its lease, then SIGCONT"),
     4: Fault("several daemons, one database"),
     5: Fault("kill -9 of agent, rank, launcher"),
-    6: Fault("kill -9 of a Ray worker, a raylet, the head", "raylet, head"),
+    6: Fault("kill -9 of a Ray worker, a raylet, the head"),
     7: Fault("a rank stopped inside an all-reduce"),
     8: Fault("a rank raises, runs out of memory, aborts"),
     9: Fault("SIGTERM ignored, grandchildren in their own session"),
@@ -48,9 +48,9 @@ FAULTS = {
     20: Fault("a password in the storage URL"),
     21: Fault("port scan of what was started with defaults"),
     22: Fault("kill -9 during export"),
-    23: Fault("raylet killed, head lost, cluster restarted", ALL),
-    24: Fault("node frozen, link cut, packets lost", ALL),
-    25: Fault("cluster busy, all or in part", ALL),
+    23: Fault("raylet killed, head lost, cluster restarted"),
+    24: Fault("node frozen, link cut, packets lost", "packets lost"),
+    25: Fault("cluster busy, all or in part"),
     26: Fault("SIGTERM by systemd, then start; a trial out of memory"),
     27: Fault("PostgreSQL read-only, host lost in mid transaction"),
     28: Fault("rank or agent in D state", "a real D state: stopped and unkillable stand in"),
@@ -61,7 +61,7 @@ FAULTS = {
     ),
     31: Fault("secrets in env and storage URL"),
     32: Fault("a suspended machine"),
-    33: Fault("a name server that does not answer", ALL),
+    33: Fault("a name server that does not answer"),
 }
 
 

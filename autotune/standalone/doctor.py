@@ -17,6 +17,7 @@ from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
+from autotune.standalone import name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.standalone.survey import surveying
 from autotune.trial.protocol import BlockReport
@@ -65,6 +66,7 @@ def examine(spec: StudySpec | None, storage: str) -> Iterator[Check]:
         yield check()
     yield _storage(storage)
     yield from _ray_security(spec)
+    yield from _names(spec)
     yield from _launched(spec)
 
 
@@ -114,6 +116,13 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
         version = importlib.metadata.version("ray")
         safe, text = judged(spec.ray_address, os.environ, version)
         yield Check("Ray security", "ok" if safe else "warn", text)
+
+
+def _names(spec: StudySpec | None) -> Iterator[Check]:
+    host = (spec.ray_address or "").rpartition(":")[0] if spec else ""
+    if host and "://" not in host:
+        soon, text = name_lookup.judged(host)
+        yield Check("name server", "ok" if soon else "warn", text)
 
 
 def _launched(spec: StudySpec | None) -> Iterator[Check]:

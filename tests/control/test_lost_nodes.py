@@ -153,3 +153,24 @@ def test_a_slot_that_there_is_room_for_later_is_used(played: Replayed) -> None:
     played.on(coming).serve()
     played.assert_complete(trials=6)
     assert "There is room for replay-new: 2 trials at a time." in played.said()
+
+
+@pytest.mark.fault(23)
+def test_what_came_of_a_study_is_written_before_anything_remote_is_closed(played: Replayed) -> None:
+    states: list[str] = []
+
+    class Remote(ReplayLauncher):
+        is_remote = True
+
+        def close(self) -> None:
+            states.append(played.study().state)
+
+    class Elsewhere(Machine):
+        def open(self, *_: object) -> ReplayLauncher:
+            self.opened.append(Remote(self.behaviour))
+            return self.opened[-1]
+
+    played.submit(**SHORT)
+    played.machine = Elsewhere()
+    played.serve()
+    assert states == ["DONE"]

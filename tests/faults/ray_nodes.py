@@ -47,7 +47,7 @@ def refusal() -> str:
         *_NAMESPACES,
         "sh",
         "-c",
-        "mount -t tmpfs tmpfs /tmp && ip link add a type dummy",
+        "mount -t tmpfs tmpfs /tmp && ip link add bridge type bridge",
     ]
     found = subprocess.run(tried, capture_output=True, text=True, check=False)
     return f"namespaces are not permitted: {found.stderr.strip()}" if found.returncode else ""
@@ -103,8 +103,13 @@ class RayNode:
     def processes(self, part: str = "") -> list[psutil.Process]:
         """Those with this in their command line, but for the first."""
         found = []
-        for process in self.first.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
+        own = Path(f"/proc/{self.first.pid}/ns/pid").readlink()
+        for process in psutil.process_iter():
+            if process == self.first:
+                continue
+            with contextlib.suppress(psutil.Error, OSError):
+                if Path(f"/proc/{process.pid}/ns/pid").readlink() != own:
+                    continue
                 if part in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
@@ -128,7 +133,7 @@ class RayNode:
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """All of its processes are stopped."""
-        struck = self.first.children(recursive=True)
+        struck = self.processes()
         _signal(struck, signal.SIGSTOP)
         try:
             yield

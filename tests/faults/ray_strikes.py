@@ -1,6 +1,7 @@
 """What is done to a Ray cluster while a study runs on it, and how long until its next trial is done."""
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,12 +27,14 @@ class Recovery:
 
     Attributes:
         lasted: from the strike until all nodes were as before, as far as that is the cluster's to do.
-        next_trial: from the strike to the end of the next completed trial.
+        next_trial: from the strike to the end of the next trial that was begun after it.
+        longest: without any trial that ended well, from the strike on.
         lost: attempts that were lost or given up.
     """
 
     lasted: float
     next_trial: float
+    longest: float
     lost: int
 
 
@@ -86,6 +89,11 @@ class RayStudy(Records):
             if a.started > moment and a.ended and a.result.throughput
         ]
         return min(ends, default=None)
+
+    def longest_pause(self, since: float) -> float:
+        """Seconds without the end of a measured run of whatever purpose, from that moment on."""
+        ends = [a.ended for a in self.recorded() if a.ended and a.ended > since]
+        return max(later - earlier for earlier, later in itertools.pairwise([since, *sorted(ends)]))
 
     @property
     def said(self) -> str:
@@ -191,4 +199,6 @@ def survive(study: RayStudy, strike: Callable[[RayNodes], None]) -> Recovery:
     study.wait_done()
     study.check_nothing_is_left()
     again = [a for a in study.attempts() if a.result.state in ("LOST", "ABANDONED")]
-    return Recovery(round(lasted, 1), round(ended - began, 1), len(again))
+    return Recovery(
+        round(lasted, 1), round(ended - began, 1), round(study.longest_pause(began), 1), len(again)
+    )

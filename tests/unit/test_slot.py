@@ -27,6 +27,7 @@ from autotune.trial.protocol import (
     TrialReport,
     from_line,
 )
+from launchers import agents
 from launchers.agents import Node
 from launchers.base import Link
 from launchers.slot import AgentSlot
@@ -109,6 +110,38 @@ def enough(_: BlockReport) -> bool:
 
 def go_on(_: BlockReport) -> bool:
     return False
+
+
+@pytest.mark.fault(24)
+def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents, "STOOD_SECONDS", 0.5)
+    cluster = Cluster(ended(0), ended(1))
+
+    def train() -> None:
+        for _ in range(4):
+            time.sleep(0.3)
+            cluster.links[0].say(Alive("t").to_line())
+        cluster.links[0].say(BLOCK.to_line())
+
+    threading.Thread(target=train).start()
+    report = cluster.run(enough)
+    assert report.not_its_own.startswith("node 1 stood still, or was cut off, for")
+
+
+@pytest.mark.fault(24)
+def test_nor_while_it_did_not_run_by_its_own_clock_even_if_that_is_heard_later() -> None:
+    late = {EndTrial: [Alive("t", still=35.0), cleared(1)]}
+    report = Cluster(training(), late).run(enough)
+    assert report.not_its_own == "node 1 stood still, or was cut off, for 35 s"
+
+
+def test_one_that_clears_away_for_long_has_not_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "STOOD_SECONDS", 0.2)
+    cluster = Cluster(training(), {})
+    threading.Timer(1.0, lambda: cluster.links[1].say(cleared(1).to_line())).start()
+    assert cluster.run(enough).not_its_own == ""
 
 
 @pytest.mark.parametrize("raised", [CLOSED, DIED])

@@ -1,14 +1,17 @@
 """The agent itself dies, or what it forks its ranks from."""
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from autotune.errors import ClusterAway
 from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, TrialReport
-from tests.contract.launchers.sites import Site, go_on, sites
+from tests.contract.launchers.sites import Site, go_on, marked, sites, sites_to_close
 from tests.trials import ENDLESS
 from tests.waiting import wait_for
 
@@ -78,3 +81,18 @@ def test_trials_after_one_that_killed_the_fork_server(site: Site) -> None:
             site.check_next_trial()
     finally:
         site.renew_agents()
+
+
+@pytest.mark.fault(6)
+@pytest.mark.fault(23)
+@sites_to_close(slow=["ray"])
+def test_a_ray_driver_that_is_killed_takes_its_ray_along_and_nobody_else(site: Site) -> None:
+    driver = site.slot._agents.links[0]._cluster.driver
+    report = run_with_grandchild_until(site, lambda: os.kill(driver.pid, signal.SIGKILL))
+    assert report.lost_agent is True
+    assert report.not_its_own == driver.lost
+    assert "the Ray driver of this machine has ended" in driver.lost
+    with pytest.raises(ClusterAway, match="the Ray driver of this machine has ended"):
+        site.run()
+    site.close()
+    wait_for(lambda: not marked(site.mark), "nothing of it is left")

@@ -1,0 +1,41 @@
+"""Seconds from a fault of a Ray cluster to the next trial: three nodes of namespaces on this machine.
+
+`python benchmarks/ray_faults.py [--json] [--ranks N] [NAME ...]`; as root, with namespaces.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.faults.ray_nodes import ray_nodes, refusal
+from tests.faults.ray_strikes import STRIKES, RayStudy, survive
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(STRIKES), help="faults; all by default")
+    parser.add_argument("--ranks", type=int, default=2, help="of a trial, a node each")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if why := refusal():
+        sys.exit(why)
+    rows = []
+    for name in given.names:
+        # A cluster each: what one fault leaves is no part of the next one.
+        with tempfile.TemporaryDirectory() as folder, ray_nodes(Path(folder)) as nodes:
+            study = RayStudy(nodes, Path(folder) / "project", ranks=given.ranks)
+            recovery = survive(study, STRIKES[name])
+        rows.append({"fault": name, "ranks": given.ranks, **dataclasses.asdict(recovery)})
+        if not given.json:
+            print(rows[-1], flush=True)
+    if given.json:
+        print(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -92,8 +92,7 @@ class Residents:
         for number, run in list(self._runs.items()):
             if not run.nodes:
                 continue
-            run.excuse(self._ear.stood)
-            run.hear(node, message)
+            run.hear(node, message, self._ear.stood)
             if run.nodes or self._ending:
                 continue
             self._turns.lost(number)

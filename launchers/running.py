@@ -68,18 +68,18 @@ class Run:
             patience = None if until is None or self._ending else until - time.monotonic()
             heard = self._ear.listen(self.nodes, patience)
             if heard is not None:
-                self.excuse(self._ear.stood)
-                self.hear(*heard)
+                self.hear(*heard, self._ear.stood)
             elif patience is not None and until is not None and until <= time.monotonic():
                 self.end()
 
-    def excuse(self, why: str) -> None:
-        """Its figures say nothing, as something stood still; empty: they do."""
-        if why and not self._ending:
-            self.not_its_own = why
+    def hear(self, node: int, message: Message | None, stood: str) -> None:
+        """Take in what a node says, which may be of another trial; None: it is lost.
 
-    def hear(self, node: int, message: Message | None) -> None:
-        """Take in what a node says, which may be of another trial; None: it is lost."""
+        Args:
+            stood: what has stood still until then, so that figures say nothing; empty: nothing has.
+        """
+        if stood and not (self._ending and isinstance(message, BlockReport)):
+            self.not_its_own = stood
         if message is None:
             self._lose(node)
         elif isinstance(message, BlockReport) and message.trial == self._trial:

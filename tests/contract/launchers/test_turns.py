@@ -3,10 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, TrialReport
+from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, Script, TrialReport
 from tests.contract.launchers.sites import HASTY, Site, fork_server, is_store, sites
 from tests.contract.launchers.test_ends import ending
 from tests.trials import ENDLESS, knobs
@@ -14,6 +15,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 SHORT = BlockPlan(0.01, 2, ENDLESS)
 
 
@@ -152,6 +154,19 @@ def _spent(site: Site) -> dict[int, float]:
                 used = process.cpu_times()
                 found[process.pid] = used.user + used.system
     return found
+
+
+@sites("local", "pair")
+def test_a_script_that_nobody_changed_is_paused_at_a_step(site: Site) -> None:
+    (site.folder / "plain.py").write_text((SCRIPTS / "plain_ddp.py").read_text())
+    script = {"factory": "", "import_paths": (), "script": Script("plain.py", samples=8)}
+    turns = Forth(3, 4)
+    reports = run(site, turns, script, {}, script)
+    assert [(r.outcome, r.cause) for r in reports] == [(None, "")] * 3
+    assert turns.trained_in == [0, 1, 2] * 4
+    for report in (reports[0], reports[2]):
+        assert all(block.samples == 8 * block.steps * site.world_size for block in report.blocks)
+    assert site.strays() == []
 
 
 @sites("local", slow=["ray"])

@@ -176,7 +176,9 @@ def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
             for agent in site.agents():
                 agent.kill()
 
-    reports = run(site, Watched(3, 100, kill_agent), {}, {}, {})
+    # Those that wait have workers that are stopped: these die as well.
+    loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
+    reports = run(site, Watched(3, 100, kill_agent), loading, loading, {})
     assert all(report.lost_agent for report in reports)
     wait_for(lambda: site.strays() == [], "the ranks of a dead agent to die")
     site.check_next_trial()

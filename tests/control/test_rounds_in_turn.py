@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from autotune.analysis.verdict import Verdict
 from autotune.trial.protocol import Knobs, Outcome
+from autotune.views import paper
 from autotune.views.recompute import recomputed_attempts
 from launchers.behaviours import noisy, running_at, where, within_memory
 from launchers.replay import ENVIRONMENT, Launch, Unrest
@@ -43,6 +45,8 @@ def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
         assert sorted(turns) == list(range(1, len(turns) + 1))
     assert in_turn(played, "attribute") == {True}
     assert "are resident at once and take turns" in played.said()
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
+    assert "| runs in turn with the others, block by block | 3 |" in shown
     played.assert_complete(trials=3)
 
 

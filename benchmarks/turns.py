@@ -1,20 +1,33 @@
-"""Runs that take turns against runs one after another, for benchmarks/fidelity.py.
+"""Runs that take turns against runs one after another: of real ranks for benchmarks/fidelity.py, and by
+itself on simulated machines, in virtual time.
+
+    python benchmarks/turns.py [--json]
 
 In each round the same configuration runs five times: twice as it is, and with 3 % of slow-down planted
 in all ranks, one rank, or the loader. Once these five are resident together and take turns, once they
 are runs of their own; which of the two comes first is drawn. All have the same seconds of training.
 """
 
+import argparse
+import itertools
+import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from scipy import stats
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.watch import Limits
+from autotune.runs.in_turn import InTurn, taking_turns
+from autotune.runs.judging import TimedRun
+from autotune.trial.protocol import BlockPlan, TrialRequest
+from launchers import Slot
+from launchers.replay import Answer, Launch, ReplayLauncher, Unrest
+from search_spaces import defaults
 
 SECONDS = 4.0
 """Of training that counts, per run."""
@@ -109,3 +122,85 @@ def judged(rounds: Sequence[Round]) -> dict[str, Any]:
 def ratio(rounds: Sequence[Round], name: str) -> Ratio:
     """Of a variant to 'a', paired."""
     return paired_ratio([r[name] for r in rounds], [r["a"] for r in rounds])
+
+
+# Simulated
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Runs of a workload on a machine whose speed wanders; equal processes differ a little.
+
+    Attributes:
+        slot: of a replaying launcher.
+    """
+
+    slot: Slot
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
+        """Of a run by itself."""
+        judge = TimedRun(limits)
+        return judge.result(self.slot.run(self._request(planted), judge)).throughput or 0.0
+
+    def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Of runs that take turns."""
+        group = InTurn(limits, len(planted))
+        requests = [taking_turns(self._request(one)) for one in planted]
+        reports = self.slot.run_in_turn(requests, group)
+        judged = zip(group.judges, reports, strict=True)
+        return [judge.result(report).throughput or 0.0 for judge, report in judged]
+
+    def _request(self, planted: Mapping[str, Any]) -> TrialRequest:
+        return TrialRequest(
+            trial=f"simulated-{next(self._numbers)}",
+            factory="",
+            args=dict(planted),
+            knobs=defaults(),
+            world_size=1,
+            seed=0,
+            device="cpu",
+            blocks=BlockPlan(0.1, 2, 10_000),
+        )
+
+
+def answer(launch: Launch) -> Answer:
+    """Steps of 20 ms; processes differ by 0.5 %, blocks by 2 %."""
+    rate = 50.0 * launch.knobs["micro_batch"] * (1 - launch.request.args.get("share", 0.0))
+    rate *= math.exp(launch.draw.gauss(0.0, 0.005))
+    return Answer(rate=rate, startup=0.5, block_sigma=0.02)
+
+
+def simulated(wandering: Unrest, count: int) -> dict[str, Any]:
+    """So many rounds on a machine that wanders so."""
+    planted = {name: {"share": 0.03} for name in PLANTED}
+    slot = ReplayLauncher(answer, workers=1, unrest=wandering).slots[0]
+    variants: dict[str, dict[str, Any]] = {"a": {}, "a again": {}, **planted}
+    return compared(Simulated(slot), variants, count, random.Random(0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    report = {}
+    for seconds in (1.0, 5.0, 10.0, 30.0):
+        name = f"wanders by 8 %, forgets it in {seconds:g} s"
+        report[name] = simulated(Unrest(0.08, seconds), 60)
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    for name, found in report.items():
+        apart, verdicts = found["spread_of_equals"], found["in_turn"]["7 rounds"]
+        found_all = verdicts["planted_3_percent_found"]["all"]
+        print(
+            f"{name}: equals lie {apart['in_turn']:.1%} apart in turn, {apart['own']:.1%} by themselves"
+        )
+        print(
+            f"  after 7 rounds 3 % found: {found_all:.0%}, equals called different: "
+            f"{verdicts['equals_called_different']:.0%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -95,11 +95,11 @@ class InTurn:
 
     def _enough(self, members: list[int], latest: float) -> bool:
         """Whether another cycle is not needed, or there is no time for one like the latest."""
-        if self._spent + latest > self._limits.whole:
-            return True
         found = turns.cycles(self._taken(members))
         if not len(found):
-            return False
+            return self._spent > self._limits.whole
+        if self._spent + latest > self._limits.whole:
+            return True
         timed = max(sum(b.seconds for b in self._watches[n].kept) for n in members)
         if timed * (1 + 1 / len(found)) > self._limits.longest:
             return True

@@ -176,17 +176,19 @@ class Finals:
         """Measure all members of a round that nobody has begun at once, in turn, where that can be;
         False if there is no time for it. Who fails beside the others is left for a run of its own."""
         number, attempts = confirmation.next_round, self._job.attempts()
-        order = self._drawn(confirmation.members(), f"{number}")
-        members = [(trial, confirmation.candidates[trial].knobs) for trial in order]
-        peaks = [confirmation.candidates[trial].peak_bytes for trial in order]
-        begun = any(attempts.of(Purpose.CONFIRM).in_round(number))
-        if begun or not self._turns.possible(peaks):
+        if any(attempts.of(Purpose.CONFIRM).in_round(number)):
             return True
+        order = self._drawn(confirmation.members(), f"{number}")
         if not self._has_time(confirmation, order):
             return False
-        to_come = max(0, self._schedule.rounds - len(confirmation.rounds) - 1)
-        least = self._schedule.round(self._job.costs(), [knobs for _, knobs in members])
-        allowed = self._schedule.share(1 / (1 + to_come), least)
+        chosen = [confirmation.candidates[trial] for trial in order]
+        members = [(one.trial, one.knobs) for one in chosen]
+        knobs = [one.knobs for one in chosen]
+        to_come = confirmation.runs_to_come(self._schedule.rounds)
+        least = self._schedule.round(self._job.costs(), knobs)
+        allowed = self._schedule.share(len(knobs) / (len(knobs) + to_come), least)
+        if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):
+            return True
         self._bench.run_in_turn(members, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
@@ -256,9 +258,10 @@ class Finals:
         if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
             return
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
-        if self._turns.possible([max(known, default=0)] * len(missing)):
+        needed = max(known, default=0) * len(missing)
+        allowed = self._schedule.share(len(missing) / (len(missing) + after))
+        if self._turns.possible(missing, needed, allowed):
             members = [(chosen, knobs) for knobs in missing]
-            allowed = self._schedule.share(len(missing) / (len(missing) + after))
             self._bench.run_in_turn(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:

@@ -1,24 +1,42 @@
 """Whether runs that are to be compared can be resident at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from autotune.study.bench import Job
+from autotune.analysis.costs import Costs
+from autotune.runs.in_turn import TURN_SECONDS
+from autotune.study.bench import Allowance, Job
 
 _SHARE = 0.8
 """Of the memory that residents may take by their peaks: near the limit allocators behave otherwise."""
 _GIB = 2**30
+_LONGEST_STEP = 1.0
+"""Seconds: with longer ones, two blocks are no neighbours any more, and what each turn leaves out costs
+more than it is worth."""
+_STEPS = 3
+"""Of a turn, at least: one is not timed."""
+_BLOCKS = 4
+"""Of each: two cycles, or nothing is known of how far they differ."""
 
 
 class TakingTurns:
-    """Judges it for one study, and says once how the runs of its rounds are made."""
+    """Judges it for one study, and says how the runs of its rounds are made whenever that changes."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._said = ""
 
-    def possible(self, peaks: Sequence[int]) -> bool:
-        """Whether runs with these peaks, bytes of their largest rank each, may be resident at once."""
-        obstacle = self._obstacle(peaks)
+    def possible(
+        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, allowed: Allowance | None
+    ) -> bool:
+        """Whether runs may be resident at once.
+
+        Args:
+            knobs: of each.
+            peak_bytes: of the largest rank of each, added up; 0: not known.
+            allowed: time that they may have together.
+        """
+        obstacle = self._obstacle(knobs, peak_bytes, allowed)
         said = (
             f"they run one after another: {obstacle}"
             if obstacle
@@ -29,22 +47,39 @@ class TakingTurns:
             self._job.say(f"What is compared with each other: {said}.")
         return not obstacle
 
-    def _obstacle(self, peaks: Sequence[int]) -> str:
+    def _obstacle(
+        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, allowed: Allowance | None
+    ) -> str:
         """Why they may not, in words; empty if they may."""
-        plan = self._job.plan
-        if plan.spec.workload.command:
+        if self._job.plan.spec.workload.command:
             return "a command that starts its own ranks cannot be paused"
-        if len(peaks) < 2:
+        if len(knobs) < 2:
             return "there is only one"
-        needed, there = sum(peaks), plan.memory_of_rank()
+        costs = self._job.costs()
+        longest = max(map(costs.step, knobs))
+        if longest > _LONGEST_STEP:
+            return f"a step of {longest:.1f} s is too long for turns"
+        if allowed and sum(_shortest(costs, one) for one in knobs) > allowed.wanted:
+            return "there is no time for more"
+        return self._shortage(peak_bytes)
+
+    def _shortage(self, needed: int) -> str:
+        """Of memory, in words; empty if there is enough."""
+        plan = self._job.plan
+        there = plan.memory_of_rank()
         if there is None:
             slot = plan.launcher.slots[0]
             there = slot.environment["memory_bytes"] * slot.nodes / plan.launcher.workers
-        elif not all(peaks):
-            return "how much memory each needs is not known"
-        if needed > _SHARE * there:
-            return (
-                f"by their peaks they need {needed / _GIB:.2f} of the {there / _GIB:.2f} GiB that a "
-                "rank has"
-            )
-        return ""
+        elif not needed:
+            return "how much memory they need is not known"
+        if needed <= _SHARE * there:
+            return ""
+        shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
+        return f"by their peaks they need {shares} that a rank has"
+
+
+def _shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
+    """Seconds of the shortest run that takes turns, its warm-up as long as what counts."""
+    step = costs.step(knobs)
+    turn = max(TURN_SECONDS + step, _STEPS * step)
+    return costs.startup + costs.first_step(knobs) + 2 * _BLOCKS * turn

@@ -160,6 +160,7 @@ def _running(ran: Running) -> Iterator[str]:
     yield f"| in {ran.runs} runs, {ran.blocks} blocks | |"
     yield "|---|---|"
     rows = [
+        ("runs in turn with the others, block by block", ran.in_turn or None, "{:d}"),
         ("step time, median", ran.step_p50, "{:.4g} s"),
         ("step time, 95th percentile", ran.step_p95, "{:.4g} s"),
         ("step time, longest", ran.step_max, "{:.4g} s"),

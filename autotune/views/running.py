@@ -29,10 +29,12 @@ class Running:
         energy_per_sample: joules of all devices.
         clock_mhz: of the slowest device.
         compile_seconds: spent compiling, all runs together.
+        in_turn: runs that took turns with what they are compared with, block by block.
         contended_blocks: share of the blocks that others disturbed.
     """
 
     runs: int
+    in_turn: int
     blocks: int
     step_p50: float | None
     step_p95: float | None
@@ -76,6 +78,7 @@ def running(
     utilisation = flops / limit if flops and limit else None
     return Running(
         runs=len(confirmed),
+        in_turn=sum(any("turn" in block.observed for block in blocks[a.id]) for a in confirmed),
         blocks=len(kept),
         step_p50=_median(kept, "step_p50"),
         step_p95=_median(kept, "step_p95"),

@@ -271,3 +271,18 @@ def test_a_device_of_which_nothing_is_known_is_refused(processors, tmp_path):
 def test_nothing_is_bound_unless_asked(processors):
     binding.near_device(knobs(), torch.device("cuda", 0))
     assert sorted(os.sched_getaffinity(0)) == processors
+
+
+# Shares of the processors, for ranks that take turns
+
+
+def test_ranks_divide_the_processors_evenly(processors):
+    half = len(processors) // 2
+    binding.own_share(1, 2)
+    wanted = set(processors[half : 2 * half]) if half else set(processors)
+    assert os.sched_getaffinity(0) == wanted
+
+
+def test_where_there_are_fewer_than_ranks_the_system_divides_them(processors):
+    binding.own_share(0, len(processors) + 1)
+    assert sorted(os.sched_getaffinity(0)) == processors

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.trial.observers.timing import BlockLength
+from autotune.trial.observers.timing import BlockLength, LengthInTurn
 from autotune.trial.protocol import BlockPlan
 from autotune.trial.rank.profiling import affordable
 
@@ -118,3 +118,18 @@ def test_what_a_block_has_to_hold_to_stand_for_the_training_it_holds():
 )
 def test_a_profile_gives_way_to_long_steps(first, seconds, expected):
     assert affordable(8, first, seconds) == expected
+
+
+def test_where_trials_take_turns_it_is_learnt_from_the_whole_warm_up_and_stays_after_the_first_rest():
+    length = LengthInTurn(BlockPlan(1.0, 2), 1)
+    length.learn(0, 30.0)
+    assert length.steps == 2
+    length.learn(1, 0.2)
+    assert length.steps == 10
+    length.learn(2, 3.0)
+    assert length.steps == 4, "12 steps took 3.2 s"
+    length.learn(3, 0.4)
+    assert length.steps == 5
+    length.learn(4, 50.0, rested=True)
+    length.learn(5, 50.0)
+    assert length.steps == 5

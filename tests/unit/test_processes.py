@@ -236,6 +236,35 @@ def test_helpers_are_spared_but_not_their_children():
     assert told == {"spared": True, "rank": False, "kill": None}
 
 
+def test_what_belongs_to_another_trial_is_kept_and_so_is_what_it_starts_meanwhile():
+    """Its children, and who has lost its parent but not the session."""
+    told = play(
+        """
+        read, write = os.pipe()
+        def rank():
+            os.setsid()
+            def father():
+                os.write(write, b"%8d" % child(sleep))
+                os._exit(0)
+            child(father)
+            os.write(write, b"%8d" % child(sleep))
+            sleep()
+        kept, ended = child(rank), child(rank)
+        below = [int(os.read(read, 8)) for _ in range(4)]
+        before = {pid: os.getsid(pid) for pid in below}
+        processes.kill_descendants(set(), keep=[kept])
+        found = [(alive(pid), before[pid] == kept) for pid in below]
+        tell(kept=alive(kept), ended=alive(ended), found=sorted(found))
+        processes.kill_descendants(set())
+        """
+    )
+    assert told == {
+        "kept": True,
+        "ended": False,
+        "found": [[False, False], [False, False], [True, True], [True, True]],
+    }
+
+
 def test_the_exit_status_of_a_helper_is_left_to_who_waits_for_it():
     told = play(
         """

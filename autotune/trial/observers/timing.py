@@ -107,15 +107,41 @@ class BlockLength:
     steps: int = 1
     _SETTLED_AT = 3
 
-    def learn(self, index: int, seconds: float) -> None:
-        """Take in that block `index`, of `steps` steps, took `seconds` on the slowest rank."""
-        if index >= self._SETTLED_AT:
-            return
-        wanted = max(self.plan.min_steps, math.ceil(self.plan.seconds * self.steps / seconds))
-        most = max(self.fewest, self.plan.longest * self.steps / seconds)
+    def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
+        """Take in that block `index`, of `steps` steps, took `seconds` on the slowest rank.
+
+        Args:
+            rested: others had trained before it.
+        """
+        if index < self._SETTLED_AT:
+            self._adapt(self.steps, seconds)
+
+    def _adapt(self, steps: int, seconds: float) -> None:
+        """To so many steps, and what they took."""
+        wanted = max(self.plan.min_steps, math.ceil(self.plan.seconds * steps / seconds))
+        most = max(self.fewest, self.plan.longest * steps / seconds)
         wanted = max(self.fewest, wanted if wanted <= most else math.floor(most))
         whole_intervals = math.ceil(wanted / self.log_interval) * self.log_interval
         # Whole logging intervals charge logging exactly. Where an interval is far longer than a
         # block, the block ends with one reading instead: logging is then charged too often.
         fits = whole_intervals <= min(_OVERRUN * wanted, most)
         self.steps = whole_intervals if fits else wanted
+
+
+@dataclass
+class LengthInTurn(BlockLength):
+    """The same where trials take turns: it is learnt from all blocks before the first rest. Whoever
+    trains for a shorter time after each rest is favoured by the system: all are to have blocks alike."""
+
+    _steps: int = 0
+    _seconds: float = 0.0
+    _settled: bool = False
+
+    def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
+        """As above."""
+        self._settled |= rested
+        if index == 0:
+            self._adapt(self.steps, seconds)
+        elif not self._settled:
+            self._steps, self._seconds = self._steps + self.steps, self._seconds + seconds
+            self._adapt(self._steps, self._seconds)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from autotune.trial.observers.block import BlockObservers, RankSight, together
-from autotune.trial.observers.timing import BlockLength
+from autotune.trial.observers.timing import BlockLength, LengthInTurn
 from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import RankFigures
@@ -26,7 +26,8 @@ def run_blocks(
 ) -> Iterator[None]:
     """Block after block of a training that takes an optimizer step whenever this yields; on rank 0
     report each."""
-    length = BlockLength(request.blocks, training.log_interval, fewest=training.fewest_steps)
+    kind = LengthInTurn if request.takes_turns else BlockLength
+    length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
     observers = BlockObservers(
         training.model,
         context.devices,
@@ -55,7 +56,8 @@ def run_blocks(
         ranks: list[_RankBlock] = training.gather(mine)
         figures = [rank.figures for rank in ranks]
         context.turns.silence()
-        length.learn(index, max(rank.seconds for rank in figures))
+        slowest = max(rank.seconds for rank in figures)
+        length.learn(index, slowest, rested=bool(turn.left_out))
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks])
             if turn.number:

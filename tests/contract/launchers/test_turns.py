@@ -3,10 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, TrialReport
+from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, Script, TrialReport
 from tests.contract.launchers.sites import HASTY, Site, fork_server, is_store, sites
 from tests.contract.launchers.test_ends import ending
 from tests.trials import ENDLESS, knobs
@@ -14,6 +15,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 SHORT = BlockPlan(0.01, 2, ENDLESS)
 
 
@@ -55,7 +57,7 @@ def run(site: Site, turns: Forth, *members: dict[str, object]) -> list[TrialRepo
     return site.slot.run_in_turn(requests, turns)
 
 
-@sites("local", "ray", "pair", "cluster")
+@sites("local", "pair", slow=["ray", "cluster"])
 def test_members_train_block_by_block_as_they_are_told(site: Site) -> None:
     turns = Forth(3, 4)
     reports = run(site, turns, {}, {}, {})
@@ -73,7 +75,7 @@ def test_members_train_block_by_block_as_they_are_told(site: Site) -> None:
     site.check_next_trial()
 
 
-@sites("local", "pair", slow=["ray"])
+@sites("local", slow=["pair", "ray"])
 @pytest.mark.parametrize(
     ("trouble", "outcome"),
     [("raise", Outcome.ERROR), ("abort", Outcome.CRASH), ("hang", Outcome.HANG)],
@@ -92,7 +94,7 @@ def test_one_that_fails_leaves_the_others_as_they_are(
     site.check_next_trial()
 
 
-@sites("local", "pair")
+@sites("local", slow=["pair"])
 def test_whatever_a_failed_one_has_started_ends_with_it_and_nothing_else(site: Site) -> None:
     """What has left its session ends; the loader's workers of another go on."""
     escaped: list[bool] = []
@@ -112,7 +114,7 @@ def test_whatever_a_failed_one_has_started_ends_with_it_and_nothing_else(site: S
     assert site.strays() == []
 
 
-@sites("local", "pair")
+@sites("local", slow=["pair"])
 def test_no_deadline_holds_for_one_that_waits(site: Site) -> None:
     """It waits for far longer than a step may take."""
     turns = Forth(2, 1)
@@ -122,7 +124,7 @@ def test_no_deadline_holds_for_one_that_waits(site: Site) -> None:
     assert (waiting.outcome, len(waiting.blocks)) == (None, 2)
 
 
-@sites("local", "pair")
+@sites("local", slow=["pair"])
 def test_who_waits_is_silent_and_so_are_its_loaders(site: Site) -> None:
     """While one has turn after turn, no other process of the slot takes any processor time."""
     turns = Watched(2, 1, lambda _: spent.append((time.monotonic(), _spent(site))))
@@ -154,6 +156,19 @@ def _spent(site: Site) -> dict[int, float]:
     return found
 
 
+@sites("local", slow=["pair"])
+def test_a_script_that_nobody_changed_is_paused_at_a_step(site: Site) -> None:
+    (site.folder / "plain.py").write_text((SCRIPTS / "plain_ddp.py").read_text())
+    script = {"factory": "", "import_paths": (), "script": Script("plain.py", samples=8)}
+    turns = Forth(3, 4)
+    reports = run(site, turns, script, {}, script)
+    assert [(r.outcome, r.cause) for r in reports] == [(None, "")] * 3
+    assert turns.trained_in == [0, 1, 2] * 4
+    for report in (reports[0], reports[2]):
+        assert all(block.samples == 8 * block.steps * site.world_size for block in report.blocks)
+    assert site.strays() == []
+
+
 @sites("local", slow=["ray"])
 def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
     def kill_agent(block: BlockReport) -> None:
@@ -161,13 +176,15 @@ def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
             for agent in site.agents():
                 agent.kill()
 
-    reports = run(site, Watched(3, 100, kill_agent), {}, {}, {})
+    # Those that wait have workers that are stopped: these die as well.
+    loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
+    reports = run(site, Watched(3, 100, kill_agent), loading, loading, {})
     assert all(report.lost_agent for report in reports)
     wait_for(lambda: site.strays() == [], "the ranks of a dead agent to die")
     site.check_next_trial()
 
 
-@sites("local", "pair", slow=["ray"])
+@sites("local", slow=["pair", "ray"])
 def test_end_from_another_thread_ends_all(site: Site) -> None:
     training = threading.Event()
     turns = Watched(2, 10**6, lambda block: training.set() if block.index else None)
@@ -187,7 +204,7 @@ def test_they_have_their_time_together(site: Site) -> None:
     site.check_next_trial()
 
 
-@sites("local", "pair")
+@sites("local", slow=["pair"])
 def test_who_says_whose_turn_it_is_may_raise(site: Site) -> None:
     class StorageDown(Exception):
         pass

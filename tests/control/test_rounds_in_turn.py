@@ -1,0 +1,123 @@
+"""Rounds whose members are resident at once: what is recorded of them, and when they are not."""
+
+import math
+from typing import Any
+
+import pytest
+
+from autotune.analysis.verdict import Verdict
+from autotune.trial.protocol import Knobs, Outcome
+from autotune.views import paper
+from autotune.views.recompute import recomputed_attempts
+from launchers.behaviours import noisy, running_at, where, within_memory
+from launchers.replay import ENVIRONMENT, Launch, Unrest
+from storage import StoredAttempt
+from tests.control.deaths import Died
+from tests.control.replayed import PLAIN, Replayed, rate
+
+SMALL = {"budget": {"trials": 3}}
+
+
+def beside_others(launch: Launch) -> bool:
+    return launch.request.takes_turns
+
+
+def turns_of(played: Replayed, attempt: StoredAttempt) -> list[int]:
+    blocks = played.repository.attempts.blocks(attempt.id)
+    return [block.observed["turn"] for block in blocks if "turn" in block.observed]
+
+
+def in_turn(played: Replayed, purpose: str = "confirm") -> set[bool]:
+    """Whether runs took turns."""
+    return {bool(turns_of(played, a)) for a in played.recorded(purpose)}
+
+
+def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
+    played: Replayed,
+) -> None:
+    played.run(**SMALL, measurement={"attribution": 2})
+    attempts = played.attempts("confirm")
+    assert [a.attempt for a in attempts] == [1] * len(attempts)
+    for number in (1, 2, 3):
+        of_round = [a for a in attempts if a.round == number]
+        assert len(of_round) == 3
+        turns = [turn for a in of_round for turn in turns_of(played, a)]
+        assert sorted(turns) == list(range(1, len(turns) + 1))
+    assert in_turn(played, "attribute") == {True}
+    assert "are resident at once and take turns" in played.said()
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(played.verdict))
+    runs = sum(a.trial == played.verdict["trial"] for a in attempts)
+    assert f"| runs in turn with the others, block by block | {runs} |" in shown
+    played.assert_complete(trials=3)
+
+
+def test_their_rates_follow_from_the_records(played: Replayed) -> None:
+    played.on(noisy(PLAIN, block=0.05), unrest=Unrest(0.05)).run(**SMALL)
+    again = recomputed_attempts(played.repository, played.name)
+    for recorded, computed in zip(played.attempts(), again, strict=True):
+        assert computed.result.throughput == pytest.approx(recorded.result.throughput, rel=1e-12)
+
+
+def test_who_fails_beside_others_only_is_measured_alone(played: Replayed) -> None:
+    def crowded(launch: Launch) -> bool:
+        return beside_others(launch) and launch.knobs["micro_batch"] == 16
+
+    failing = where(PLAIN, crowded, outcome=Outcome.OOM, cause="no memory", after=3)
+    verdict = played.on(failing).run(budget={"trials": 10})
+    assert verdict["knobs"]["micro_batch"] == 16
+    own = [a for a in played.attempts("confirm") if a.knobs["micro_batch"] == 16 and a.round == 1]
+    assert {a.result.state for a in own} == {"LOST", "COMPLETE"}
+    assert not turns_of(played, next(a for a in own if a.result.state == "COMPLETE"))
+    played.assert_complete(trials=10)
+
+
+@pytest.mark.parametrize(("limit", "together"), [(2**34, True), (2**30, False)])
+def test_what_does_not_fit_together_runs_one_after_another(
+    played: Replayed, limit: int, together: bool
+) -> None:
+    def peak(knobs: Knobs) -> float:
+        return 2.0**28 * (1 + knobs["micro_batch"] / 100)
+
+    here = {**ENVIRONMENT, "memory_bytes": limit}
+    played.on(within_memory(PLAIN, peak, 2**40), environment=here).run(**SMALL)
+    assert in_turn(played) == {together}
+    assert ("by their peaks they need" in played.said()) != together
+
+
+def test_long_steps_are_no_neighbours(played: Replayed) -> None:
+    slow = running_at(lambda knobs: rate(knobs) / 100.0)
+    played.on(slow).run(**SMALL, measurement={"step_deadline": 600})
+    assert in_turn(played) == {False}
+    assert "is too long for turns" in played.said()
+
+
+def test_after_a_daemon_has_died_a_round_goes_on_one_by_one(played: Replayed) -> None:
+    killed: list[str] = []
+
+    def deadly(launch: Launch) -> Any:
+        if beside_others(launch) and "-confirm2-" in launch.request.trial and not killed:
+            killed.append(launch.request.trial)
+            raise Died
+        return PLAIN(launch)
+
+    played.on(deadly).submit(**SMALL)
+    with pytest.raises(Died):
+        played.serve()
+    played.serve()
+    second = [a for a in played.attempts("confirm") if a.round == 2]
+    assert len([a for a in second if a.recorded]) == 3
+    assert not any(turns_of(played, a) for a in second)
+    assert any(turns_of(played, a) for a in played.attempts("confirm") if a.round == 3)
+    played.assert_complete(trials=3)
+
+
+def test_on_a_restless_machine_three_rounds_tell_three_percent(played: Replayed) -> None:
+    """Runs one after another do not: see the control below."""
+    barely = running_at(lambda knobs: 100.0 * (1.03 if knobs["micro_batch"] == 4 else 1.0))
+    restless = {"unrest": Unrest(0.08, 10.0)}
+    study = {"search_space": {"micro_batch": [2, 4]}, "budget": {"trials": 2}}
+    verdict = played.on(barely, **restless).run(**study, measurement={"rounds": 3})
+    assert verdict["knobs"]["micro_batch"] == 4
+    ratio = verdict["speedup"]
+    assert ratio["low"] < 1.03 < ratio["high"]
+    assert math.log(ratio["high"] / ratio["low"]) < 0.06

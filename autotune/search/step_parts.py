@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import linalg
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
@@ -80,7 +81,9 @@ class Parts:
         self.knobs = [name for name in grid.names if name not in _PHYSICAL]
         self.unknown = np.array([name not in CATALOGUE for name in self.knobs], dtype=bool)
         self._roots = {name: self._root(name) for name in self.knobs}
-        mean, scale, knob = [], [], []
+        mean: list[float] = []
+        scale: list[float] = []
+        knob: list[int] = []
         self._slices: dict[str, slice] = {}
         for part, names in self._acting.items():
             base, spread = _BASES[part]
@@ -142,7 +145,7 @@ class Parts:
         apart = self._grid.distance(rows, rows, [name])
         numbers = self._grid.has_numbers(name) and len(rows) > 1
         alike = np.exp(-apart) if numbers else np.eye(len(rows))
-        root: Matrix = np.linalg.cholesky(alike + 1e-9 * np.eye(len(rows)))
+        root: Matrix = linalg.cholesky(alike + 1e-9 * np.eye(len(rows)), lower=True)
         return root
 
     def _shapes(self, rows: Rows) -> dict[str, Vector]:

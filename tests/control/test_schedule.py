@@ -178,14 +178,14 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
     played.on(where(with_steps_of(1.0), looked_at))
     played.run(
         measurement={**USUAL, "rounds": 3, "attribution": 1},
-        budget={"trials": 5, "wall_time": "10m"},
+        budget={"trials": 5, "wall_time": "20m"},
         search_space=SPACE,
         baseline=BASELINE,
     )
     texts = {name.split("-")[1]: describe(status) for name, status in seen}
     assert "next      the baseline's own trial" in texts["profile"] or "verdict" in texts["profile"]
     assert "searching, trial" in texts["search"]
-    assert "of 600 s" in texts["search"]
+    assert "of 1200 s" in texts["search"]
     assert "device hours" in texts["search"]
     assert "numerics and confirmation, about" in texts["search"]
     assert "confirming, round 3, trial" in texts["confirm3"]

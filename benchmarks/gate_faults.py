@@ -133,7 +133,7 @@ def other_dropout(built: autotune.Workload, _: int) -> autotune.Workload:
     return built
 
 
-FAULTS = {
+FAULTS: dict[str, Callable[[autotune.Workload, int], autotune.Workload]] = {
     one.__name__: one
     for one in (scale, sync, frozen, half_rate, mask, stale, dropped, other_dropout)
 }

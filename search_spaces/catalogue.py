@@ -119,6 +119,7 @@ _KNOBS = (
         summary="promises DDP that every step uses the same parameters in the same order",
         applied="DistributedDataParallel(static_graph=...)",
         source="PyTorch DistributedDataParallel (default false)",
+        numerics=True,
         parts=("communication",),
     ),
     Knob(
@@ -262,7 +263,6 @@ _KNOBS = (
         because="the least to send; sharding is for what does not fit",
         memory=True,
         numerics=True,
-        numerics_for=("data_parallel",),
     ),
     Knob(
         name="loss_placement",

@@ -84,7 +84,6 @@ class Knob:
         ordered: whether neighbouring values behave alike.
         memory: whether it changes how much memory a rank takes.
         numerics: whether it can change the numbers that training computes.
-        numerics_for: the values that can; empty: every one.
         number_format: whether it says in which number format something is computed or sent: a reference
             run has its default.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
@@ -107,7 +106,6 @@ class Knob:
     ordered: bool = False
     memory: bool = False
     numerics: bool = False
-    numerics_for: tuple[KnobValue, ...] = ()
     number_format: bool = False
     schedule: bool = False
 

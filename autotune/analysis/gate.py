@@ -235,9 +235,7 @@ def touched(knobs: Knobs, baseline: Knobs, harmless: Collection[str] = frozenset
     known = [
         name
         for name, knob in CATALOGUE.items()
-        if knob.numerics
-        and knobs[name] not in (baseline[name], knob.default)
-        and (not knob.numerics_for or knobs[name] in knob.numerics_for)
+        if knob.numerics and knobs[name] not in (baseline[name], knob.default)
     ]
     return known + [name for name in own if knobs[name] != baseline[name]]
 

@@ -4,6 +4,7 @@ The first steps are compared gradient by gradient (measurement.gradients), the r
 of the loss: the tolerance there is a share of the reference's progress, not of the level of its loss.
 """
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -145,6 +146,7 @@ def agreement(
         formats: the configurations of both: how closely their gradients agree depends on the formats.
         earlier: pairs of the same configurations with other seeds.
     """
+    run = _cut(run, len(reference.losses))
     losses = reference.losses[: len(run.losses)]
     whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
     first = _first(run, reference, formats)
@@ -171,6 +173,11 @@ def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[st
     """Why a run need not go on: what its first steps show, in words; empty if they show nothing."""
     first = _first(run, reference, formats)
     return _apart(run) or (first.problem if first else "")
+
+
+def _cut(run: Trajectory, steps: int) -> Trajectory:
+    """What a run reports until it is ended may be a step more than was wanted."""
+    return dataclasses.replace(run, losses=run.losses[:steps], norms=run.norms[:steps])
 
 
 def _first(
@@ -217,7 +224,7 @@ class _Course:
         self._progress = progress if self._fallen else max(progress, wanted)
         self._distance: Distance = distance(
             [
-                [a - b for a, b in zip(_last(run.losses), _last(reference.losses), strict=False)]
+                _last([a - b for a, b in zip(run.losses, reference.losses, strict=False)])
                 for run, reference in pairs
             ]
         )

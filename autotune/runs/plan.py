@@ -297,8 +297,11 @@ def profiled(asked: TrialRequest) -> TrialRequest:
 
 
 def stepwise(asked: TrialRequest) -> TrialRequest:
-    """The same trial as a loss trajectory instead of timed."""
-    return dataclasses.replace(asked, trajectory=numerics.STEPS)
+    """The same trial as a loss trajectory instead of timed. Where dropout comes back after the first
+    steps, what is compiled is compiled anew: any step may take as long as the first."""
+    longest = max(asked.deadlines.startup, asked.deadlines.step)
+    deadlines = dataclasses.replace(asked.deadlines, step=longest)
+    return dataclasses.replace(asked, trajectory=numerics.STEPS, deadlines=deadlines)
 
 
 def lowest_capability(environment: Mapping[str, Any]) -> tuple[int, int] | None:

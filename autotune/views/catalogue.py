@@ -75,7 +75,7 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
 def _numbers(knob: Knob) -> str:
     if knob.schedule:
         return "trains something else"
-    return f"{_of(knob.numerics_for)}may change" if knob.numerics else "same"
+    return "may change" if knob.numerics else "same"
 
 
 def _needs(knob: Knob) -> str:

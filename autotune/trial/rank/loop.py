@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from autotune.trial.effects.apply import Applied
 from autotune.trial.protocol import TrialRequest
 from autotune.trial.rank.context import RankContext
@@ -20,6 +22,12 @@ _SPARE = 4
 
 class _Overflow(NamedTuple):
     found: float
+
+
+def _is_finite(gradient: torch.Tensor) -> bool:
+    """Of what this rank has of it."""
+    own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return bool(own.isfinite().all())
 
 
 class TrainingLoop(Training):
@@ -106,8 +114,8 @@ class TrainingLoop(Training):
                         loss = self._loss(self.model, batch)
                     self.applied.backward(loss)
             self.progressed()
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            mine = _Overflow(float(not all(bool(g.isfinite().all()) for g in gradients)))
+            gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
+            mine = _Overflow(float(not all(map(_is_finite, gradients))))
             self.model.zero_grad(set_to_none=self.knobs["set_to_none"])
             if not any(rank.found for rank in self.gather(mine)):
                 break

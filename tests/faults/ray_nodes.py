@@ -27,6 +27,8 @@ _STORE_BYTES = 80_000_000
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _ENTER = ("--net", "--mount", "--pid", "--uts")
+_BLOCKING = "This command will now block"
+"""What `ray start --block` prints once it is up."""
 _LIFE = """
 hostname {name}
 mount -t tmpfs tmpfs /tmp/ray
@@ -61,6 +63,7 @@ class RayNode:
         self.address = f"{_NET}.{number}"
         self.link = f"to-{name}"
         self._down = folder / f"{name}.down"
+        self._log = folder / f"{name}.log"
         self._env = dict(env)
         is_head = name == "head"
         role = "--head --port=6379 --include-dashboard=false" if is_head else f"--address={ADDRESS}"
@@ -71,7 +74,7 @@ class RayNode:
             ray=Path(sys.executable).with_name("ray"),
             role=role,
             store=_STORE_BYTES,
-            log=folder / f"{name}.log",
+            log=self._log,
         )
         self._outside = subprocess.Popen(
             [*_WITH_US, "unshare", *_NAMESPACES, "sh", "-c", life],
@@ -113,6 +116,11 @@ class RayNode:
                 if part in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+    @property
+    def starts(self) -> int:
+        """How often Ray has come up here, by what it prints."""
+        return self._log.read_text(errors="replace").count(_BLOCKING)
 
     def rays(self) -> list[psutil.Process]:
         """Ray's own, with all that it has started; not a study's daemon and its driver."""

@@ -81,7 +81,7 @@ def test_a_study_outlives_it(
     study = RayStudy(nodes, tmp_path / "project", ranks=ranks)
     recovery = survive(study, strike)
     print(strike.__doc__, recovery)
-    assert recovery.next_trial < recovery.lasted + 120, "a minute, on a machine with nothing else"
+    assert recovery.next_trial < recovery.back + 120, "a minute, on a machine with nothing else"
     blamed = [a for a in study.recorded() if a.result.state not in ("COMPLETE", "PRUNED")]
     assert blamed == []
     slowest = [a for a in study.recorded("search") if (a.result.block_half_width or 0) > 10]

@@ -27,7 +27,7 @@ def _start(tiny: StudyFolder) -> None:
         search_space=SPACE,
         baseline={"micro_batch": 2, "log_interval": 1},
         budget={"trials": 5},
-        measurement=quick_measurement(rounds=3, attribution=2),
+        measurement=quick_measurement(rounds=5, attribution=2),
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
@@ -51,7 +51,7 @@ def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> Non
     found = contributions(Attempts(finished.attempts(), baseline), winner, baseline)
     changed = {name for name in winner if winner[name] != baseline[name]}
     assert {one.knob for one in found} == changed
-    assert {one.rounds for one in found} == {2}
+    assert min(one.rounds for one in found) >= 2
     largest = next(one for one in found if one.knob == "micro_batch")
     assert largest.gain.value > 1.3
     assert largest.gain.low < largest.gain.value < largest.gain.high

@@ -202,12 +202,12 @@ class StepModel:
             _EFFECT_WEIGHT + np.bincount(owners, told[effect], count)
         )
         residual = sizes.residual
-        sizes.residual = (_RESIDUAL_WEIGHT * _RESIDUAL**2 + residual**2 * alpha @ alike @ alpha) / (
-            _RESIDUAL_WEIGHT + residual * (inverse * alike).sum()
-        )
+        sizes.residual = (
+            _RESIDUAL_WEIGHT * _RESIDUAL**2 + residual**2 * float(alpha @ alike @ alpha)
+        ) / (_RESIDUAL_WEIGHT + residual * float((inverse * alike).sum()))
         noise, own = sizes.noise, self._noise**2
-        sizes.noise = (_NOISE_WEIGHT + noise**2 * own @ alpha**2) / (
-            _NOISE_WEIGHT + noise * own @ np.diag(inverse)
+        sizes.noise = (_NOISE_WEIGHT + noise**2 * float(own @ alpha**2)) / (
+            _NOISE_WEIGHT + noise * float(own @ np.diag(inverse))
         )
 
     def _draw(self) -> None:
@@ -241,8 +241,9 @@ class StepModel:
         return self._value(rows, self._residual(rows))
 
     def _value(self, rows: Rows, residual: Matrix) -> Matrix:
-        drawn: Matrix = self._parts.value(self._parts.features(rows), self._draws)
-        return drawn + residual @ self._rest
+        value = self._parts.value(self._parts.features(rows), self._draws)
+        drawn: Matrix = value + residual @ self._rest
+        return drawn
 
     def _residual(self, rows: Rows) -> Matrix:
         """(rows, observations): covariance of the residual."""

@@ -70,7 +70,9 @@ def rates(members: Sequence[Sequence[Taken]]) -> list[float] | None:
     Returns:
         None if they have never gone forth and back together.
     """
-    found = cycles(members) if members else ()
+    if not members:
+        return None
+    found = cycles(members)
     if not len(found):
         return None
     plain = [sum(b.units for b in own) / sum(b.seconds for b in own) for own in members]

@@ -70,7 +70,10 @@ def rates(members: Sequence[Sequence[Taken]]) -> list[float] | None:
     Returns:
         None if they have never gone forth and back together.
     """
-    if not members or not len(found := cycles(members)):
+    if not members:
+        return None
+    found = cycles(members)
+    if not len(found):
         return None
     plain = [sum(b.units for b in own) / sum(b.seconds for b in own) for own in members]
     level = math.fsum(map(math.log, plain)) / len(members)

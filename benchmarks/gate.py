@@ -62,6 +62,7 @@ MODELS: dict[str, dict[str, Any]] = {
             "vocabulary": 2000,
             "dropout": 0.1,
         },
+        "rate": 10.0,  # its own is for a long training: its loss would not fall
     },
     "convnet": {
         "factory": "autotune.workloads.convnet:build",

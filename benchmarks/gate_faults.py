@@ -18,17 +18,23 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def build(
-    *, factory: str, args: dict[str, Any], fault: str = "", accumulation: int = 1
+    *,
+    factory: str,
+    args: dict[str, Any],
+    rate: float = 1.0,
+    fault: str = "",
+    accumulation: int = 1,
 ) -> autotune.Workload:
     """A workload with something planted in it.
 
     Args:
         factory: `module:function` of the workload.
         args: for it.
+        rate: times its learning rate.
         fault: name of a function below; empty: none.
         accumulation: micro-batches of a step.
     """
-    built = workloads.build(factory, args)
+    built = _at_rate(workloads.build(factory, args), rate)
     return FAULTS[fault](built, accumulation) if fault else built
 
 
@@ -68,13 +74,17 @@ def frozen(built: autotune.Workload, _: int) -> autotune.Workload:
 
 def half_rate(built: autotune.Workload, _: int) -> autotune.Workload:
     """Half the learning rate."""
+    return _at_rate(built, 0.5)
+
+
+def _at_rate(built: autotune.Workload, rate: float) -> autotune.Workload:
     assert built.optimizer is not None
     make = built.optimizer
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Any:
         made: Any = make(parameters)
         for group in made.param_groups:
-            group["lr"] /= 2
+            group["lr"] *= rate
         return made
 
     return dataclasses.replace(built, optimizer=optimizer)

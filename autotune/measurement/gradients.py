@@ -9,7 +9,7 @@ from typing import Any
 NULL = {
     ("precision", "fp32"): 1e-3,
     ("precision", "tf32"): 2e-3,
-    ("precision", "fp16"): 0.01,
+    ("precision", "fp16"): 0.015,
     ("precision", "bf16"): 0.05,
     ("precision", "pure_bf16"): 0.06,
     ("gradient_compression", "fp16"): 0.003,

@@ -168,10 +168,13 @@ class ReplayLauncher(Launcher):
         self._refusal = refusal
         self._launches: Counter[Any] = Counter()
         self._lock = threading.Lock()
-        self.slots = [
-            ReplaySlot(name, environment, self._answer, _Wandering(unrest, f"{seed}/{name}"))
-            for name in (f"replay-{number}" for number in range(slots))
-        ]
+        self._unrest = unrest
+        self.slots = [self.slot(f"replay-{number}", environment) for number in range(slots)]
+
+    def slot(self, name: str, environment: Mapping[str, Any]) -> "ReplaySlot":
+        """Another one, which is not among its slots yet."""
+        pace = _Wandering(self._unrest, f"{self._seed}/{name}")
+        return ReplaySlot(name, environment, self._answer, pace)
 
     def refusal(self, knobs: Knobs) -> str:
         return self._refusal(knobs)

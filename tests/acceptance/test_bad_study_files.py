@@ -363,7 +363,7 @@ def test_start_refuses_a_storage_that_cannot_be_used(url, tmp_path):
     assert _contents(tmp_path) == {"study.yaml"}
 
 
-@pytest.mark.parametrize("command", ["status", "doctor"])
+@pytest.mark.parametrize("command", ["diagnose", "doctor"])
 def test_other_commands_read_a_study_file_with_the_same_care(command, tmp_path):
     path, mistakes = _place("workers_small_float", tmp_path)
 

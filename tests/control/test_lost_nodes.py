@@ -8,7 +8,7 @@ import pytest
 
 from autotune.service import retrying
 from autotune.trial.protocol import Outcome
-from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher, ReplaySlot
+from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from tests.control.replayed import PLAIN, Machine, Replayed
 
 SHORT = {
@@ -118,7 +118,7 @@ class Striking:
         launcher = self._played.machine.opened[0]
         launcher.slots[0].gone = DEAD
         if self._comes:
-            launcher.slots.append(ReplaySlot("replay-new", ENVIRONMENT, launcher._answer))
+            launcher.slots.append(launcher.slot("replay-new", ENVIRONMENT))
         return dataclasses.replace(PLAIN(launch), lost_agent=True, not_its_own=DEAD)
 
 
@@ -146,7 +146,7 @@ def test_a_slot_that_there_is_room_for_later_is_used(played: Replayed) -> None:
     def coming(launch: Launch) -> Answer:
         launcher = played.machine.opened[0]
         if len(launcher.slots) == 1:
-            launcher.slots.append(ReplaySlot("replay-new", ENVIRONMENT, launcher._answer))
+            launcher.slots.append(launcher.slot("replay-new", ENVIRONMENT))
         return PLAIN(launch)
 
     played.submit(**SHORT)

@@ -31,7 +31,7 @@ from sqlalchemy import insert
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.spec import StudySpec, withheld
-from autotune.study.bench import Job
+from autotune.study.job import Job
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.trial.protocol import Knobs
 from autotune.views import paper

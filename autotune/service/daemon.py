@@ -30,7 +30,8 @@ from autotune.service import retrying
 from autotune.service.machine import this_machine
 from autotune.service.queues import owned
 from autotune.spec import StudySpec, withheld
-from autotune.study.bench import BASELINE, Job, check_there
+from autotune.study.bench import check_there
+from autotune.study.job import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.machine import measured_in

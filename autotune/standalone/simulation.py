@@ -20,7 +20,7 @@ from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
 from autotune.spec import StudySpec, withheld
-from autotune.study.bench import Job
+from autotune.study.job import Job
 from autotune.study.tuner import Signals, Tuner
 from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.behaviours import noisy, recorded

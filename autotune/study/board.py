@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference, quantity, rate_text
-from autotune.study.bench import Job
+from autotune.study.job import Job
 from autotune.views.in_hand import supported
 from autotune.views.notes import study_note, trial_note
 from storage import Purpose, TrialLedger

@@ -10,7 +10,8 @@ from autotune.analysis.confirmation import Confirmation, confirmed_alone, replay
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.errors import LauncherError
 from autotune.runs.judging import ProfileRun, TrajectoryRun
-from autotune.study.bench import BASELINE, Bench, Job
+from autotune.study.bench import Bench
+from autotune.study.job import BASELINE, Job
 from autotune.study.schedule import Course, Schedule
 from autotune.study.taking_turns import TakingTurns
 from storage import Purpose

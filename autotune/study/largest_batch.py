@@ -13,7 +13,8 @@ from autotune.runs.judging import FitRun
 from autotune.search.splits import divisors
 from autotune.spec import StudySpec
 from autotune.spec.mistakes import LARGEST
-from autotune.study.bench import BASELINE, Allowance, Bench, Job
+from autotune.study.bench import Bench
+from autotune.study.job import BASELINE, Allowance, Job
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.constraints import broken
 from search_spaces.knob import Range

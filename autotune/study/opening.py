@@ -5,7 +5,8 @@ from typing import Any
 from autotune.analysis.findings import findings
 from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
-from autotune.study.bench import BASELINE, Allowance, Bench, Job
+from autotune.study.bench import Bench
+from autotune.study.job import BASELINE, Allowance, Job
 from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered, said
 from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 

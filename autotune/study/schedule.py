@@ -13,7 +13,7 @@ from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, ranked, shown
 from autotune.analysis.contenders import likeliest_first
 from autotune.analysis.costs import Costs
-from autotune.study.bench import Allowance, Job
+from autotune.study.job import Allowance, Job
 from storage import Attempts, StoredAttempt
 
 _CONFIRMATION_SHARE = 0.25

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.analysis.costs import Costs
 from autotune.runs.in_turn import TURN_SECONDS
-from autotune.study.bench import Allowance, Job
+from autotune.study.job import Allowance, Job
 
 _SHARE = 0.8
 """Of the memory that residents may take by their peaks: near the limit allocators behave otherwise."""

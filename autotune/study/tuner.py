@@ -25,10 +25,11 @@ from autotune.errors import BadInput, BaselineFails, LeaseLost
 from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
 from autotune.search.sampling import sampler
-from autotune.study.bench import Bench, Finished, Job
+from autotune.study.bench import Bench, Finished
 from autotune.study.board import Board
 from autotune.study.budget import Budget
 from autotune.study.finals import Finals
+from autotune.study.job import Job
 from autotune.study.opening import Opening
 from autotune.study.schedule import Schedule
 from autotune.views.machine import measured_on

@@ -1,0 +1,167 @@
+"""A study under way: what every part of it is given, and what its runs are asked for."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from autotune.analysis.costs import CostRecords, Costs
+from autotune.measurement.noise import Noise
+from autotune.measurement.settling import Settling
+from autotune.measurement.watch import Limits
+from autotune.paths import StudyPaths
+from autotune.runs.plan import Plan, few_steps, profiled, stepwise, within
+from autotune.runs.probe import Shape, as_timed
+from autotune.trial.protocol import TrialRequest
+from launchers import Slot
+from storage import (
+    TRAJECTORIES,
+    AttemptFeed,
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Lease,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredNoise,
+    StoredStudy,
+)
+
+BASELINE = 0
+"""Number of its trial."""
+
+_SHAPES: dict[Purpose, Shape] = {
+    Purpose.REFERENCE: stepwise,
+    Purpose.NUMERICS: stepwise,
+    Purpose.PROFILE: profiled,
+    Purpose.FIT: few_steps,
+}
+"""What is not timed."""
+
+
+class Allowance(NamedTuple):
+    """The time of one run, from its launch to its end, in seconds."""
+
+    wanted: float
+    """It ends at the block after which there would not be enough of this for another one."""
+    most: float
+    """It is ended, wherever it is."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A study under way: its plan, and the records that it is read from and written to."""
+
+    study: StoredStudy
+    plan: Plan
+    lease: Lease
+    repository: Repository
+    environment_id: int
+
+    @property
+    def paths(self) -> StudyPaths:
+        """Where it prints to."""
+        return StudyPaths(Path(self.study.workdir), self.study.name, self.study.key)
+
+    def attempts(self) -> Attempts:
+        """What is recorded by now."""
+        return Attempts(self._feed.read(), self.plan.baseline, self.plan.spec.harmless)
+
+    @functools.cached_property
+    def _feed(self) -> AttemptFeed:
+        return AttemptFeed(self.repository.attempts, self.study.id)
+
+    def say(self, message: str) -> None:
+        """Leave a message for whoever watches the study."""
+        self.repository.messages.say(self.lease, self.study.id, message)
+
+    def end_search(self, reason: str, messages: Sequence[str]) -> None:
+        """Record why the search has ended, and say so."""
+        self.repository.studies.end_search(self.lease, self.study, reason, messages)
+
+    def request(
+        self, attempt: StoredAttempt, slot: Slot, allowed: Allowance | None = None
+    ) -> TrialRequest:
+        """The trial, ready to launch on this slot, with so much time if there is a limit."""
+        timed = self.plan.request(
+            slot,
+            attempt.knobs,
+            name=f"{self.study.id}/{attempt.name}/{self.lease.epoch}",
+            workdir=Path(self.study.workdir),
+            log_dir=self.paths.attempt(attempt.name).folder,
+        )
+        shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
+        if attempt.purpose in TRAJECTORIES:
+            shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
+        if allowed is None:
+            return shaped
+        return within(shaped, allowed.most, max(0.0, allowed.wanted - self.costs().startup))
+
+    def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
+        """Drop what a run has printed, unless somebody may ask for it: of the baseline, and of runs that
+        failed or were profiled."""
+        asked_for = attempt.purpose == Purpose.PROFILE or (
+            attempt.purpose == Purpose.SEARCH and attempt.trial == BASELINE
+        )
+        failed = result.state not in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        if not (failed or asked_for or self.plan.spec.logs == "all"):
+            shutil.rmtree(self.paths.attempt(attempt.name).folder, ignore_errors=True)
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload with a digest of its arguments: what noise is known by."""
+        spec = self.plan.spec.workload
+        arguments = json.dumps(spec.args, sort_keys=True).encode()
+        return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
+
+    def known_sigma(self) -> float | None:
+        """Run-to-run noise that an earlier study has found here."""
+        known = self.repository.noise.of_others(
+            self.study.id,
+            self.environment_id,
+            workload=self.workload,
+            world_size=self.plan.launcher.workers,
+        )
+        return known.sigma_run if known else None
+
+    def record_noise(self, noise: StoredNoise) -> None:
+        """Keep what this study has found of run-to-run noise."""
+        self.repository.noise.record(
+            self.lease,
+            self.study.id,
+            self.environment_id,
+            noise,
+            workload=self.workload,
+            world_size=self.plan.launcher.workers,
+        )
+
+    def limits(
+        self, purpose: Purpose, incumbent_low: float, noise: Noise, allowed: Allowance | None
+    ) -> Limits:
+        """How long to measure, in a run that has so much time."""
+        if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
+            limits = self.plan.confirm_limits(sigma_run=noise.sigma_run)
+        else:
+            limits = self.plan.search_limits(
+                incumbent_low=incumbent_low,
+                sigma_run=noise.sigma_run,
+                run_freedom=noise.freedom,
+                settling=self.costs().settling if incumbent_low else Settling(),
+            )
+        if allowed is None:
+            return limits
+        return dataclasses.replace(limits, whole=max(0.0, allowed.wanted - self.costs().startup))
+
+    def costs(self) -> Costs:
+        """What runs cost, as far as it is known by now."""
+        return self._cost_records.by(self.attempts())
+
+    @functools.cached_property
+    def _cost_records(self) -> CostRecords:
+        return CostRecords(self.repository.attempts.blocks)

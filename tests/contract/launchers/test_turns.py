@@ -136,7 +136,7 @@ def test_who_waits_is_silent_and_so_are_its_loaders(site: Site) -> None:
     (_, first), *_, (_, before), (_, after) = spent
     assert len(first) == 2 * site.world_size, "ranks and workers of the first one"
     took = [after[pid] - before[pid] for pid in first]
-    assert max(took) <= _TICK
+    assert max(took) < 1.5 * _TICK
     others = [after[pid] - before[pid] for pid in after if pid not in first]
     assert max(others) > 5 * _TICK
 

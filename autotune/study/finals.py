@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from autotune.analysis import attribution, gate
-from autotune.analysis.confirmation import Confirmation, confirmed_alone, replay
+from autotune.analysis.confirmation import (
+    FEWEST_ROUNDS,
+    Confirmation,
+    confirmed_alone,
+    replay,
+)
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.errors import LauncherError
 from autotune.runs.judging import ProfileRun, TrajectoryRun
@@ -185,7 +190,8 @@ class Finals:
         chosen = [confirmation.candidates[trial] for trial in order]
         members = [(one.trial, one.knobs) for one in chosen]
         knobs = [one.knobs for one in chosen]
-        to_come = confirmation.runs_to_come(self._schedule.rounds)
+        # A few rounds in turn tell more than many one by one.
+        to_come = confirmation.runs_to_come(FEWEST_ROUNDS)
         least = self._schedule.round(self._job.costs(), knobs)
         allowed = self._schedule.share(len(knobs) / (len(knobs) + to_come), least)
         if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):

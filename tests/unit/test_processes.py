@@ -254,8 +254,9 @@ def test_what_belongs_to_another_trial_is_kept_and_so_is_what_it_starts_meanwhil
         before = {pid: os.getsid(pid) for pid in below}
         processes.kill_descendants(set(), keep=[kept])
         found = [(alive(pid), before[pid] == kept) for pid in below]
-        tell(kept=alive(kept), ended=alive(ended), found=sorted(found))
+        facts = {"kept": alive(kept), "ended": alive(ended), "found": sorted(found)}
         processes.kill_descendants(set())
+        tell(**facts)
         """
     )
     assert told == {

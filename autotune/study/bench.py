@@ -138,12 +138,7 @@ class Bench:
     def _begin(
         self, trial: int, knobs: dict[str, Any], purpose: Purpose, round_: int
     ) -> StoredAttempt:
-        """Record that an attempt begins.
-
-        Raises:
-            DiskFull: it could not even print what goes wrong.
-            LauncherError: the study's folder is gone.
-        """
+        """Record that an attempt begins; raises as `start` does."""
         folder = Path(self._job.study.workdir)
         check_there(folder)
         if is_full(folder):
@@ -195,7 +190,9 @@ class Bench:
             self._tell()
         for future in done:
             number, attempt, judge, _ = self._running.pop(future)
-            if _is_usable(self._slots[number]):
+            # Of several that have taken turns, the last.
+            last = all(run.slot != number for run in self._running.values())
+            if last and _is_usable(self._slots[number]):
                 self._free.add(number)
             result = self._suspected(attempt, judge.result(future.result()))
             self._job.repository.attempts.finish(
@@ -208,7 +205,8 @@ class Bench:
             self._job.tidy_up(attempt, result)
             self._recorded()
             yield Finished(attempt, result)
-            self._quarantine(number)
+            if last:
+                self._quarantine(number)
 
     def _quarantine(self, number: int) -> None:
         """Leave a slot alone that cannot be cleared; the others go on.

@@ -47,3 +47,17 @@ def test_without_another_the_study_waits_and_says_for_what(
     assert f"beside what cannot be ended: {STUCK}; tried again" in played.said()
     played.assert_complete(trials=6)
     assert len(played.machine.opened) == 2, "the launcher was opened anew"
+
+
+def test_that_runs_of_a_round_were_resident_there_is_said_once(played: Replayed) -> None:
+    """Each of them ends on the slot that is to be left alone."""
+
+    def sticking(launch: Launch) -> Answer:
+        if launch.request.takes_turns:
+            played.machine.opened[0].slots[0].unusable = STUCK
+        return PLAIN(launch)
+
+    played.submit(**SHORT)
+    played.on(sticking, slots=2).serve()
+    played.assert_complete(trials=6)
+    assert played.said().count("Nothing more runs on replay-0") == 1

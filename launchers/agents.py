@@ -206,6 +206,28 @@ class Ear:
         self.stood = ""
         """What has stood still until the last message came, in words; empty: nothing has."""
 
+    def follow(
+        self,
+        nodes: Callable[[], Collection[int]],
+        hear: Callable[[int, Message | None, str], None],
+        until: Callable[[], float | None],
+        late: Callable[[], None],
+    ) -> None:
+        """Pass on what the agents say until nothing more is to come.
+
+        Args:
+            nodes: of which something is still to come.
+            hear: takes in what a node says (None: it is lost), and what has stood still until then.
+            until: by the monotonic clock, when `late` is called; None: never.
+        """
+        while waited_for := nodes():
+            end = until()
+            heard = self.listen(waited_for, None if end is None else end - time.monotonic())
+            if heard is not None:
+                hear(*heard, self.stood)
+            elif end is not None and end <= time.monotonic():
+                late()
+
     def listen(
         self, nodes: Collection[int], patience: float | None
     ) -> tuple[int, Message | None] | None:

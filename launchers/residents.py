@@ -80,19 +80,18 @@ class Residents:
         ]
 
     def _wait(self, until: float | None = None) -> None:
-        while nodes := {node for run in self._runs.values() for node in run.nodes}:
-            patience = None if until is None or self._ending else until - time.monotonic()
-            heard = self._ear.listen(nodes, patience)
-            if heard is not None:
-                self._hear(*heard)
-            elif patience is not None and until is not None and until <= time.monotonic():
-                self.end()
+        self._ear.follow(
+            lambda: {node for run in self._runs.values() for node in run.nodes},
+            self._hear,
+            lambda: None if self._ending else until,
+            self.end,
+        )
 
-    def _hear(self, node: int, message: Message | None) -> None:
+    def _hear(self, node: int, message: Message | None, stood: str) -> None:
         for number, run in list(self._runs.items()):
             if not run.nodes:
                 continue
-            run.hear(node, message, self._ear.stood)
+            run.hear(node, message, stood)
             if run.nodes or self._ending:
                 continue
             self._turns.lost(number)

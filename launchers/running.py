@@ -63,14 +63,10 @@ class Run:
             raise
 
     def _wait(self, until: float | None = None) -> None:
-        while self.nodes:
-            # What has been ended is waited for, however long it takes.
-            patience = None if until is None or self._ending else until - time.monotonic()
-            heard = self._ear.listen(self.nodes, patience)
-            if heard is not None:
-                self.hear(*heard, self._ear.stood)
-            elif patience is not None and until is not None and until <= time.monotonic():
-                self.end()
+        # What has been ended is waited for, however long it takes.
+        self._ear.follow(
+            lambda: self.nodes, self.hear, lambda: None if self._ending else until, self.end
+        )
 
     def hear(self, node: int, message: Message | None, stood: str) -> None:
         """Take in what a node says, which may be of another trial; None: it is lost.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from autotune.analysis.contenders import likeliest_first
 from autotune.measurement.best import comparison
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
-from autotune.measurement.looks import level
+from autotune.measurement.looks import after_each, level
 from autotune.measurement.residuals import Contrast, contrast
 from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
@@ -270,7 +270,7 @@ class Confirmation:
     def _level(self) -> float:
         """One-sided, of the present look at one of the finalists."""
         now = len(self.rounds)
-        looks = [*range(min(FEWEST_ROUNDS, now), now), now]
+        looks = after_each(FEWEST_ROUNDS, now)
         finalists = len(self.candidates) - (self.baseline is not None)
         return level(looks, max(self._most_rounds, now), _ERROR / max(1, finalists))
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.attribution import changed, less, variants
-from autotune.measurement.looks import level
+from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.measurement.looks import after_each, level
 from autotune.measurement.residuals import Contrast, Rates, contrast
 from search_spaces import Facts, infeasible
 from storage import Attempts, Purpose
@@ -25,7 +26,6 @@ _ERROR = 0.05
 """One-sided, of the test of all idle changes together; half of that of each of its parts."""
 _SURE = 0.05
 _FUTILE = 0.2
-_FEWEST_ROUNDS = 3
 _STAGE = 50
 """Rounds have numbers: so many to each group that is tried, those of the attribution first."""
 _MOST_GROUPS = 7
@@ -160,14 +160,14 @@ def _tried(
     error: float,
 ) -> tuple[Step | None, bool]:
     """What to measure to know whether these changes may go back, or whether they may."""
-    for count in range(min(_FEWEST_ROUNDS, most), most + 1):
+    for count in range(min(FEWEST_ROUNDS, most), most + 1):
         seen, step = _measured(attempts, [kept, without], stage, count)
         if step:
             return step, False
         if len(seen) < 2 or any(len(arms) < 2 for arms in seen.values()):
             return None, False  # it does not run
         gain = contrast(seen, 0, 1)
-        looks = [*range(min(_FEWEST_ROUNDS, count), count), count]
+        looks = after_each(FEWEST_ROUNDS, count)
         if gain.value + gain.beyond(level(looks, most, error)) < NEGLIGIBLE:
             return None, True
         if gain.value - gain.beyond(_FUTILE) > NEGLIGIBLE or not _can_tell(gain, count, most):

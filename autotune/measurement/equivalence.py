@@ -63,9 +63,8 @@ class Distance:
 def distance(runs: Sequence[Sequence[float]]) -> Distance:
     """Of the differences between two courses, step by step, in one or several runs of both.
 
-    Steps that follow each other are correlated: their variance counts for (1 + r) / (1 - r) as
-    much, with
-    the lag-one correlation r of all runs together, less its bias in short series (Kendall 1954).
+    Steps that follow each other are correlated: their variance counts for (1 + r) / (1 - r) as much,
+    with the lag-one correlation r of all runs together, less its bias in short series (Kendall 1954).
     Runs may lie further apart than their steps tell: the larger of the two errors counts.
 
     Args:

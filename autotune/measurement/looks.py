@@ -28,6 +28,11 @@ def spent(share: float, error: float) -> float:
     return error * min(max(share, 0.0), 1.0) ** 2
 
 
+def after_each(first: int, now: int) -> list[int]:
+    """The looks of who looks after this round and each that follows; the present one is the last."""
+    return [*range(min(first, now), now), now]
+
+
 def level(looks: Sequence[int], most: int, error: float) -> float:
     """The one-sided level at which the last look tests.
 

@@ -86,7 +86,9 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         job.VARIABLE: order.to_text(),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
     }
-    differences = tuple(_differences(best, command[place], script))
+    settings = fields.files(script["flags"], command[place + 1 :], environment)
+    of_settings = _changed_settings(script, settings)
+    differences = (*_differences(best, command[place], script), *of_settings)
     return Job((*command[: place + 1], *given.arguments), found, differences)
 
 
@@ -131,6 +133,15 @@ def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iter
         yield f"it was tuned with torch {tuned_with}, and {here} is here"
 
 
+def _changed_settings(script: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[str]:
+    """Files that a job reads and that say something else than in the study, besides the knobs'
+    fields: those are set in either case."""
+    for holder, known in script.get("files", {}).items():
+        path = Path(settings.get(holder, ""))
+        if path.is_file() and _digest(path) != known:
+            yield f"{path} is not as it was when it was tuned"
+
+
 def script_of(
     spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path, workers: int
 ) -> dict[str, Any] | None:
@@ -149,11 +160,14 @@ def script_of(
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
     found = {**asdict(told), "changes": list(told.changes), "digest": digest}
+    if settings := fields.files(told.flags, spec.workload.arguments, spec.env):
+        read = {holder: folder / file for holder, file in settings.items()}
+        found["files"] = {holder: _digest(one) for holder, one in read.items() if one.is_file()}
     if samples := scripts.samples_of_step(spec.workload, spec.full_baseline(), knobs):
         found["samples"] = samples
     return found
 
 
 def _digest(path: Path) -> str:
-    """Of a script, by which another version of it is known."""
+    """Of a file, by which another version of it is known."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -115,6 +115,21 @@ def given(
     return Given(found, set_, tuple(copies))
 
 
+def files(
+    flags: Mapping[str, str], words: Sequence[str], variables: Mapping[str, str]
+) -> dict[str, str]:
+    """What names a file with fields of knobs -> that file, from the working directory on.
+
+    Args:
+        flags: of knobs, as in `given`.
+        words: arguments of the script.
+        variables: of its environment.
+    """
+    holders = {found[0] for flag in flags.values() if (found := parted(flag))}
+    named = {holder.text: holder.file(words, variables) for holder in holders}
+    return {text: file for text, file in sorted(named.items()) if file is not None}
+
+
 def _by_holder(
     flags: Mapping[str, str], knobs: Mapping[str, Any]
 ) -> Iterator[tuple[Holder, dict[str, Any]]]:

@@ -143,9 +143,7 @@ class Bench:
         check_there(folder)
         if is_full(folder):
             raise DiskFull(full(folder))
-        return self._job.repository.attempts.begin(
-            self._job.lease, self._job.study.id, trial, knobs, purpose, round_=round_
-        )
+        return self._job.own_attempts.begin(trial, knobs, purpose, round_)
 
     def _take_slot(self) -> int:
         number = min(self._free)  # the same slot, hence the same devices, when one is wanted
@@ -195,13 +193,9 @@ class Bench:
             if last and _is_usable(self._slots[number]):
                 self._free.add(number)
             result = self._suspected(attempt, judge.result(future.result()))
-            self._job.repository.attempts.finish(
-                self._job.lease,
-                attempt.id,
-                result,
-                [_stored(seen) for seen in judge.seen],
-                self._environment_of(self._slots[number]),
-            )
+            blocks = [_stored(seen) for seen in judge.seen]
+            environment = self._environment_of(self._slots[number])
+            self._job.own_attempts.finish(attempt, result, blocks, environment)
             self._job.tidy_up(attempt, result)
             self._recorded()
             yield Finished(attempt, result)

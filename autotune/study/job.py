@@ -17,11 +17,11 @@ from autotune.measurement.watch import Limits
 from autotune.paths import StudyPaths
 from autotune.runs.plan import Plan, few_steps, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
+from autotune.study.own_attempts import OwnAttempts
 from autotune.trial.protocol import TrialRequest
 from launchers import Slot
 from storage import (
     TRAJECTORIES,
-    AttemptFeed,
     AttemptResult,
     Attempts,
     AttemptState,
@@ -71,11 +71,13 @@ class Job:
 
     def attempts(self) -> Attempts:
         """What is recorded by now."""
-        return Attempts(self._feed.read(), self.plan.baseline, self.plan.spec.harmless)
+        return self.own_attempts.all()
 
     @functools.cached_property
-    def _feed(self) -> AttemptFeed:
-        return AttemptFeed(self.repository.attempts, self.study.id)
+    def own_attempts(self) -> OwnAttempts:
+        """As they are written."""
+        baseline, harmless = self.plan.baseline, self.plan.spec.harmless
+        return OwnAttempts(self.repository, self.lease, self.study.id, baseline, harmless)
 
     def say(self, message: str) -> None:
         """Leave a message for whoever watches the study."""

@@ -97,7 +97,7 @@ def test_the_search_ends_when_another_trial_is_not_worth_it(tiny: StudyFolder) -
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert len(tiny.attempts(Purpose.SEARCH)) == 6  # no sooner
+    assert 6 <= len(tiny.attempts(Purpose.SEARCH)) < 12  # no sooner, and not never
     assert "The search ends: another trial is expected to bring" in found.stdout
     assert "(budget.least_gain 90.00%, noise between runs" in found.stdout
     assert "The model takes" in tiny.run("logs", tiny.name).stdout

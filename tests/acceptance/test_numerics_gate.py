@@ -16,11 +16,11 @@ def study_with(tiny: StudyFolder, fault: str) -> None:
     """A study in which bf16 is the fastest by far, and carries this fault."""
     (tiny.folder / "planted.py").write_text(PLANTED)
     tiny.write(
-        workload={"name": "planted:build", "args": {"fault": fault, "slow_fp32": 0.02}},
+        workload={"name": "planted:build", "args": {"fault": fault, "slow_fp32": 0.05}},
         search_space={"precision": ["fp32", "bf16"]},
         baseline={"micro_batch": 4},
         budget={"trials": 2},
-        measurement=quick_measurement(rounds=3, baseline_runs=1),
+        measurement=quick_measurement(rounds=8, baseline_runs=1),
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr

@@ -35,6 +35,19 @@ def test_the_winner_is_in_the_copy_that_the_job_is_given(
     assert Path("a.json").read_text() == '{"zero": {"stage": 1}}'
 
 
+def test_a_file_that_has_changed_since_is_said(
+    played: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(played.folder)
+    Path("a.json").write_text('{"zero": {"stage": 1}, "layers": 2}')
+    played.on(running_at(lambda knobs: 100.0 * knobs["stage"])).run(**STUDY)
+    Path("b.json").write_text('{"zero": {"stage": 1}, "layers": 24}')
+    for file, differs in (("a.json", False), ("b.json", True)):
+        job = tuned(load(Path("best.yaml")), ["torchrun", "train.py", "--config", file], {})
+        told = "b.json is not as it was when it was tuned" in job.differences
+        assert told == differs
+
+
 BECOMES_A_JOB = """
 import os, sys
 from autotune.export.best import load

@@ -46,6 +46,11 @@ class FeasibleSampler(BaseSampler):
             return True
         return self._space.any_feasible(self._worth(trials))
 
+    @property
+    def has_model(self) -> bool:
+        """Whether it can say what another trial is expected to bring."""
+        return isinstance(self._inner, PerformanceModelSampler)
+
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
         """What the inner sampler expects; None if it has no model, or has seen too little."""
         if not isinstance(self._inner, PerformanceModelSampler):

@@ -51,6 +51,15 @@ class FeasibleSampler(BaseSampler):
         """Whether it can say what another trial is expected to bring."""
         return isinstance(self._inner, PerformanceModelSampler)
 
+    def price(self, seconds: Callable[[dict[str, KnobValue]], float]) -> None:
+        """Have the inner sampler, if it can, suggest by gain per second.
+
+        Args:
+            seconds: that the next trial is expected to take, of a value for every knob.
+        """
+        if isinstance(self._inner, PerformanceModelSampler):
+            self._inner.price(lambda params: seconds(self._space.complete(params)))
+
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
         """What the inner sampler expects; None if it has no model, or has seen too little."""
         if not isinstance(self._inner, PerformanceModelSampler):

@@ -220,6 +220,8 @@ class Tuner:
             return reason
         if not self._sampler.has_more(trials):
             return "every feasible configuration has been tried"
+        costs, resident = self._job.costs(), bench.resident
+        self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         self._launch(bench, self._ledger.ask(self._space.distributions()), attempts)
         return ""
 

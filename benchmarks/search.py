@@ -55,9 +55,9 @@ from optuna.trial import TrialState
 
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
-from autotune.spec import BudgetSpec, StudySpec
+from autotune.spec import StudySpec
 from autotune.standalone.simulation import Simulation, simulate
-from autotune.study.budget import Budget
+from autotune.study.worth import Stakes, Worth
 from launchers.tables import SECONDS, STATE, THROUGHPUT, Row, read_origin, read_table, write_table
 from search_spaces import CATALOGUE
 
@@ -73,6 +73,8 @@ _USUAL_PATIENCE = 20
 _ROOM = 0.7
 _NORMAL_95 = 1.96
 _RESAMPLED = 2000
+_STAKES = Stakes(job_hours=168.0, rounds=10)
+"""Of a study that says nothing of them."""
 
 
 class Table:
@@ -248,7 +250,7 @@ class _Replay:
         self._distributions = _distributions(sampler, table)
         self._draw = random.Random(seed)
         self._seen: set[Any] = set()
-        self._budget = Budget(BudgetSpec(), 2)
+        self._seconds: list[float] = []
         self._model = _ours(seed, table) if self._ours else None
         for params in _opening(table, opening, seed):
             self._study.enqueue_trial(_to_params(table, params, ours=self._ours))
@@ -259,6 +261,7 @@ class _Replay:
         while len(self._seen) < min(MOST, len(table.rows)) and not course.done:
             trial, row = self._next()
             clock += row[SECONDS]
+            self._seconds.append(row[SECONDS])
             served = self._tell(trial, row)
             course.infeasible += served is None
             worth = table.worth(row)
@@ -280,7 +283,8 @@ class _Replay:
         table = self._table
         left = 1 - max(table.worth(table.rows[key(params)]) for params in found.finalists)
         self._course.stated.append((measured, found.left, left))
-        if self._budget.why_not_worth_it(found, measured, self._table.noise):
+        worth = Worth(_STAKES, lambda some: model.predict(some, self._distributions))
+        if worth.why_not(trials, statistics.median(self._seconds), self._table.noise):
             self._course.stopped = measured
 
     def _next(self) -> tuple[optuna.Trial, Row]:

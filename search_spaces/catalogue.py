@@ -1,6 +1,6 @@
 """The knobs. Adding one takes an entry here, a function in autotune.trial.effects, and a test."""
 
-from search_spaces.knob import Choice, Knob, KnobValue, Range
+from search_spaces.knob import MODEL, PROCESS, STEP, WRAPPER, Choice, Knob, KnobValue, Range
 
 CUDA = "a CUDA device"
 NCCL = "NCCL: a CUDA device of its own for every rank"
@@ -17,6 +17,7 @@ _KNOBS = (
         domain=Range(1, 1_048_576),
         default=8,
         summary="samples per rank and forward pass",
+        acts_on=STEP,
         applied="DataLoader(batch_size=...)",
         source="Hugging Face TrainingArguments.per_device_train_batch_size (default 8)",
         ordered=True,
@@ -31,6 +32,7 @@ _KNOBS = (
         domain=Range(1, 65_536),
         default=1,
         summary="micro-batches per optimizer step; gradients travel with the last one only",
+        acts_on=STEP,
         applied="DistributedDataParallel.no_sync() for all micro-batches but the last",
         source="PyTorch DistributedDataParallel.no_sync; Li et al. 2020, PyTorch Distributed (VLDB)",
         ordered=True,
@@ -46,6 +48,7 @@ _KNOBS = (
         summary="number format of matrix products; fp16 scales the loss; pure_bf16 has no fp32 weights",
         needs=TF32,
         needs_for=("tf32",),
+        acts_on=STEP,
         applied="torch.set_float32_matmul_precision, torch.autocast, torch.amp.GradScaler",
         source="Micikevicius et al. 2018, Mixed Precision Training; PyTorch AMP documentation",
         memory=True,
@@ -60,6 +63,7 @@ _KNOBS = (
         domain=Range(0.01, 100_000, integer=False),
         default=25,
         summary="MiB of gradients per all-reduce of DDP; 25, PyTorch's own, has a first bucket of 1",
+        acts_on=WRAPPER,
         applied="DistributedDataParallel(bucket_cap_mb=...)",
         source="PyTorch DistributedDataParallel (default 25); Li et al. 2020",
         ordered=True,
@@ -73,6 +77,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=False,
         summary="gradients live in the buckets: one copy and its memory less",
+        acts_on=WRAPPER,
         applied="DistributedDataParallel(gradient_as_bucket_view=...)",
         source="PyTorch DistributedDataParallel (default false)",
         memory=True,
@@ -88,6 +93,7 @@ _KNOBS = (
         "or Adam's momentum travels in one bit per parameter (one_bit)",
         needs=NCCL,
         needs_for=("bf16", "powersgd"),
+        acts_on=WRAPPER,
         applied="DistributedDataParallel.register_comm_hook; one_bit: the update of Adam as well",
         source="PyTorch DDP communication hooks; Vogels et al. 2019, PowerSGD; Tang et al. 2021, 1-bit "
         "Adam; on gloo bf16 fails, and powersgd as soon as there are two buckets (torch 2.13)",
@@ -103,6 +109,7 @@ _KNOBS = (
         domain=Range(1, 64),
         default=1,
         summary="rank of the factors that PowerSGD sends for a matrix of gradients",
+        acts_on=WRAPPER,
         applied="PowerSGDState(matrix_approximation_rank=...)",
         source="Vogels et al. 2019, PowerSGD; PyTorch powerSGD_hook (default 1)",
         ordered=True,
@@ -117,6 +124,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=False,
         summary="promises DDP that every step uses the same parameters in the same order",
+        acts_on=WRAPPER,
         applied="DistributedDataParallel(static_graph=...)",
         source="PyTorch DistributedDataParallel (default false)",
         numerics=True,
@@ -127,6 +135,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=True,
         summary="rank 0 sends its buffers (running statistics of BatchNorm) before every forward pass",
+        acts_on=WRAPPER,
         applied="DistributedDataParallel(broadcast_buffers=...)",
         source="PyTorch DistributedDataParallel (default true)",
         numerics=True,
@@ -137,6 +146,7 @@ _KNOBS = (
         domain=Choice(("default", "foreach", "fused")),
         default="default",
         summary="update of all parameters in one call per operation (foreach) or in one (fused)",
+        acts_on=STEP,
         applied="foreach=..., fused=... in the optimizer's parameter groups",
         source="PyTorch torch.optim: foreach is the default on CUDA, a loop elsewhere",
         memory=True,
@@ -149,6 +159,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=True,
         summary="gradients are dropped after the update instead of set to zero",
+        acts_on=STEP,
         applied="Optimizer.zero_grad(set_to_none=...)",
         source="PyTorch Optimizer.zero_grad (default true since 2.0)",
         parts=("optimizer",),
@@ -161,6 +172,7 @@ _KNOBS = (
         domain=Range(0, 64),
         default=0,
         summary="every so many-th block keeps its input only and computes anew in backward; 0: none",
+        acts_on=MODEL,
         applied="torch.utils.checkpoint around blocks of the model's longest list of equal modules",
         source="Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost",
         memory=True,
@@ -174,6 +186,7 @@ _KNOBS = (
         default=1,
         summary="slices of the vocabulary in which the loss is computed, anew in backward; 1: all "
         "logits at once",
+        acts_on=MODEL,
         applied="attribute loss_chunks of the model",
         source="Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models",
         ordered=True,
@@ -188,6 +201,7 @@ _KNOBS = (
         domain=Range(0.05, 1, integer=False),
         default=1,
         summary="progressive layer dropping: how likely the last block is kept at the end; 1: all are",
+        acts_on=MODEL,
         applied="blocks of the model's longest list of equal modules pass their input on; DDP looks for "
         "unused parameters",
         source="Zhang and He 2020, Progressive Layer Dropping (arXiv 2010.13369)",
@@ -203,6 +217,7 @@ _KNOBS = (
         default=1,
         summary="length of samples at the start of the training, as a share; it grows evenly; 1: always "
         "whole. A shortened sample counts by its tokens",
+        acts_on=MODEL,
         applied="Workload.shorten of every batch",
         source="Li et al. 2022, Sequence Length Warmup (arXiv 2108.06084)",
         ordered=True,
@@ -216,6 +231,7 @@ _KNOBS = (
         domain=Range(0.01, 1, integer=False),
         default=0.5,
         summary="share of the training after which samples have their whole length",
+        acts_on=MODEL,
         applied="Workload.shorten of every batch",
         source="Li et al. 2022, Sequence Length Warmup (arXiv 2108.06084)",
         ordered=True,
@@ -229,6 +245,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=False,
         summary="image tensors and convolution weights with the channel innermost",
+        acts_on=MODEL,
         applied="model and batches .to(memory_format=torch.channels_last)",
         source="PyTorch tutorial: Channels Last Memory Format",
         parts=("compute", "pressure"),
@@ -240,6 +257,7 @@ _KNOBS = (
         domain=Range(0, 256),
         default=0,
         summary="processes per rank that prepare batches ahead; 0: the training process does it",
+        acts_on=STEP,
         applied="DataLoader(num_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default 0)",
         ordered=True,
@@ -254,6 +272,7 @@ _KNOBS = (
         summary="what ranks share: nothing (ddp), optimizer state (zero1), parameters as well (FSDP2); "
         "none: the bare model of a single rank; data_parallel: one process drives all devices of a "
         "node, on the CPU all its processors",
+        acts_on=WRAPPER,
         applied="DistributedDataParallel, DataParallel, ZeroRedundancyOptimizer, fully_shard of blocks "
         "and model",
         source="Li et al. 2020, PyTorch Distributed (VLDB); Rajbhandari et al. 2020, ZeRO; Zhao et al. "
@@ -271,6 +290,7 @@ _KNOBS = (
         summary="under DataParallel, the loss on the gathered outputs of all devices, or inside what "
         "each device runs",
         needs=CUDA,
+        acts_on=WRAPPER,
         applied="DataParallel(module whose forward pass returns the loss)",
         source="PyTorch DataParallel: outputs are gathered on device_ids[0]",
         parts=("compute", "pressure"),
@@ -289,6 +309,7 @@ _KNOBS = (
         "both max-autotune with the fastest of many kernels for every product",
         needs=CUDA,
         needs_for=("reduce-overhead", "max-autotune"),
+        acts_on=MODEL,
         applied="torch.compile(model, mode=...)",
         source="Ansel et al. 2024, PyTorch 2; torch.compile documentation",
         parts=("compute", "launching", "pressure"),
@@ -303,6 +324,7 @@ _KNOBS = (
         default="model",
         summary="what is compiled at a time: the whole model, or each of its repeated blocks, which "
         "share what was compiled of one",
+        acts_on=MODEL,
         applied="torch.compile of forward of the blocks in the model's longest list of equal modules",
         source="PyTorch tutorial: Reducing torch.compile cold start with regional compilation; "
         "torchtitan compiles every block of a Transformer",
@@ -320,6 +342,7 @@ _KNOBS = (
         "and backward; beside compile it pays, alone it does not. Under FSDP, tensorwise gathers "
         "weights in FP8",
         needs=FP8,
+        acts_on=MODEL,
         applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
         "of 16; extra: autotune[float8]",
         source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "
@@ -337,6 +360,7 @@ _KNOBS = (
         default=False,
         summary="cuDNN times its algorithms for every new shape of a convolution and keeps the fastest",
         needs=CUDA,
+        acts_on=PROCESS,
         applied="torch.backends.cudnn.benchmark",
         source="PyTorch performance tuning guide; PyTorch torch.backends.cudnn (default false)",
         parts=("compute",),
@@ -354,6 +378,7 @@ _KNOBS = (
         needs=CUDA,
         needs_for=("efficient", "cudnn"),
         also_needs=(("flash3", HOPPER),),
+        acts_on=STEP,
         applied="torch.nn.attention.sdpa_kernel; flash3: activate_flash_attention_impl as well",
         source="Dao et al. 2022, FlashAttention; Shah et al. 2024, FlashAttention-3; PyTorch "
         "scaled_dot_product_attention",
@@ -369,6 +394,7 @@ _KNOBS = (
         default=0,
         summary="blocks ahead whose parameters FSDP2 gathers while one computes, forward and backward; "
         "0: as FSDP2 does by itself",
+        acts_on=WRAPPER,
         applied="FSDPModule.set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
         source="PyTorch FSDP2 documentation, explicit prefetching",
         ordered=True,
@@ -382,6 +408,7 @@ _KNOBS = (
         domain=Choice(("fp32", "bf16")),
         default="fp32",
         summary="the format in which FSDP2 sums gradients over ranks; under pure_bf16 always bf16",
+        acts_on=WRAPPER,
         applied="MixedPrecisionPolicy(reduce_dtype=...)",
         source="PyTorch FSDP2 documentation; torchtitan, mixed_precision_reduce (default float32)",
         parts=("communication",),
@@ -396,6 +423,7 @@ _KNOBS = (
         domain=Range(0.01, 1000, integer=False),
         default=1,
         summary="MiB of DDP's first bucket: how early the first gradients leave",
+        acts_on=WRAPPER,
         applied="torch.distributed._DEFAULT_FIRST_BUCKET_BYTES",
         source="PyTorch DistributedDataParallel (1 MiB unless bucket_cap_mb is given)",
         parts=("communication",),
@@ -408,6 +436,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=False,
         summary="DDP walks the graph of every step for parameters that get no gradient",
+        acts_on=WRAPPER,
         applied="DistributedDataParallel(find_unused_parameters=...)",
         source="PyTorch DistributedDataParallel; Hugging Face Trainer sets it for some models",
         parts=("launching",),
@@ -420,6 +449,7 @@ _KNOBS = (
         default=False,
         summary="batches in page-locked memory, from which the device copies on its own",
         needs=CUDA,
+        acts_on=STEP,
         applied="DataLoader(pin_memory=...)",
         source="PyTorch torch.utils.data, memory pinning",
         parts=("loader", "copies"),
@@ -431,6 +461,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=False,
         summary="loader workers live on from epoch to epoch",
+        acts_on=STEP,
         applied="DataLoader(persistent_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default false)",
         parts=("loader",),
@@ -442,6 +473,7 @@ _KNOBS = (
         domain=Range(1, 1024),
         default=2,
         summary="batches that every loader worker prepares ahead",
+        acts_on=STEP,
         applied="DataLoader(prefetch_factor=...)",
         source="PyTorch torch.utils.data.DataLoader (default 2)",
         parts=("loader",),
@@ -454,6 +486,7 @@ _KNOBS = (
         domain=Range(0, 4096),
         default=0,
         summary="threads of a rank's operators; 0: resources.cpus_per_worker",
+        acts_on=PROCESS,
         applied="torch.set_num_threads, OMP_NUM_THREADS",
         source="PyTorch performance tuning guide",
         parts=("compute", "launching", "pressure"),
@@ -465,6 +498,7 @@ _KNOBS = (
         domain=_SWITCH,
         default=False,
         summary="no garbage collection during steps; what lives by then is never looked at",
+        acts_on=PROCESS,
         applied="gc.freeze(), gc.disable()",
         source="Python gc documentation; torchtitan collects on a schedule of its own",
         parts=("launching",),
@@ -477,6 +511,7 @@ _KNOBS = (
         default=False,
         summary="the CUDA allocator grows its segments instead of adding new ones",
         needs=CUDA,
+        acts_on=PROCESS,
         applied="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         source="PyTorch CUDA memory management",
         parts=("launching",),
@@ -492,6 +527,7 @@ _KNOBS = (
         "between nodes along a tree",
         needs=NCCL,
         also_needs=(("NVLS", SWITCH), ("NVLSTree", SWITCH)),
+        acts_on=PROCESS,
         applied="NCCL_ALGO of the ranks",
         source="NVIDIA NCCL environment variables",
         parts=("communication",),
@@ -504,6 +540,7 @@ _KNOBS = (
         default="auto",
         summary="the protocol of NCCL's transfers: low latency or high bandwidth",
         needs=NCCL,
+        acts_on=PROCESS,
         applied="NCCL_PROTO of the ranks",
         source="NVIDIA NCCL environment variables",
         parts=("communication",),
@@ -516,6 +553,7 @@ _KNOBS = (
         default=0,
         summary="channels, and so thread blocks, of NCCL; 0: it decides",
         needs=NCCL,
+        acts_on=PROCESS,
         applied="NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS of the ranks",
         source="NVIDIA NCCL environment variables",
         parts=("communication", "compute"),
@@ -528,6 +566,7 @@ _KNOBS = (
         default=0,
         summary="thread blocks of each of NCCL's kernels, which computing does not get; 0: it decides",
         needs=NCCL,
+        acts_on=PROCESS,
         applied="NCCL_MIN_CTAS and NCCL_MAX_CTAS of the ranks",
         source="NVIDIA NCCL environment variables (since 2.17; older ones take at most 32)",
         ordered=True,
@@ -542,6 +581,7 @@ _KNOBS = (
         summary="all memory of the allocator is registered with NCCL, which then need not copy what it "
         "sends",
         needs=NCCL,
+        acts_on=PROCESS,
         applied="TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 of the ranks",
         source="NVIDIA NCCL user guide, User Buffer Registration; PyTorch ProcessGroupNCCL.hpp",
         parts=("communication", "compute"),
@@ -556,6 +596,7 @@ _KNOBS = (
         summary="hardware queues between host and device: 1 starts kernels in the order in which they "
         "were issued, more let streams overtake each other; 0: CUDA decides (8)",
         needs=CUDA,
+        acts_on=PROCESS,
         applied="CUDA_DEVICE_MAX_CONNECTIONS of the ranks",
         source="NVIDIA CUDA programming guide, environment variables; Megatron-LM asks for 1 beside "
         "tensor parallelism, for more beside FSDP",
@@ -569,6 +610,7 @@ _KNOBS = (
         default=False,
         summary="a rank runs on the processors of its device's NUMA node only",
         needs=CUDA,
+        acts_on=PROCESS,
         applied="os.sched_setaffinity of all threads to local_cpulist of the device in "
         "/sys/bus/pci/devices",
         source="PyTorch torchrun --numa-binding=node",
@@ -582,6 +624,7 @@ _KNOBS = (
         default=False,
         summary="copies the next batch to the device on a side stream during the current step",
         needs=CUDA,
+        acts_on=STEP,
         applied="torch.cuda.Stream around the copy of the next batch",
         source="NVIDIA apex data_prefetcher; PyTorch CUDA semantics, streams",
         memory=True,
@@ -595,6 +638,7 @@ _KNOBS = (
         default=False,
         summary="Q, K and V projections issued on three CUDA streams",
         needs=CUDA,
+        acts_on=MODEL,
         applied="attribute qkv_streams of the model's attention modules",
         source="measured slower for d_model 512 on 4 RTX 3090: a negative result worth repeating",
         memory=True,
@@ -607,6 +651,7 @@ _KNOBS = (
         domain=Range(1, 100_000),
         default=10,
         summary="optimizer steps between two readings of the loss on the host, each one a wait",
+        acts_on=STEP,
         applied="float(loss) every so many steps",
         source="PyTorch ImageNet example, --print-freq (default 10)",
         ordered=True,

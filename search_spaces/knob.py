@@ -24,6 +24,14 @@ compute: what a sample costs more in a larger micro-batch (caches).
 """
 
 
+PROCESS, MODEL, WRAPPER, STEP = "process", "model", "wrapper", "step"
+"""Where a knob acts, in the order in which a rank comes to it.
+
+process: on the environment, threads or global settings, before a model is built; model: on the bare
+model; wrapper: on what shares it among ranks; step: on what every step does, and on what feeds it.
+"""
+
+
 @dataclass(frozen=True)
 class Choice:
     """A domain of named values."""
@@ -87,6 +95,8 @@ class Knob:
         number_format: whether it says in which number format something is computed or sent: a reference
             run has its default.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
+        acts_on: PROCESS, MODEL, WRAPPER or STEP: how much is made anew where its value changes; see
+            search_spaces.residency.
         applied: the constructor argument, context or setting that it acts through.
         source: where the knowledge comes from.
     """
@@ -95,6 +105,7 @@ class Knob:
     domain: Choice | Range
     default: KnobValue
     summary: str
+    acts_on: str
     applied: str
     source: str
     parts: tuple[str, ...]

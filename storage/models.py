@@ -88,6 +88,7 @@ class AttemptRow(Base):
     steady: Mapped[bool] = mapped_column(default=True)
     peak_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     wall_seconds: Mapped[float] = mapped_column(Float, default=0.0)
+    resident_of: Mapped[int | None] = mapped_column(Integer)  # id of the attempt that launched it
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
 

@@ -188,6 +188,7 @@ class AttemptResult:
         block_half_width: the same, of the blocks alone.
         sigma_run: relative standard deviation between runs, as it was known at the time.
         contended: blocks count that others disturbed, because all repetitions were disturbed too.
+        resident_of: id of the attempt whose processes it ran in, after that one; None: in its own.
     """
 
     state: AttemptState
@@ -201,6 +202,7 @@ class AttemptResult:
     steady: bool = True
     peak_bytes: int = 0
     wall_seconds: float = 0.0
+    resident_of: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What runs cost, by the runs that are recorded. Pure.
 
 A run starts up, takes a first step, and then one step after another: the three are told apart, since a
-run that is planned may take fewer steps than those that are known.
+run that is planned may take fewer steps than those that are known. What takes over the processes of the
+run before it starts up in less time.
 """
 
 import statistics
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.settling import Onset, Settling
+from search_spaces.residency import why_not_live
 from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
@@ -23,6 +25,9 @@ _FEWEST_STEPS = 2
 """Of a timed run after its first step, which then is all of its warm-up."""
 _PROFILED_STEPS = 7.0
 """What the shortest profile costs, in steps, the overhead of the profiler included."""
+_UNKNOWN = 1.0
+"""Seconds of a trial before there was any: all are alike."""
+_LEAST = 1e-3
 _TIMED = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.CONFIRM, Purpose.ATTRIBUTE)
 
 
@@ -35,6 +40,8 @@ class Pace:
         onset: its first step, and a steady one.
         compiled: something was compiled in it.
         samples: of a step.
+        trained: seconds of all of its blocks, those of the warm-up included.
+        live: it took over the processes of the run before.
     """
 
     knobs: dict[str, Any]
@@ -42,6 +49,8 @@ class Pace:
     onset: Onset
     compiled: bool
     samples: float
+    trained: float = 0.0
+    live: bool = False
 
     @classmethod
     def of(cls, attempt: StoredAttempt, blocks: Sequence[StoredBlock]) -> Self | None:
@@ -60,6 +69,8 @@ class Pace:
             Onset(blocks[0].seconds / blocks[0].steps, steady),
             any(block.observed.get("compilations") for block in blocks),
             sum(block.samples for block in kept) / steps,
+            trained,
+            attempt.result.resident_of is not None,
         )
 
 
@@ -77,8 +88,28 @@ class Costs:
 
     @property
     def startup(self) -> float:
-        """Before the first step."""
-        return statistics.median([pace.startup for pace in self._paces] or [0.0])
+        """Before the first step, in new processes."""
+        return statistics.median([pace.startup for pace in self._paces if not pace.live] or [0.0])
+
+    @property
+    def switch(self) -> float:
+        """The same in processes that take over; nothing, as long as none has."""
+        return statistics.median([pace.startup for pace in self._paces if pace.live] or [0.0])
+
+    def expected(self, knobs: Knobs, resident: Knobs | None) -> float:
+        """Of a trial of the search, from its launch to its end; above zero, and the same for all while
+        nothing is known.
+
+        Args:
+            resident: the configuration of processes that wait on a slot; None: there are none.
+        """
+        if not self.known:
+            return _UNKNOWN
+        live = resident is not None and not why_not_live(resident, knobs)
+        alike = [pace for pace in self._paces if pace.live == live] or self._paces
+        usual = statistics.median(pace.trained for pace in alike)
+        fewest = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
+        return max(_LEAST, (self.switch if live else self.startup) + max(usual, fewest))
 
     @property
     def settling(self) -> Settling:

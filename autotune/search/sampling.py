@@ -46,6 +46,20 @@ class FeasibleSampler(BaseSampler):
             return True
         return self._space.any_feasible(self._worth(trials))
 
+    @property
+    def has_model(self) -> bool:
+        """Whether it can say what another trial is expected to bring."""
+        return isinstance(self._inner, PerformanceModelSampler)
+
+    def price(self, seconds: Callable[[dict[str, KnobValue]], float]) -> None:
+        """Have the inner sampler, if it can, suggest by gain per second.
+
+        Args:
+            seconds: that the next trial is expected to take, of a value for every knob.
+        """
+        if isinstance(self._inner, PerformanceModelSampler):
+            self._inner.price(lambda params: seconds(self._space.complete(params)))
+
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
         """What the inner sampler expects; None if it has no model, or has seen too little."""
         if not isinstance(self._inner, PerformanceModelSampler):

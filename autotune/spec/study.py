@@ -37,6 +37,8 @@ FREE: Final = "free"
 EnvName = Annotated[str, AfterValidator(_env_name)]
 Scalar = bool | int | float | str
 _IDENTITY = ("name", "storage")
+_USUAL_TRIALS = 30
+"""Of samplers that do not know what another one is worth."""
 
 
 class _Section(BaseModel):
@@ -194,6 +196,14 @@ class ObjectiveSpec(_Section):
         "in figures; free: any may win, and then needs a new learning rate.",
     )
 
+    job_hours: float = Field(
+        default=168.0,
+        gt=0,
+        le=10**6,
+        description="Hours that the job trains, a week if nobody says: the search ends when another "
+        "trial costs more than its expected gain would save it (sampler: model).",
+    )
+
     @field_validator("global_batch", mode="before")
     @classmethod
     def _as_stored_before(cls, given: Any) -> Any:
@@ -209,28 +219,34 @@ class ObjectiveSpec(_Section):
 class BudgetSpec(_Section):
     """When the search ends: whichever comes first."""
 
-    trials: int | None = Field(default=30, ge=1, le=10**6, description="Trials, baseline included.")
+    trials: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="Most trials, baseline included. Default: as many as are worth it; 30 with another "
+        "sampler than model, which does not know.",
+    )
     wall_time: Seconds | None = Field(
         default=None,
         description="Running time, e.g. 30m: a limit, kept within a tenth or one step. What proves the "
         "result is paid for first.",
     )
-    least_gain: float = Field(
-        default=0.005,
+    least_gain: float | None = Field(
+        default=None,
         ge=0,
         lt=1,
         description="The search ends when another trial is expected to bring less than this share of "
-        "throughput (sampler: model), or less than noise lets one see; 0: never for that reason.",
+        "throughput (sampler: model), or less than noise lets one see; 0: never for that reason. "
+        "Default: what a trial takes of objective.job_hours.",
     )
     device_hours: float | None = Field(
         default=None, gt=0, description="Hours of trials times ranks; confirmation not counted."
     )
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        if self.trials is None and self.wall_time is None and self.device_hours is None:
-            raise ValueError("at least one of trials, wall_time, device_hours must be set")
-        return self
+    @property
+    def ends(self) -> bool:
+        """Whether any limit is given."""
+        return not (self.trials is None and self.wall_time is None and self.device_hours is None)
 
 
 class MeasurementSpec(_Section):
@@ -394,6 +410,15 @@ class StudySpec(_Section):
             raise ValueError("must not end in .yaml or .yml: the commands would take it for a file")
         return name
 
+    @model_validator(mode="before")
+    @classmethod
+    def _so_many_trials(cls, given: Any) -> Any:
+        """Who does not know what a trial is worth makes a number of them."""
+        budget = given.get("budget", {}) if isinstance(given, dict) else None
+        if not isinstance(budget, dict) or given.get("sampler", "model") == "model":
+            return given
+        return {**given, "budget": {"trials": _USUAL_TRIALS, **budget}}
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = mistakes.of_search_space(
@@ -412,6 +437,8 @@ class StudySpec(_Section):
             )
         if self.constraints and not problems:
             problems |= self._of_constraints()
+        if not self.budget.ends and (self.sampler != "model" or self.budget.least_gain == 0):
+            problems["budget",] = "at least one of trials, wall_time, device_hours must be set"
         if self.ray_address is not None and self.launcher != "ray":
             problems["ray_address",] = "has no effect without `launcher: ray`; add it"
         if problems:

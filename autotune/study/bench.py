@@ -101,6 +101,11 @@ class Bench:
         self._take_new_slots()
         return bool(self._free) and not any(run.suspect for run in self._running.values())
 
+    @property
+    def resident(self) -> dict[str, Any] | None:
+        """The configuration of processes that wait on the slot that is next; None: none do."""
+        return None
+
     def start(
         self,
         trial: int,

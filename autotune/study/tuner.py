@@ -1,6 +1,7 @@
 """One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
 
 import dataclasses
+import statistics
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from autotune.study.finals import Finals
 from autotune.study.job import Job
 from autotune.study.opening import Opening
 from autotune.study.schedule import Schedule
+from autotune.study.worth import Stakes, Worth
 from autotune.views.machine import measured_on
 from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
@@ -91,6 +93,7 @@ class Tuner:
         self._sampler = sampler(
             self._spec.sampler, self._space, self._spec.seed + before, self._plan.memory_of_rank()
         )
+        self._worth = Worth(Stakes.of(self._spec), self._sampler.prediction)
         self._ledger = self._open_ledger()
         self.board = Board(job, self._ledger)
 
@@ -217,6 +220,8 @@ class Tuner:
             return reason
         if not self._sampler.has_more(trials):
             return "every feasible configuration has been tried"
+        costs, resident = self._job.costs(), bench.resident
+        self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         self._launch(bench, self._ledger.ask(self._space.distributions()), attempts)
         return ""
 
@@ -227,8 +232,9 @@ class Tuner:
             return reason
         if any(trial.state == TrialState.WAITING for trial in trials):
             return ""
-        expected = self._sampler.prediction(trials)
-        return self._budget.why_not_worth_it(expected, len(attempts.searched()), sigma_run)
+        if not self._sampler.has_model:
+            return ""
+        return self._worth.why_not(trials, _usual_seconds(attempts), sigma_run)
 
     def _end_search(self, reason: str) -> None:
         """Say why it ended and what the model expects by now, once and for all."""
@@ -291,6 +297,11 @@ class Tuner:
         for trial in self._recover():
             reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
             self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
+
+
+def _usual_seconds(attempts: Attempts) -> float:
+    """Of a trial, by those that are recorded; 0 while none is."""
+    return statistics.median([a.result.wall_seconds for a in attempts.searched()] or [0.0])
 
 
 def _incumbent_low(attempts: Attempts, freedom: float) -> float:

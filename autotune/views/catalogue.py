@@ -59,16 +59,17 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
         "Gain: throughput of the value over that of the default, with its 95 % interval, on the "
         "named workload, beside the named knobs; the second figure is the default against itself "
         "(A/A), measured in turn with it. Empty: not measured, because it cannot act there or no such "
-        "device was at hand."
+        "device was at hand. Level: process, model, wrapper or step. A trial that differs from the one "
+        "before in knobs of the step alone may run in the same processes."
     )
     yield ""
-    yield "| knob | acts through | acts on | source | tried first | gain on CPU | gain on GPU |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| knob | acts through | level | acts on | source | tried first | gain on CPU | gain on GPU |"
+    yield "|---|---|---|---|---|---|---|---|"
     for knob in CATALOGUE.values():
         cells = (_effect(effects.get(platform, {}).get(knob.name)) for platform in ("CPU", "GPU"))
         yield (
-            f"| `{knob.name}` | {knob.applied} | {', '.join(knob.parts)} | {knob.source} | "
-            f"{_promising(knob)} | {' | '.join(cells)} |"
+            f"| `{knob.name}` | {knob.applied} | {knob.acts_on} | {', '.join(knob.parts)} | "
+            f"{knob.source} | {_promising(knob)} | {' | '.join(cells)} |"
         )
 
 

@@ -10,6 +10,7 @@ from autotune.spec import load
 from autotune.trial.protocol import Outcome
 from launchers.behaviours import noisy, running_at, where, within_memory
 from launchers.replay import Answer, Launch, ReplayLauncher
+from storage import Database
 from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
 from tests.steering import write_study
 
@@ -254,12 +255,39 @@ def test_a_budget_that_is_raised_goes_on_where_it_stood(played: Replayed) -> Non
     played.assert_complete(trials=6)
 
 
-def test_the_model_stops_where_nothing_is_left_to_gain(played: Replayed) -> None:
-    space = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "log_interval": [1, 2, 5, 10, 20]}
-    played.run(budget={"trials": 35, "least_gain": 0.005}, sampler="model", search_space=space)
+WIDE = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "log_interval": [1, 2, 5, 10, 20]}
+
+
+def test_a_daemon_that_comes_later_knows_what_was_not_worth_it_before(played: Replayed) -> None:
+    played.run(budget={"least_gain": 0.005}, sampler="model", search_space=WIDE)
     assert "less than the" in played.said()
-    assert 6 <= len(played.trials()) < 25
     played.assert_complete()
+    alone = len(played.trials())
+    assert 6 <= alone < 25
+    again = Replayed(played.folder, Database(f"sqlite:///{played.folder}/again.db"))
+    again.run(budget={"trials": alone, "least_gain": 0.005}, sampler="model", search_space=WIDE)
+    assert f"the budget of {alone} trials is spent" in again.said()
+    again.run(budget={"least_gain": 0.005}, sampler="model", search_space=WIDE)
+    assert "less than the" in again.said()
+    again.assert_complete(trials=alone)
+
+
+def test_without_a_number_of_trials_it_ends_once_one_costs_more_than_it_saves(
+    played: Replayed,
+) -> None:
+    played.run(budget={"least_gain": None}, sampler="model", search_space=WIDE)
+    assert "of a job of 168 hours, objective.job_hours" in played.said()
+    week = len(played.trials())
+    assert 6 <= week < 35
+    short = Replayed(played.folder, Database(f"sqlite:///{played.folder}/short.db"))
+    short.run(
+        budget={"least_gain": None},
+        objective={"job_hours": 0.02, "global_batch": "free"},
+        sampler="model",
+        search_space=WIDE,
+    )
+    assert "of a job of 0.02 hours, objective.job_hours" in short.said()
+    assert len(short.trials()) <= week
 
 
 # micro_batch: max

@@ -141,3 +141,15 @@ def test_a_space_of_one_configuration_holds_one_trial():
     assert chosen.has_more(study.get_trials())
     study.tell(study.ask(space.distributions()), 1.0)
     assert not chosen.has_more(study.get_trials())
+
+
+def test_what_a_trial_costs_is_asked_of_whole_configurations():
+    space = Space({"micro_batch": [1, 2, 4, 8]}, defaults(), CPU)
+    asked = []
+    priced = sampler("model", space, seed=0)
+    priced.price(lambda knobs: asked.append(knobs) or 1.0)
+    study = optuna.create_study(direction="maximize", sampler=priced)
+    for rate in (1.0, 2.0, 3.0):
+        study.tell(study.ask(space.distributions()), rate)
+    assert asked
+    assert all(knobs.keys() == defaults().keys() for knobs in asked)

@@ -1,0 +1,78 @@
+"""Which configuration can follow another in the same processes."""
+
+import pytest
+
+from search_spaces import CATALOGUE, defaults
+from search_spaces.knob import MODEL, PROCESS, STEP, WRAPPER, Choice
+from search_spaces.residency import why_not_live
+
+STEPS = [name for name, knob in CATALOGUE.items() if knob.acts_on == STEP]
+OTHERS = [name for name in CATALOGUE if name not in STEPS]
+
+
+def another(name: str) -> object:
+    """A value that the knob has not by default, and that acts on the step alone."""
+    knob = CATALOGUE[name]
+    if isinstance(knob.domain, Choice):
+        return next(value for value in knob.domain.values if value != knob.default)
+    return knob.domain.low if knob.default != knob.domain.low else knob.domain.high
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_knob_says_where_it_acts(name: str) -> None:
+    assert CATALOGUE[name].acts_on in (PROCESS, MODEL, WRAPPER, STEP)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_acts_on_a_step_is_taken_live_there_and_back(name: str) -> None:
+    changed = {**defaults(), name: another(name)}
+    assert why_not_live(defaults(), changed) == ""
+    assert why_not_live(changed, defaults()) == ""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_whatever_acts_elsewhere_takes_new_processes(name: str) -> None:
+    changed = {**defaults(), name: another(name)}
+    assert why_not_live(defaults(), changed).startswith(name)
+    assert why_not_live(changed, defaults()).startswith(name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("precision", "pure_bf16"), ("attention", "flash3")])
+def test_single_values_stay_with_their_process(name: str, value: str) -> None:
+    plain, lasting = defaults(), {**defaults(), name: value}
+    assert why_not_live(plain, lasting) and why_not_live(lasting, plain)
+    assert why_not_live(lasting, {**lasting, "micro_batch": 1}) == ""
+
+
+@pytest.mark.parametrize(
+    ("beside", "name", "value"),
+    [
+        ({"compile": "default"}, "micro_batch", 1),
+        ({"compile": "default"}, "precision", "bf16"),
+        ({"compile": "default"}, "attention", "flash"),
+        ({"float8": "tensorwise"}, "precision", "bf16"),
+        ({"static_graph": True}, "accumulation_steps", 4),
+        ({"parallelism": "fsdp"}, "micro_batch", 1),
+        ({"parallelism": "zero1"}, "micro_batch", 1),
+        ({"parallelism": "data_parallel"}, "micro_batch", 1),
+        ({"gradient_compression": "powersgd"}, "micro_batch", 1),
+        ({"layer_keep": 0.5}, "log_interval", 1),
+        ({"curriculum_start": 0.5}, "log_interval", 1),
+    ],
+)
+def test_what_was_made_for_a_value_is_made_anew_for_another(
+    beside: dict[str, object], name: str, value: object
+) -> None:
+    now = {**defaults(), **beside}
+    assert why_not_live(now, {**now, name: value})
+
+
+def test_a_compiled_model_takes_what_is_not_in_its_graph() -> None:
+    now = {**defaults(), "compile": "default"}
+    assert why_not_live(now, {**now, "log_interval": 1, "loader_workers": 2}) == ""
+
+
+def test_what_the_catalogue_does_not_know_takes_new_processes() -> None:
+    now = {**defaults(), "hidden_size": 1}
+    assert "hidden_size" in why_not_live(now, {**now, "hidden_size": 2})
+    assert why_not_live(now, {**now, "micro_batch": 1}) == ""

@@ -1,0 +1,138 @@
+"""When a search ends because another trial is not worth its cost."""
+
+from datetime import datetime, timedelta
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.search.performance_model import Prediction
+from autotune.study.worth import Stakes, Worth
+
+SIGMA = 0.01
+DAY = 24.0
+
+
+def expecting(gain=0.0, left=0.0, surprise=1.0):
+    """A prediction that nine draws in ten have so much left."""
+    draws = np.where(np.arange(100) < 90, left, 0.0)
+    return Prediction({}, 1.0, (), gain, draws, surprise)
+
+
+def trials(rates) -> list[FrozenTrial]:
+    """One after another, failed where there is no rate."""
+    began = datetime(2026, 1, 1)
+    made = []
+    for number, rate in enumerate(rates):
+        trial = optuna.trial.create_trial(
+            params={"x": number},
+            distributions={"x": IntDistribution(0, 1000)},
+            value=rate,
+            state=TrialState.FAIL if rate is None else TrialState.COMPLETE,
+        )
+        trial.number = number
+        trial.datetime_complete = began + timedelta(seconds=number)
+        made.append(trial)
+    return made
+
+
+def reasons(predictions, first=6, *, seconds=1.0, rounds=10, job_hours=168.0, least_gain=None):
+    """After each trial from this one on, asked anew each time, as a daemon that has just begun."""
+    known = dict(enumerate(predictions, first))
+    found = []
+    for number in known:
+        worth = Worth(Stakes(job_hours, rounds, least_gain), lambda some: known.get(len(some)))
+        found.append(worth.why_not(trials([100.0] * number), seconds, SIGMA))
+    return found
+
+
+def test_two_in_a_row_end_the_search():
+    assert [bool(reason) for reason in reasons([expecting()] * 3)] == [False, True, True]
+    between = [expecting(), expecting(gain=0.1), expecting(), expecting()]
+    assert [bool(reason) for reason in reasons(between)] == [False, False, False, True]
+
+
+def test_the_same_trials_asked_twice_are_no_two_in_a_row():
+    now = {6: expecting(gain=0.1), 7: expecting()}
+    worth = Worth(Stakes(168.0, 10), lambda some: now[len(some)])
+    assert not any(worth.why_not(trials([100.0] * 7), 1.0, SIGMA) for _ in range(3))
+
+
+def test_which_trial_was_the_last_is_told_by_their_ends():
+    several = trials([100.0] * 8)
+    several[2].datetime_complete = several[-1].datetime_complete + timedelta(seconds=1)
+    asked = []
+
+    def predict(some):
+        asked.append({trial.number for trial in some})
+        return expecting()
+
+    assert Worth(Stakes(168.0, 10), predict).why_not(several, 1.0, SIGMA)
+    assert asked[-1] == set(range(8)) - {2}
+
+
+@pytest.mark.parametrize(
+    "worth",
+    [{"gain": 0.006}, {"left": 0.03}, {"surprise": 4.0}],
+    ids=["a trial would bring much", "much may be left", "the model does not hold"],
+)
+def test_the_search_goes_on_while(worth):
+    assert not any(reasons([expecting(**worth)] * 4))
+
+
+def test_not_before_six_trials_nor_where_nobody_asks_for_it():
+    assert not any(reasons([expecting()] * 6, first=1))
+    assert not any(reasons([expecting()] * 4, least_gain=0))
+    assert not any(reasons([None] * 4))
+
+
+def test_who_wants_large_gains_only_is_content_sooner():
+    large = [expecting(gain=0.2, left=0.2)] * 2
+    assert not any(reasons(large))
+    assert "are worth it (budget.least_gain 30.00%" in reasons(large, least_gain=0.3)[-1]
+
+
+def test_a_trial_has_to_pay_for_itself_within_the_job():
+    twice = [expecting(gain=0.01)] * 2
+    minutes = 10 * 60.0  # of a day they are 0.7 %
+    assert not any(reasons(twice, seconds=minutes, job_hours=DAY))
+    assert not any(reasons(twice, seconds=2 * minutes, job_hours=7 * DAY))
+    told = reasons(twice, seconds=2 * minutes, job_hours=DAY)[-1]
+    assert "another trial is expected to bring 1.00%, less than the 1.39% that are worth it" in told
+    assert "(1.2e+03 s are 0.014 of a job of 24 hours, objective.job_hours" in told
+
+
+def test_what_the_confirmation_cannot_show_is_worth_nothing_however_long_the_job():
+    stakes = Stakes(1e6, 10)
+    assert stakes.visible(SIGMA) == pytest.approx(1.96 * SIGMA * (2 / 10) ** 0.5)
+    assert stakes.least(1.0, SIGMA) == pytest.approx(0.1 * stakes.visible(SIGMA))
+    little = [expecting(gain=0.9 * stakes.least(1.0, SIGMA))] * 2
+    assert reasons(little, job_hours=1e6)[-1]
+    # More rounds show more.
+    assert not any(reasons(little, job_hours=1e6, rounds=50))
+
+
+def never(_: object) -> Prediction:
+    """A model that does not hold, and expects much."""
+    return expecting(gain=1.0, left=1.0, surprise=100.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "ends"),
+    [
+        ([100.0] * 59, False),
+        ([100.0] * 60, True),
+        ([100.0] * 59 + [103.0], False),
+        ([100.0] + [None] * 59, True),
+        ([None] * 60, True),
+        ([None] * 59 + [1.0], False),
+        ([100.0 + number for number in range(100)], False),
+    ],
+    ids=["few", "the same", "better", "fails", "all fail", "runs at last", "climbs"],
+)
+def test_a_model_that_does_not_hold_ends_with_what_trials_bring(rates, ends):
+    found = Worth(Stakes(168.0, 10), never).why_not(trials(rates), 1.0, SIGMA)
+    assert bool(found) is ends
+    assert not Worth(Stakes(168.0, 10, 0.0), never).why_not(trials(rates), 1.0, SIGMA)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from launchers.base import Launcher, Resources, Slot, TrialWatch
-from launchers.reservation import Busy, Rival, refuse
+from launchers.reservation import NOBODY, Busy, Rival, refuse
 
 __all__ = [
+    "NOBODY",
     "Busy",
     "Launcher",
     "Resources",

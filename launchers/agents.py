@@ -36,6 +36,7 @@ STOOD_SECONDS = 12.0
 """Without a word of an agent, or a look of its own at its ranks: then they stood still as well, or their
 messages did, and what was timed meanwhile is no measurement."""
 _LISTEN_SECONDS = 1.0
+_HEED_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,15 @@ class SlotGone(ClusterAway):
 class Agents:
     """The agents of a slot, all ready; their messages arrive in one queue."""
 
-    def __init__(self, nodes: Sequence[Node], preloading: Preloading) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], preloading: Preloading, heed: Callable[[], object]
+    ) -> None:
+        """
+        Args:
+            heed: called again and again until they are ready; may raise.
+        """
         self._nodes = nodes
+        self._heed = heed
         self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
         self.links: list[Link] = []
         self.lost = False
@@ -77,6 +85,11 @@ class Agents:
         """Why, by node, where more is known than that it died."""
         self.not_its_own: dict[int, str] = {}
         """The same, where its node or its cluster was lost, or has stood still."""
+        self.silent: frozenset[int] = frozenset()
+        """Nodes that have not said anything for too long, while something runs there."""
+        self._ended: set[int] = set()
+        """Nodes whose agents have ended by themselves."""
+        self._closing = False
         try:
             for node in nodes:
                 self.links.append(node.connect())
@@ -131,8 +144,17 @@ class Agents:
         where = self.links[node].where
         return f"node {node}, {where}," if where else f"node {node}"
 
+    def away(self) -> list[str]:
+        """What of them is lost or silent at present, in words."""
+        return [
+            f"{link.where or f'node {index}'} {'lost' if index in self._ended else 'fell silent'}"
+            for index, link in enumerate(self.links)
+            if index in self._ended or index in self.silent
+        ]
+
     def close(self) -> str:
         """End all agents; what is left of them, in words."""
+        self._closing = True
         return ", ".join(filter(None, [link.close() for link in self.links]))
 
     def _listen(self, index: int, link: Link) -> None:
@@ -151,6 +173,8 @@ class Agents:
         finally:
             if loss := link.loss():
                 self.not_its_own[index] = loss
+            if not self._closing:
+                self._ended.add(index)
             self.lost = True
             self._inbox.put((index, None))
 
@@ -158,16 +182,14 @@ class Agents:
         ready: dict[int, Hello] = {}
         give_up = time.monotonic() + START_SECONDS
         while len(ready) < len(self.links):
+            self._heed()
+            left = give_up - time.monotonic()
             try:
-                index, message = self.receive(timeout=max(0.0, give_up - time.monotonic()))
+                index, message = self.receive(timeout=max(0.0, min(left, _HEED_SECONDS)))
             except queue.Empty:
-                late = [index for index in range(len(self.links)) if index not in ready]
-                for index in late:
-                    self.links[index].give_up()
-                names = " and ".join(map(self.name_of, late))
-                raise LauncherError(
-                    f"the agent of {names} was not ready after {START_SECONDS:g} s"
-                ) from None
+                if left <= 0:
+                    raise self._too_late(ready) from None
+                continue
             if not isinstance(message, Hello):
                 died = (
                     f"the agent of {self.name_of(index)} died while it started; its messages are in "
@@ -178,6 +200,13 @@ class Agents:
             _check_protocol(self.name_of(index), message)
             ready[index] = message
         return [ready[index] for index in sorted(ready)]
+
+    def _too_late(self, ready: Collection[int]) -> LauncherError:
+        late = [index for index in range(len(self.links)) if index not in ready]
+        for index in late:
+            self.links[index].give_up()
+        names = " and ".join(map(self.name_of, late))
+        return LauncherError(f"the agent of {names} was not ready after {START_SECONDS:g} s")
 
 
 def _check_protocol(node: str, hello: Hello) -> None:
@@ -249,6 +278,7 @@ class Ear:
         listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
         self._silence = [silence + listened for silence in self._silence]
         self.stood = self._stood(*heard, nodes) if heard else ""
+        self._agents.silent = frozenset(n for n in nodes if self._silence[n] > STOOD_SECONDS)
         return heard
 
     def _stood(self, node: int, message: Message | None, nodes: Collection[int]) -> str:

@@ -96,6 +96,10 @@ class Slot(ABC):
     gone: str = ""
     """Why it is no more, in words: its nodes are lost or taken. The launcher may open another."""
 
+    def away(self) -> Sequence[str]:
+        """What of it is lost or silent at present, in words; empty: it works. From any thread."""
+        return ()
+
     @abstractmethod
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         """Run a trial to its end. When it returns no process of the trial is left, or the slot is
@@ -146,6 +150,11 @@ class Launcher(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back all resources; no process, actor or placement group is left."""
+
+    @property
+    def planned(self) -> int:
+        """How many slots there are once all that is lost or taken is back."""
+        return len(self.slots)
 
     @property
     def several_nodes(self) -> bool:

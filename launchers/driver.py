@@ -64,6 +64,8 @@ class Wire:
         return self._lines.get()
 
 
+_Heed = Callable[[float], object]
+"""Called again and again with the seconds that something takes already; may raise."""
 _Answers = queue.SimpleQueue[dict[str, Any] | None]
 """Of one call: one, or None when there will be none."""
 
@@ -79,7 +81,8 @@ class Driver:
         Args:
             address: of the cluster; None: it starts a Ray of its own on this machine.
             log_dir: for what Ray has to say.
-            waits: told again and again what it waits for; may raise.
+            waits: told again and again what it waits for, and nothing as long as it does not wait for
+                long; may raise.
 
         Raises:
             ClusterAway: there is no such cluster.
@@ -98,7 +101,8 @@ class Driver:
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
         try:
             joined = self._ask("connect", address=address)
-            self.address = str(self._answer_of(joined, _START_SECONDS, waits))
+            heed = self._telling(waits) if waits else None
+            self.address = str(self._answer_of(joined, _START_SECONDS, heed))
         except LauncherError as error:
             self.close()
             raise ClusterAway(
@@ -115,14 +119,29 @@ class Driver:
         """Of its process."""
         return self._process.pid
 
-    def call(self, name: str, seconds: float = SILENT_SECONDS, **arguments: Any) -> Any:
+    def call(
+        self,
+        name: str,
+        seconds: float = SILENT_SECONDS,
+        heed: Callable[[], object] | None = None,
+        **arguments: Any,
+    ) -> Any:
         """What Ray answers.
+
+        Args:
+            heed: called again and again until then; may raise.
 
         Raises:
             DriverLost: nothing, and it never will.
             Refused: an error.
         """
-        return self._answer_of(self._ask(name, **arguments), seconds)
+        answers = self._ask(name, **arguments)
+        return self._answer_of(answers, seconds, (lambda _: heed()) if heed else None)
+
+    def _telling(self, waits: Callable[[str], object]) -> _Heed:
+        since = time.strftime("%H:%M:%S")
+        text = f"since {since}: the Ray cluster at {self._where} does not let us in yet"
+        return lambda seconds: waits(text if seconds > _TELL_SECONDS else "")
 
     def _ask(self, name: str, **arguments: Any) -> _Answers:
         number, answers = next(self._numbers), _Answers()
@@ -133,10 +152,8 @@ class Driver:
         self._say({"id": number, "call": name, **arguments})
         return answers
 
-    def _answer_of(
-        self, answers: _Answers, seconds: float, waits: Callable[[str], object] | None = None
-    ) -> Any:
-        answer = self._awaited(answers, seconds, waits)
+    def _answer_of(self, answers: _Answers, seconds: float, heed: _Heed | None = None) -> Any:
+        answer = self._awaited(answers, seconds, heed)
         if answer is None:
             self.give_up(f"the Ray cluster at {self._where} has not answered for {seconds:g} s")
             raise DriverLost(self.lost)
@@ -171,13 +188,13 @@ class Driver:
         self._kill()
 
     def _awaited(
-        self, answers: _Answers, seconds: float, waits: Callable[[str], object] | None
+        self, answers: _Answers, seconds: float, heed: _Heed | None
     ) -> dict[str, Any] | None:
         """None: nothing has come while this process has listened for so long."""
-        listened, since = 0.0, time.strftime("%H:%M:%S")
+        listened = 0.0
         while listened < seconds:
-            if waits and listened > _TELL_SECONDS:
-                waits(f"since {since}: the Ray cluster at {self._where} does not let us in yet")
+            if heed:
+                heed(listened)
             began = time.monotonic()
             with contextlib.suppress(queue.Empty):
                 answer = answers.get(timeout=_LISTEN_SECONDS)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import ClusterAway, LauncherError, NotHere
 from launchers import devices
@@ -19,7 +20,7 @@ from launchers.base import Launcher, Link, Resources
 from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import Layout, NodeCapacity, plan
 from launchers.placing import Avoided, ClusterNode, choose
-from launchers.reservation import Busy, Reservation, Rival
+from launchers.reservation import NOBODY, Busy, Reservation, Rival
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
@@ -90,7 +91,7 @@ class RayLink(Link):
             return ""  # its node does not answer: Ray ends it once it does
         return left
 
-    def _call(self, name: str, **arguments: str) -> object:
+    def _call(self, name: str, **arguments: Any) -> object:
         driver = self._cluster.driver
         return driver.call(name, _ANSWER_SECONDS, link=self._wire.number, **arguments)
 
@@ -144,8 +145,13 @@ class _Ground:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, cluster: _Cluster) -> None:
+    def __init__(self, cluster: _Cluster, heed: Callable[[], object]) -> None:
+        """
+        Args:
+            heed: called again and again while there is no room yet; may raise.
+        """
         self.cluster = cluster
+        self.heed = heed
         self.group = 0
         self.nodes: list[ClusterNode] = []
 
@@ -162,6 +168,7 @@ class _Ground:
         granted = cluster.driver.call(
             "reserve",
             _GRANT_SECONDS + _ANSWER_SECONDS,
+            self.heed,
             group=group,
             bundles=bundles,
             strategy="STRICT_SPREAD" if len(chosen) > 1 else "STRICT_PACK",
@@ -204,6 +211,7 @@ class _Ground:
         while not self.take():
             if time.monotonic() > give_up:
                 raise SlotGone(f"an agent was lost on {was}, and there is no room elsewhere")
+            self.heed()
             time.sleep(_POLL_SECONDS)
 
     def release(self) -> None:
@@ -247,6 +255,7 @@ class RayLauncher(Launcher):
         self._growth: threading.Thread | None = None
         self._driver: Driver | None = None
         self.slots = []
+        self._planned = 0
         self._reservation = Reservation(busy)
         try:
             if address is None and _is_for_processors(resources):
@@ -257,7 +266,12 @@ class RayLauncher(Launcher):
         except Refused as error:
             self.close()
             raise LauncherError(f"the Ray cluster fails: {error}") from error
+        except LauncherError:
+            self.close()
+            raise
         except BaseException:
+            if self._driver:  # nobody waits for it any more, and it may take long to leave
+                self._driver.give_up("its study is not to run")
             self.close()
             raise
 
@@ -265,6 +279,11 @@ class RayLauncher(Launcher):
     def address(self) -> str:
         """Of the cluster."""
         return self._cluster.driver.address
+
+    @property
+    def planned(self) -> int:
+        """As many as all nodes had room for that were ever there at once."""
+        return self._planned
 
     @property
     def several_nodes(self) -> bool:
@@ -285,15 +304,20 @@ class RayLauncher(Launcher):
         finally:
             self._reservation.close()
 
-    def _joining(self, address: str | None) -> Callable[[str], object] | None:
-        return None if address is None else lambda text: self._busy(Rival(0, text))
+    def _joining(self, address: str | None) -> Callable[[str], object]:
+        return lambda text: self._busy(Rival(0, text) if text and address else NOBODY)
+
+    def _heed(self) -> None:
+        """Hear, as it opens, that it need not."""
+        self._busy(NOBODY)
 
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout
         self.workers = layout.nodes * layout.ranks_per_node
+        self._planned = layout.slots
         self._wait_for_room()
         for _ in range(layout.slots - 1):
-            if not self._add_slot() and address is None:
+            if not self._add_slot(self._heed) and address is None:
                 raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
         if address is None:  # others' clusters keep account themselves
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
@@ -304,14 +328,18 @@ class RayLauncher(Launcher):
     def _wait_for_room(self) -> None:
         """Open the first slot as soon as others leave room for it."""
         began, since = time.monotonic(), time.strftime("%H:%M:%S")
-        while not self._add_slot():
-            if time.monotonic() - began > _SETTLE_SECONDS:
-                self._busy(Rival(0, self._cluster.busy(since)))
+        while not self._add_slot(self._heed):
+            settled = time.monotonic() - began > _SETTLE_SECONDS
+            self._busy(Rival(0, self._cluster.busy(since)) if settled else NOBODY)
             time.sleep(_POLL_SECONDS)
 
-    def _add_slot(self) -> bool:
-        """Open one more if there is room; whether there was."""
-        ground = _Ground(self._cluster)
+    def _add_slot(self, heed: Callable[[], object]) -> bool:
+        """Open one more if there is room; whether there was.
+
+        Args:
+            heed: called again and again meanwhile; may raise.
+        """
+        ground = _Ground(self._cluster, heed)
         if not ground.take():
             return False
         self._grounds.append(ground)
@@ -320,10 +348,11 @@ class RayLauncher(Launcher):
         nodes = [Node(self._connecting(ground, b), ranks) for b in range(layout.nodes)]
         name = f"ray-{next(self._numbers)}"
         try:
-            slot = AgentSlot(name, nodes, gpus_per_worker=layout.gpus_per_worker)
+            slot = AgentSlot(name, nodes, gpus_per_worker=layout.gpus_per_worker, heed=heed)
         except BaseException:
             ground.release()
             raise
+        ground.heed = slot.heed
         self.slots.append(slot)
         return True
 
@@ -340,8 +369,9 @@ class RayLauncher(Launcher):
         while not self._closing.wait(_GROW_SECONDS):
             with contextlib.suppress(LauncherError):
                 wanted = self._cluster.plan(self._cluster.nodes()).slots
+                self._planned = max(self._planned, wanted)
                 if sum(not slot.unusable and not slot.gone for slot in self.slots) < wanted:
-                    self._add_slot()
+                    self._add_slot(lambda: None)
 
 
 def _is_for_processors(resources: Resources) -> bool:

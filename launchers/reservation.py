@@ -38,6 +38,8 @@ class Rival:
     text: str
 
 
+NOBODY = Rival(0, "")
+"""Something takes its time, and it is nobody's doing: there is nothing to say, but maybe to raise."""
 Busy = Callable[[Rival], bool]
 """Called again and again as long as somebody else has what is wanted; may raise. True: ignore them."""
 
@@ -46,8 +48,10 @@ def refuse(rival: Rival) -> bool:
     """Do not wait.
 
     Raises:
-        DevicesTaken: always.
+        DevicesTaken: there is somebody to be waited for.
     """
+    if rival == NOBODY:
+        return False
     raise DevicesTaken(
         f"{rival.text}, and two at a time would spoil each other's figures; wait for it, or give each "
         "devices of its own (CUDA_VISIBLE_DEVICES, taskset)"

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.errors import LauncherError
@@ -22,8 +22,18 @@ from launchers.running import Run
 class AgentSlot(Slot):
     """Runs trials through one agent per node."""
 
-    def __init__(self, name: str, nodes: Sequence[Node], *, gpus_per_worker: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        nodes: Sequence[Node],
+        *,
+        gpus_per_worker: float,
+        heed: Callable[[], object] = lambda: None,
+    ) -> None:
         """Start the agents.
+
+        Args:
+            heed: called again and again until they are ready; may raise.
 
         Raises:
             LauncherError: one of them does not come up, or has too few CUDA devices.
@@ -31,11 +41,13 @@ class AgentSlot(Slot):
         self.name = name
         self._nodes = nodes
         self._agents: Agents | None = None
+        self._away: list[str] = []
+        """Of its last agents, as they were closed."""
         self._preloading = Preloading(len(nodes))
         self._run: Run | Residents | None = None
         self._ending = False
         self._lock = threading.Lock()
-        self._agents = Agents(nodes, self._preloading)  # nothing is preloaded yet: they are fit
+        self._agents = Agents(nodes, self._preloading, heed)  # nothing is preloaded: they are fit
         self.environment = _of_all(self._agents.environments)
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
@@ -44,6 +56,10 @@ class AgentSlot(Slot):
         self.cuda_devices = [f"CUDA device {uuid}" for uuid in taken]
         """Of the first node: names that no other device of the machine has."""
         self._check_devices()
+
+    def away(self) -> list[str]:
+        agents = self._agents
+        return agents.away() if agents else self._away
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
@@ -101,9 +117,20 @@ class AgentSlot(Slot):
             if self._run:
                 self._run.end()
 
+    def heed(self) -> None:
+        """Hear, while agents start, that nothing is to run.
+
+        Raises:
+            AgentDied: that is so.
+        """
+        if self._ending:
+            why = "it was ended before it began"
+            raise AgentDied(why, loss=why)
+
     def close(self) -> None:
         """End the agents; what cannot be ended makes the slot unusable."""
         if self._agents:
+            self._away = self._agents.away()
             self.unusable = self._agents.close() or self.unusable
             self._agents = None
 
@@ -145,12 +172,12 @@ class AgentSlot(Slot):
     def _new_agents(self) -> "Agents":
         if self._preloading.wanted:
             with contextlib.suppress(LauncherError):
-                agents = Agents(self._nodes, self._preloading)
+                agents = Agents(self._nodes, self._preloading, self.heed)
                 if agents.fit and _of_all(agents.environments) == self.environment:
                     return agents
                 agents.close()
             self._preloading.give_up()
-        return Agents(self._nodes, self._preloading)
+        return Agents(self._nodes, self._preloading, self.heed)
 
 
 def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:

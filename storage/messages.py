@@ -21,37 +21,40 @@ class Messages:
             at = self._transactions.now(session)
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def doing(self, lease: Lease, study_id: int, text: str) -> None:
-        """Say how far what runs has come, in the place of what was said of that before."""
+    def doing(
+        self, lease: Lease, study_id: int, text: str, *, kind: MessageKind = MessageKind.DOING
+    ) -> None:
+        """Say how far what runs has come, or how many slots can work, in the place of what was said of
+        that before."""
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
-            own = (MessageRow.study_id == study_id, MessageRow.kind == MessageKind.DOING)
+            own = (MessageRow.study_id == study_id, MessageRow.kind == kind)
             written = session.connection().execute(
                 update(MessageRow).where(*own).values(at=at, text=text)
             )
             if not written.rowcount:
-                session.add(MessageRow(study_id=study_id, at=at, kind=MessageKind.DOING, text=text))
+                session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def done_lately(self, study_id: int) -> StoredMessage | None:
+    def done_lately(
+        self, study_id: int, kind: MessageKind = MessageKind.DOING
+    ) -> StoredMessage | None:
         """What `doing` has said last; None if nothing."""
         with self._transactions.reading() as session:
             row = session.scalar(
-                select(MessageRow).where(
-                    MessageRow.study_id == study_id, MessageRow.kind == MessageKind.DOING
-                )
+                select(MessageRow).where(MessageRow.study_id == study_id, MessageRow.kind == kind)
             )
-            return StoredMessage(row.id, row.at, row.text, MessageKind.DOING) if row else None
+            return StoredMessage(row.id, row.at, row.text, kind) if row else None
 
     def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
-        """The messages of a study that are newer than number `after`; how far what runs has come is
-        none of them."""
+        """The messages of a study that are newer than number `after`; what `doing` says is none of
+        them."""
         with self._transactions.reading() as session:
             rows = session.scalars(
                 select(MessageRow)
                 .where(
                     MessageRow.study_id == study_id,
                     MessageRow.id > after,
-                    MessageRow.kind != MessageKind.DOING,
+                    MessageRow.kind.not_in([MessageKind.DOING, MessageKind.SLOTS]),
                 )
                 .order_by(MessageRow.id)
             )

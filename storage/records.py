@@ -254,7 +254,9 @@ class MessageKind(StrEnum):
     WAITING = "waiting"
     """Whom the study waits for."""
     DOING = "doing"
-    """How far what runs has come: one message, written over again and again."""
+    """How far what runs has come: one message, written over whenever that changes."""
+    SLOTS = "slots"
+    """How many slots can work, see autotune.study.alive: one message, written over as well."""
 
 
 @dataclass(frozen=True)

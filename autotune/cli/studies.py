@@ -24,11 +24,17 @@ def stop(study: StudyArgument, storage: StorageOption = None) -> None:
     if repository.studies.named(name).state.ended:
         print(f"{name} is not running ({repository.studies.named(name).state}).")
         return
+    from autotune.views.overview import status_of
+
     repository.studies.request_stop(name)
-    ended = repository.studies.named(name).state.ended
-    print(
-        f"{name} {'is stopped' if ended else 'stops within seconds'}; autotune resume {name} goes on."
-    )
+    standing = status_of(repository, name)
+    if repository.studies.named(name).state.ended:
+        how = "is stopped"
+    elif standing["running"]:
+        how = "stops within seconds, or two minutes where a node or a process does not answer"
+    else:
+        how = "stops within seconds"
+    print(f"{name} {how}; autotune resume {name} goes on.")
 
 
 def delete(study: StudyArgument, storage: StorageOption = None) -> None:

@@ -35,7 +35,7 @@ from autotune.study.job import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.machine import measured_in
-from launchers import Launcher, Rival
+from launchers import NOBODY, Launcher, Rival
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
 from storage.holders import started, this_host
@@ -172,6 +172,7 @@ class Daemon:
 
     def _run(self, study: StoredStudy, lease: Lease) -> None:
         signals = self._signals = Signals()
+        signals.opening.set()
         if study.stop_requested or self._shutdown.is_set():
             signals.stop.set()
         log.info("study %s: running", study.name)
@@ -282,7 +283,7 @@ class _Heartbeat:
         """Beat until done."""
         finished = False
         while not finished and not self._signals.lease_lost.is_set():
-            waits = self._signals.waiting.is_set()
+            waits = self._signals.waiting.is_set() or self._signals.opening.is_set()
             finished = done.wait(_HEAR_SECONDS if waits else _RENEW_SECONDS)
             try:
                 self._beat()
@@ -334,6 +335,7 @@ class _Session:
         with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
             paths.sign(str(self._repository.database))
         launcher = open_launcher(self._spec, paths.folder, self._is_to_be_ignored)
+        self._signals.opening.clear()
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)
             later.callback(self._signals.waiting.set)  # that time does not count
@@ -355,6 +357,8 @@ class _Session:
         if rival.pid == self._lease.predecessor and self._is_predecessor(rival):
             return True
         self._signals.check()
+        if rival == NOBODY:
+            return False
         if rival != self._waits_for:
             self._say_waiting(f"{rival.text}.")
         self._waits_for = rival

@@ -16,6 +16,7 @@ from autotune.measurement.noise import run_noise
 from autotune.measurement.watch import Seen
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import Judge, TimedRun
+from autotune.study.alive import Alive
 from autotune.study.job import Allowance, Job
 from autotune.trial.protocol import Outcome, TrialReport
 from launchers import Slot
@@ -80,7 +81,8 @@ class Bench:
         self.noise = run_noise([])
         """Between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
-        self._told = time.monotonic()
+        self._alive = Alive(job)
+        self._told, self._told_text = time.monotonic(), ""
         first = self._slots[0].environment
         self._environments: list[tuple[dict[str, Any], int]] = [(dict(first), job.environment_id)]
 
@@ -189,6 +191,7 @@ class Bench:
         done, _ = concurrent.futures.wait(
             self._running, timeout, return_when=concurrent.futures.FIRST_COMPLETED
         )
+        self._alive.tell()
         if not done and time.monotonic() - self._told > _TELL_SECONDS:
             self._tell()
         for future in done:
@@ -248,13 +251,15 @@ class Bench:
         return found
 
     def _tell(self) -> None:
-        """Say how far what runs has come."""
+        """Say how far what runs has come, if that is not where it was."""
         running = [(run.attempt.trial, list(run.judge.seen)) for run in self._running.values()]
         texts = [f"trial {trial}: {_how_far(seen)}" for trial, seen in running[:_MOST_TOLD]]
-        job = self._job
+        job, text, self._told = self._job, "; ".join(texts), time.monotonic()
+        if text == self._told_text:
+            return
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            job.repository.messages.doing(job.lease, job.study.id, "; ".join(texts))
-        self._told = time.monotonic()
+            job.repository.messages.doing(job.lease, job.study.id, text)
+            self._told_text = text
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
         """A run that loses its agent, or fails for want of room, is repeated; one that does so again and

@@ -56,6 +56,8 @@ class Signals:
     lease_lost: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
     """Another study has the machine: the time does not count."""
+    opening: threading.Event = field(default_factory=threading.Event)
+    """Nothing is measured yet that would be disturbed by looking often."""
 
     def check(self) -> None:
         """Raise what has happened.

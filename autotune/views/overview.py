@@ -1,6 +1,7 @@
 """Status of studies, for people and for scripts."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,8 @@ from autotune.analysis.wording import duration, quantity
 from autotune.spec import StudySpec
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import standing
-from storage import MessageKind, Repository, StoredStudy, StudyState
+from autotune.views.signs import NO_SIGNS, described, signs_of
+from storage import MessageKind, Repository, StoredAttempt, StoredStudy, StudyState
 from storage.disk import full, is_full
 
 _UNFINISHED = ("RUNNING", "QUEUED")
@@ -23,13 +25,16 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     messages = repository.messages.of(study.id)
     last = messages[-1] if messages else None
     served = study.state == StudyState.RUNNING and lease is not None
-    seen = _outlook(repository, study, spec, served=served)
+    attempts = repository.attempts.of(study.id)
+    seen = _outlook(attempts, study, spec, served=served)
     doing = repository.messages.done_lately(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
     disk = repository.database.folder
     waiting = last.text if last and waits else _postponed(study)
     if disk and is_full(disk) and not study.state.ended:
         waiting = f"{full(disk)}, and nothing can be recorded before there is some."
+    runs = served and not waiting
+    signs = signs_of(repository, study.id, attempts, time.time()) if runs else NO_SIGNS
     return {
         "study": study.name,
         "state": study.state.value,
@@ -46,6 +51,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "running": list(seen.running) if seen else [],
         "doing": doing.text if doing else None,
         "next": seen.next if seen else None,
+        **signs,
         "metric": spec.objective.metric,
         "unit": spec.objective.unit,
         "baseline": now.baseline,
@@ -67,13 +73,13 @@ def _postponed(study: StoredStudy) -> str | None:
 
 
 def _outlook(
-    repository: Repository, study: StoredStudy, spec: StudySpec, *, served: bool
+    attempts: Sequence[StoredAttempt], study: StoredStudy, spec: StudySpec, *, served: bool
 ) -> Outlook | None:
     """What it does, and what comes next, if a daemon runs it; None before it has run."""
     if study.facts is None:
         return None
     seen = outlook(
-        repository.attempts.of(study.id),
+        attempts,
         spec.full_baseline(),
         spec.budget,
         spec.measurement,
@@ -105,6 +111,7 @@ def describe(status: dict[str, Any]) -> str:
         lines += [f"  running   {text}" for text in status["running"]]
         lines += [f"            {status['doing']}"] if status["doing"] else []
         lines += [f"  next      {status['next']}"] if status["next"] else []
+        lines += described(status)
     if status["best"] and not status["verdict"]:
         best = f"  best      {quantity(status['best'])} {unit}, trial {status['best_trial']}"
         if status["speedup_in_search"]:

@@ -32,6 +32,7 @@ from launchers.agents import Node
 from launchers.base import Link
 from launchers.slot import AgentSlot
 from tests.trials import of_one_rank
+from tests.waiting import wait_for
 
 REQUEST = of_one_rank({}, world_size=2)
 BLOCK = BlockReport("t", 0, 1, 4, 0, 0.5, (0.5, 0.4), 0.1, 2.0, 1000)
@@ -320,3 +321,56 @@ def test_nor_one_whose_agent_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) ->
     cluster = Cluster(training(), ended(1, CLOSED))
     cluster.run(enough)
     assert cluster.slot.unusable == ", ".join(["process 3 (python, state D)"] * 2)
+
+
+class TestWhatIsAway:
+    @pytest.mark.fault(24)
+    def test_a_node_that_falls_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(agents, "STOOD_SECONDS", 0.3)
+        cluster = Cluster(ended(0), ended(1))
+        seen: list[list[str]] = []
+
+        def train() -> None:
+            def alone() -> bool:
+                cluster.links[0].say(Alive("t").to_line())
+                return cluster.slot.away() == ["node 1 fell silent"]
+
+            seen.append(cluster.slot.away())
+            wait_for(alone, "it is missed")
+            cluster.links[1].say(Alive("t").to_line())
+            wait_for(
+                lambda: cluster.slot.away() in ([], ["node 0 fell silent"]), "it is heard again"
+            )
+            cluster.links[0].say(BLOCK.to_line())
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        cluster.run(enough)
+        thread.join()
+        assert seen == [[]]
+        assert cluster.slot.away() == [], "what is closed on purpose is not lost"
+
+    @pytest.mark.fault(23)
+    def test_a_node_whose_agent_is_lost(self) -> None:
+        cluster = Cluster(training(), {StartTrial: [Alive("t")]})
+        threading.Timer(0.3, lambda: cluster.links[1].say(b"")).start()
+        cluster.run(go_on)
+        assert cluster.slot.away() == ["node 1 lost"], "until there is another"
+
+
+@pytest.mark.fault(25)
+def test_a_slot_that_is_ended_while_its_agents_start_waits_no_longer() -> None:
+    cluster = Cluster({}, {})
+    cluster.slot.close()
+    for link in cluster.links:
+        link._says[Preload] = []  # never ready again
+    found: list[TrialReport] = []
+    running = threading.Thread(target=lambda: found.append(cluster.run(enough)))
+    running.start()
+    wait_for(
+        lambda: cluster.links[1].heard[-1:] == [Preload()] or cluster.links[1].heard, "started"
+    )
+    while running.is_alive():
+        cluster.slot.end()
+        running.join(0.05)
+    assert found[0].not_its_own == "it was ended before it began"

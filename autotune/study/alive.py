@@ -1,0 +1,40 @@
+"""How many of a study's slots can work, and what keeps the others from it: told when that changes."""
+
+import contextlib
+import json
+import time
+
+from autotune.errors import StorageUnreachable
+from autotune.study.job import Job
+from storage import MessageKind
+
+
+class Alive:
+    """What `status` says of a study's slots."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._since: dict[str, float] = {}
+        """When what is away has gone, in seconds since the epoch."""
+        self._told = ""
+
+    def tell(self) -> None:
+        """Say it, unless it has been said."""
+        launcher, now = self._job.plan.launcher, time.time()
+        working, away = 0, dict[str, float]()
+        for slot in list(launcher.slots):
+            why = slot.away()
+            working += not (why or slot.unusable or slot.gone)
+            away |= {text: self._since.get(text, now) for text in why}
+        self._since = away
+        planned = max(launcher.planned, working)
+        told = json.dumps(
+            {"alive": working, "planned": planned, "away": away if working < planned else {}}
+        )
+        if told == self._told:
+            return
+        job = self._job
+        with contextlib.suppress(StorageUnreachable):  # what runs does not need it
+            kind = MessageKind.SLOTS
+            job.repository.messages.doing(job.lease, job.study.id, told, kind=kind)
+            self._told = told

@@ -1,0 +1,53 @@
+"""Signs of life of a study that runs: when something has last come of it, how many of its slots work."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.analysis.wording import duration
+from storage import MessageKind, Repository, StoredAttempt
+
+NO_SIGNS = {"progress_seconds": None, "slots": None}
+"""Of one that does not run."""
+
+
+def signs_of(
+    repository: Repository, study_id: int, attempts: Sequence[StoredAttempt], now: float
+) -> dict[str, Any]:
+    """JSON-ready.
+
+    Args:
+        attempts: of the study, those under way among them.
+        now: seconds since the epoch.
+
+    Returns:
+        `progress_seconds` since a run began, came a block further or ended, up to two more than that;
+        `slots` with those `alive`, those `planned` and how many seconds ago what is `away` went; each
+        None as long as nothing is known of it.
+    """
+    doing = repository.messages.done_lately(study_id)
+    moments = [a.ended or a.started for a in attempts] + ([doing.at] if doing else [])
+    return {
+        "progress_seconds": round(max(0.0, now - max(moments)), 1) if moments else None,
+        "slots": _slots(repository, study_id, now),
+    }
+
+
+def _slots(repository: Repository, study_id: int, now: float) -> dict[str, Any] | None:
+    told = repository.messages.done_lately(study_id, MessageKind.SLOTS)
+    if told is None:
+        return None
+    found: dict[str, Any] = json.loads(told.text)
+    ago = {what: round(max(0.0, now - since), 1) for what, since in found["away"].items()}
+    return {**found, "away": ago}
+
+
+def described(status: dict[str, Any]) -> list[str]:
+    """The same for a person, a line each."""
+    lines, slots = [], status["slots"]
+    if slots:
+        away = [f"; {what} {duration(ago)} ago" for what, ago in slots["away"].items()]
+        lines.append(f"  slots     {slots['alive']} of {slots['planned']} alive{''.join(away)}")
+    if status["progress_seconds"] is not None:
+        lines.append(f"  progress  {duration(status['progress_seconds'])} ago")
+    return lines

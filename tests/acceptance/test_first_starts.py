@@ -83,7 +83,7 @@ def tell(process: subprocess.Popen[str], url: str) -> None:
     process.stdin.flush()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def empty_databases(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     if request.param == "sqlite":
         return [f"sqlite:///{tmp_path}/{number}.db" for number in range(ROUNDS)]
@@ -94,6 +94,7 @@ def empty_databases(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]
 
 
 @pytest.mark.fault(13)
+@pytest.mark.slow
 def test_all_of_many_processes_open_an_empty_database_at_once(
     openers: list[subprocess.Popen[str]], empty_databases: list[str]
 ) -> None:

@@ -354,6 +354,7 @@ def test_what_a_script_computes_is_compared(bench: Bench) -> None:
     assert plain.blocks[-1].observed["replica_spread"] < 1e-6
 
 
+@pytest.mark.slow
 def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path) -> None:
     script = {
         "target": "telling.py",

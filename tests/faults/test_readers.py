@@ -73,7 +73,7 @@ print(json.dumps({"looks": len(looks), "pages": len(pages), "errors": errors}))
 """
 
 
-@pytest.mark.parametrize("results", [20, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("results", [10, pytest.param(1500, marks=pytest.mark.slow)])
 def test_no_lock_error_surfaces(tmp_path: Path, tally: Tally, results: int) -> None:
     url = f"sqlite:///{tmp_path}/autotune.db"
     repository = Repository(Database(url))

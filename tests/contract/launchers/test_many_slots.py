@@ -20,7 +20,7 @@ SHORT = BlockPlan(seconds=0.001, min_steps=1, max_blocks=2)
 @pytest.mark.fault(15)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("at_once", "trials"), [(2, 6), pytest.param(8, 504, marks=pytest.mark.slow)]
+    ("at_once", "trials"), [(2, 4), pytest.param(8, 504, marks=pytest.mark.slow)]
 )
 def test_trials_at_once_clash_over_no_port(
     tmp_path: Path, tally: Tally, at_once: int, trials: int

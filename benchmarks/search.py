@@ -19,6 +19,10 @@ Counted are the trials until a row within 2 % (5 %) of the best is tried, and ho
 seen fastest is from the best after 10, 20 and 30 trials. Ours says as well when to stop, and how much it
 expects to be left beyond the three rows that would be measured again then: how much is?
 
+With --launch 0.1 10 120 ours goes over the tables on one slot as well, on which a trial takes a launch of
+so many seconds, unless it can live in the processes of the one before: how many seconds until a row
+within 2 % is tried, if it knows what the next trial costs, and if it does not?
+
 Averages are geometric; their 95 % intervals come from a bootstrap over tables, and seeds within tables.
 A miss counts as one trial more than the most. Tables named in BUILT_ON were looked at while our sampler
 was built; all others are held out.
@@ -48,6 +52,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from clock import Clock
 from denoised import Denoised, denoised
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
@@ -65,6 +70,7 @@ BUILT_ON = ("gpt", "mlp", "images", "translation")
 OURS = "model"
 OPENINGS = ("expert", "random")
 MOST = 60
+_MOST_PRICED = 200
 LEVELS = {"5": 0.05, "2": 0.02}
 REGRETS = (10, 20, 30)
 _NAMED = ("micro_batch", "accumulation_steps")
@@ -83,9 +89,9 @@ class Table:
     def __init__(self, path: Path, *, anonymous: bool = False, noise: float | None = None) -> None:
         self.name, self.path = path.stem, path
         found = read_table(path)
-        self._known_as = {name: _hidden(name, anonymous) for name in found.names}
-        self.names = list(self._known_as.values())
-        self.values = {self._known_as[name]: values for name, values in found.values.items()}
+        self.known_as = {name: _hidden(name, anonymous) for name in found.names}
+        self.names = list(self.known_as.values())
+        self.values = {self.known_as[name]: values for name, values in found.values.items()}
         self.denoised: Denoised = denoised(path, found.names)
         self.best = math.exp(max(self.denoised.truth.values()))
         self.noise = self.denoised.noise if noise is None else noise
@@ -104,15 +110,15 @@ class Table:
         if seed:
             slow = [c for c, worth in truth.items() if math.exp(worth) < _ROOM * self.best]
             drawn = dict(random.Random(seed).choice(slow or list(truth)))
-            return {name: drawn[name] for name in self._known_as}
+            return {name: drawn[name] for name in self.known_as}
 
         def apart(row: Mapping[str, Any]) -> tuple[int, float]:
-            known = [name for name in self._known_as if name in CATALOGUE]
+            known = [name for name in self.known_as if name in CATALOGUE]
             other = [n for n in known if row[n] != CATALOGUE[n].default]
             return len(other), sum(_rank_distance(n, row[n]) for n in other)
 
         nearest = min((self._real[configuration] for configuration in truth), key=apart)
-        return {name: nearest[name] for name in self._known_as}
+        return {name: nearest[name] for name in self.known_as}
 
     def worth(self, row: Row) -> float:
         """What a row is worth, as a share of the best; 0 for one that failed."""
@@ -136,16 +142,16 @@ class Table:
             for row in self.rows.values()
         ]
         path = folder / self.path.name
-        write_table(path, list(self._known_as), rows)
+        write_table(path, list(self.known_as), rows)
         origin = json.loads(self.path.with_suffix(".json").read_text("utf-8"))
         path.with_suffix(".json").write_text(json.dumps({**origin, "noise": self.noise}))
         return path
 
     def _configuration(self, row: Row) -> Any:
-        return key({name: row[name] for name in self._known_as})
+        return key({name: row[name] for name in self.known_as})
 
     def _hide(self, row: Row) -> dict[str, Any]:
-        return {shown: row[name] for name, shown in self._known_as.items()}
+        return {shown: row[name] for name, shown in self.known_as.items()}
 
 
 def _hidden(name: str, anonymous: bool) -> str:
@@ -322,6 +328,26 @@ class _Replay:
         return "/".join(str(value) for name, value in sorted(row.items()) if name in CATALOGUE)
 
 
+class _OneSlot(_Replay):
+    """Of ours, by the clock of a slot."""
+
+    def __init__(self, table: Table, opening: str, seed: int, launch: float, priced: bool) -> None:
+        super().__init__(table, OURS, opening, seed)
+        self._clock = Clock(launch, table.known_as)
+        if priced:
+            self._study.sampler.price(self._clock.expected)
+
+    def seconds(self) -> float:
+        """Until a row within 2 % is tried, or all of very many are."""
+        while len(self._seen) < min(_MOST_PRICED, len(self._table.rows)):
+            trial, row = self._next()
+            worked = self._tell(trial, row) is not None
+            self._clock.ran(row, worked=worked)
+            if self._table.worth(row) >= 1 - LEVELS["2"]:
+                break
+        return self._clock.spent
+
+
 def _opening(table: Table, opening: str, seed: int) -> Iterable[dict[str, Any]]:
     """The first two trials."""
     baseline = table.baseline(seed)
@@ -351,6 +377,11 @@ def _know(tables: Sequence[Table]) -> None:
 def replay(table: str, sampler: str, opening: str, seed: int) -> Course:
     """One course over a table that the process knows."""
     return _Replay(_TABLES[table], sampler, opening, seed).run()
+
+
+def seconds(table: str, opening: str, seed: int, launch: float, priced: bool) -> float:
+    """Of ours on one slot until a row within 2 % is tried, knowing what trials cost or not."""
+    return _OneSlot(_TABLES[table], opening, seed, launch, priced).seconds()
 
 
 # Whole studies
@@ -468,6 +499,28 @@ def compare(courses: Sequence[Course], level: str = "2") -> dict[str, Any]:
     return found
 
 
+def by_launch(found: Mapping[tuple[str, str, int, float, bool], float]) -> list[dict[str, Any]]:
+    """Of each table and launch: geometric means of the seconds, and how many times as many it takes not to
+    know what trials cost, with the 95 % interval."""
+    rows = []
+    for table, launch in dict.fromkeys((table, launch) for table, _, _, launch, _ in found):
+        own = {case: took for case, took in found.items() if (case[0], case[3]) == (table, launch)}
+        pairs = [(took, own[*case[:4], False]) for case, took in own.items() if case[4]]
+        ratios = [math.log(without / with_) for with_, without in pairs]
+        low, high = _bootstrap([ratios])
+        rows.append(
+            {
+                "table": table,
+                "launch": launch,
+                "seconds_with_cost": round(statistics.geometric_mean(p[0] for p in pairs), 1),
+                "seconds_without": round(statistics.geometric_mean(p[1] for p in pairs), 1),
+                "times": round(math.exp(statistics.mean(ratios)), 2),
+                "interval": [round(math.exp(low), 2), round(math.exp(high), 2)],
+            }
+        )
+    return rows
+
+
 def _bootstrap(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     """95 % interval of the mean of the groups' means: groups drawn again, and members within them."""
     draw = np.random.default_rng(0)
@@ -524,9 +577,10 @@ def main() -> None:
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
     parser.add_argument("--anonymous", action="store_true", help="names that mean nothing")
     parser.add_argument("--noise", type=float, help="of a run, instead of the recorded one")
+    parser.add_argument("--launch", type=float, nargs="*", default=[], help="seconds of a launch")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    names = arguments.samplers.split(",")
+    names = arguments.samplers.split(",") if arguments.samplers else []
     if not set(names) <= set(SAMPLERS):
         parser.error(f"not a sampler: {arguments.samplers}")
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -540,15 +594,25 @@ def main() -> None:
         for table in tables
         for opening in OPENINGS
     ]
+    slots = [
+        (table.name, opening, seed, launch, priced)
+        for launch in arguments.launch
+        for seed in range(arguments.seeds)
+        for table in tables
+        for opening in OPENINGS
+        for priced in (True, False)
+    ]
     whole = [(table.name, seed) for table in tables for seed in range(arguments.studies)]
     with ProcessPoolExecutor(initializer=_know, initargs=(tables,)) as pool:
-        courses = list(pool.map(replay, *zip(*jobs, strict=True)))
+        courses = list(pool.map(replay, *zip(*jobs, strict=True))) if jobs else []
+        took = list(pool.map(seconds, *zip(*slots, strict=True))) if slots else []
         studies = list(pool.map(study, *zip(*whole, strict=True))) if whole else []
     report = _report(tables, courses, dict(zip(whole, studies, strict=True)))
     report = {
         "seeds": arguments.seeds,
         "anonymous": arguments.anonymous,
         "noise": arguments.noise,
+        "by_launch": by_launch(dict(zip(slots, took, strict=True))),
         **report,
     }
     print(json.dumps(report, indent=1) if arguments.json else _shown(report))
@@ -614,6 +678,7 @@ def _shown(report: Mapping[str, Any]) -> str:
                 f"row (worst {figures['worst_shortfall']:.1%}), {figures['verdicts']}"
             )
     lines += [f"{name}: {json.dumps(own)}" for name, own in report["against_ours"].items()]
+    lines += map(json.dumps, report["by_launch"])
     lines += [f"all: {report['stop']}", *map(json.dumps, report["calibration"])]
     return "\n".join(lines)
 

@@ -19,8 +19,8 @@ Counted are the trials until a row within 2 % (5 %) of the best is tried, and ho
 seen fastest is from the best after 10, 20 and 30 trials. Ours says as well when to stop, and how much it
 expects to be left beyond the three rows that would be measured again then: how much is?
 
-With --launch 0.1 10 120 ours goes over the tables on one slot as well, on which a trial takes a launch of
-so many seconds, unless it can live in the processes of the one before: how many seconds until a row
+With --launch 0.1 10 120 ours goes over the tables on one slot as well, on which a trial takes a launch
+of so many seconds, unless it can live in the processes of the one before: how many seconds until a row
 within 2 % is tried, if it knows what the next trial costs, and if it does not?
 
 Averages are geometric; their 95 % intervals come from a bootstrap over tables, and seeds within tables.
@@ -500,8 +500,8 @@ def compare(courses: Sequence[Course], level: str = "2") -> dict[str, Any]:
 
 
 def by_launch(found: Mapping[tuple[str, str, int, float, bool], float]) -> list[dict[str, Any]]:
-    """Of each table and launch: geometric means of the seconds, and how many times as many it takes not to
-    know what trials cost, with the 95 % interval."""
+    """Of each table and launch: geometric means of the seconds, and how many times as many it takes not
+    to know what trials cost, with the 95 % interval."""
     rows = []
     for table, launch in dict.fromkeys((table, launch) for table, _, _, launch, _ in found):
         own = {case: took for case, took in found.items() if (case[0], case[3]) == (table, launch)}

@@ -95,6 +95,7 @@ class Answer:
         after: blocks that it reports before it fails.
         lost_agent: the agent dies with it.
         not_its_own: what has happened to its node, in words.
+        tells_longest: its workload says which samples are the longest.
     """
 
     rate: float = 1.0
@@ -111,6 +112,7 @@ class Answer:
     after: int = 0
     lost_agent: bool = False
     not_its_own: str = ""
+    tells_longest: bool = False
 
 
 @dataclass(frozen=True)
@@ -424,7 +426,8 @@ def _blocks(request: TrialRequest, answer: Answer, draw: random.Random) -> Itera
             wait_seconds=seconds * answer.parts.get("loader", 0.0),
             loss=loss,
             peak_bytes=answer.peak_bytes,
-            observed=_observed(request, answer, seconds / steps),
+            observed=_observed(request, answer, seconds / steps)
+            | ({"tells_longest": 1} if answer.tells_longest and not index else {}),
         )
         loss *= _FALLING if request.trajectory else 1.0
 

@@ -122,6 +122,8 @@ class Purpose(StrEnum):
     """A few steps under the profiler, to see what a step is made of."""
     FIT = "fit"
     """A few steps of the baseline with a larger micro-batch: does it fit in memory?"""
+    LONGEST = "longest"
+    """A few steps of the chosen one on the longest samples of its data: does it still fit?"""
 
 
 class AttemptState(StrEnum):
@@ -157,7 +159,7 @@ DAEMON_DIED = "its daemon died"
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
-UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT)
+UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.LONGEST)
 """Attempts that say nothing about speed."""
 
 

@@ -11,6 +11,7 @@ from autotune.analysis.batches import at_both
 from autotune.analysis.confirmation import ALIKE, Confirmation
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord, Refusal, touched
+from autotune.analysis.memory import Memory
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import CATALOGUE
@@ -91,6 +92,7 @@ class Verdict:
         missing_seconds: that would lead further, about; None where nothing is missing.
         price: what the recommendation cost and brings; None where it changes nothing.
         measured_on: the machine, in words; empty where nothing was measured, or it is not known.
+        memory: what the recommendation takes; None where it changes nothing.
     """
 
     kind: Kind
@@ -109,6 +111,7 @@ class Verdict:
     missing_seconds: float | None = None
     price: Price | None = None
     measured_on: str = ""
+    memory: Memory | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
@@ -125,6 +128,7 @@ class Verdict:
         parts["finalists"] = tuple(map(_known_finalist, body.get("finalists", ())))
         parts["refused"] = tuple(Refusal(**refused) for refused in body.get("refused", ()))
         parts["price"] = Price(**body["price"]) if body.get("price") else None
+        parts["memory"] = Memory(**body["memory"]) if body.get("memory") else None
         numerics = body.get("numerics")
         parts["numerics"] = Numerics(**numerics) if numerics else None
         return cls(**parts)

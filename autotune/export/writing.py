@@ -45,6 +45,7 @@ def document(
             "trial": verdict.trial,
             "verdict": verdict.sentence,
             "rounds": verdict.rounds,
+            **_memory(verdict),
             "created": created,
             "environment": dict(environment),
         },
@@ -118,6 +119,15 @@ def is_of(path: Path, study: str) -> bool:
         return bool(read(path).provenance.get("study") == study)
     except (OSError, ValueError):
         return False
+
+
+def _memory(verdict: Verdict) -> dict[str, Any]:
+    """Bytes of a rank, as far as they are known."""
+    memory = verdict.memory
+    if memory is None or not memory.peak:
+        return {}
+    known = {"peak": memory.peak, "longest_samples": memory.longest, "limit": memory.limit}
+    return {"memory_bytes": {name: value for name, value in known.items() if value is not None}}
 
 
 def _rounded(interval: Ratio) -> dict[str, float | None]:

@@ -283,6 +283,12 @@ def few_steps(asked: TrialRequest) -> TrialRequest:
     return dataclasses.replace(asked, blocks=_FEW_STEPS)
 
 
+def on_longest(asked: TrialRequest) -> TrialRequest:
+    """The same few steps on the longest samples of the data, none of them shortened."""
+    knobs = {**asked.knobs, "curriculum_start": 1}
+    return dataclasses.replace(few_steps(asked), knobs=knobs, longest=True)
+
+
 def step_by_step(asked: TrialRequest) -> TrialRequest:
     """The same, with a report of each of its steps; of a command, whose reports are what it makes them,
     as few as before."""

@@ -12,9 +12,10 @@ from autotune.analysis.confirmation import (
     confirmed_alone,
     replay,
 )
+from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.errors import LauncherError
-from autotune.runs.judging import ProfileRun, TrajectoryRun
+from autotune.runs.judging import FitRun, ProfileRun, TrajectoryRun
 from autotune.study.bench import Bench
 from autotune.study.job import BASELINE, Job
 from autotune.study.schedule import Course, Schedule
@@ -62,6 +63,8 @@ class Finals:
                 continue  # whoever is refused makes room for the next
             if self._take_back(confirmation):
                 continue
+            if self._check_longest(confirmation):
+                continue  # as does whoever outgrows the memory
             if confirmation.decided() or not self._complete_round(confirmation):
                 self._look_closer(confirmation)
                 return confirmation
@@ -99,9 +102,7 @@ class Finals:
             attempts,
             finalists=course.finalists,
             most_rounds=wanted.rounds,
-            barred=gate.unchecked(attempts, self._plan.baseline)
-            if wanted.refuses_unchecked
-            else (),
+            barred=barred(attempts, self._plan.baseline, refuse_unchecked=wanted.refuses_unchecked),
             unaffordable=course.unaffordable,
             same_batch=course.same_batch,
         )
@@ -160,6 +161,23 @@ class Finals:
             allowed=self._schedule.share(1.0),
         )
         return True
+
+    def _check_longest(self, confirmation: Confirmation) -> bool:
+        """Run a finalist once on the longest samples, where the workload knows them; whether it did."""
+        blocks = self._job.repository.attempts.blocks
+        costs, members = self._job.costs(), confirmation.members()
+        configurations = [confirmation.candidates[trial].knobs for trial in members]
+        proof = confirmation.to_prove * self._schedule.round(costs, configurations)
+        for trial, knobs in zip(members, configurations, strict=True):
+            if trial == confirmation.baseline or self._recorded(Purpose.LONGEST, trial, knobs):
+                continue
+            if not tells_longest(self._job.attempts(), trial, blocks):
+                return False
+            if self._schedule.left > costs.profile(knobs) + proof:
+                allowed = self._schedule.share(1.0)
+                self._bench.run(trial, knobs, Purpose.LONGEST, judge=FitRun(), allowed=allowed)
+                return True
+        return False
 
     def _complete_round(self, confirmation: Confirmation) -> bool:
         """Measure whoever is still missing, one after another, in an order drawn for the round; False

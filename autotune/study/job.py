@@ -15,7 +15,7 @@ from autotune.measurement.noise import Noise
 from autotune.measurement.settling import Settling
 from autotune.measurement.watch import Limits
 from autotune.paths import StudyPaths
-from autotune.runs.plan import Plan, few_steps, profiled, stepwise, within
+from autotune.runs.plan import Plan, few_steps, on_longest, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
 from autotune.study.own_attempts import OwnAttempts
 from autotune.trial.protocol import TrialRequest
@@ -41,6 +41,7 @@ _SHAPES: dict[Purpose, Shape] = {
     Purpose.NUMERICS: stepwise,
     Purpose.PROFILE: profiled,
     Purpose.FIT: few_steps,
+    Purpose.LONGEST: on_longest,
 }
 """What is not timed."""
 

@@ -35,6 +35,7 @@ from autotune.study.opening import Opening
 from autotune.study.schedule import Schedule
 from autotune.study.worth import Stakes, Worth
 from autotune.views.machine import measured_on
+from autotune.views.memory import with_memory
 from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
@@ -117,7 +118,9 @@ class Tuner:
             finals = Finals(self._job, bench, self._schedule)
             confirmation = finals.run()
         verdict = self._conclusion(confirmation, finals.checks())
-        where = measured_on(self._job.repository, self._job.attempts())
+        attempts = self._job.attempts()
+        verdict = with_memory(verdict, self._job.repository, attempts, self._spec)
+        where = measured_on(self._job.repository, attempts)
         return dataclasses.replace(verdict, measured_on=where)
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:

@@ -164,6 +164,8 @@ class TrialRequest:
     """What trains instead of both, as the only rank of the trial."""
     copies: tuple[FileCopy, ...] = ()
     """Of files that a script or a command reads."""
+    longest: bool = False
+    """It trains on the longest samples alone, which the workload names (Workload.longest)."""
     takes_turns: bool = False
     """Others are resident with it: it trains a block whenever it is given a turn, and is silent
     between them."""
@@ -299,6 +301,8 @@ class Observed(TypedDict, total=False):
     """Of all devices of the trial over the block."""
     foreign_processes: float
     """Other processes on a device of the trial."""
+    tells_longest: int
+    """1 where the workload says which samples are the longest; of the first block only."""
     turn: int
     """Number of the turn that it was trained in, where trials took turns on the slot: neighbouring
     numbers are neighbours in time."""

@@ -64,6 +64,9 @@ class Workload:
         collate: as for torch.utils.data.DataLoader; None takes the default.
         shorten: called as shorten(batch, tokens); returns the batch with samples of no more tokens;
             None: sequences always have their full length.
+        longest: called as longest(count); returns the places in a map-style `dataset` of so many of its
+            longest samples, or of as many as it likes to name. What the study chooses is run on them
+            once, to see that it fits. None: all are equally long, or nobody knows.
         batches: in place of a data set: called as batches(rank, world_size, micro_batch), and again when
             what it gave is used up; returns an iterable of collated batches of so many samples each.
         step: called with an Update once per optimizer step, in place of the plain update, which it makes
@@ -80,6 +83,7 @@ class Workload:
     collate: Callable[[list[Any]], Any] | None = None
     shorten: Callable[[Any, int], Any] | None = None
     batches: Batches | None = None
+    longest: Callable[[int], Sequence[int]] | None = None
     step: Callable[[Update], None] | None = None
     optimizer_step: Callable[[nn.Module], None] | None = None
 
@@ -118,6 +122,8 @@ def _of_model(model: object) -> Iterable[str]:
 
 def _of_data(workload: Workload) -> Iterable[str]:
     data = workload.dataset
+    if workload.longest is not None and (data is None or isinstance(data, IterableDataset)):
+        yield "`longest` goes with a map-style `dataset`, of which it names places"
     if (data is None) == (workload.batches is None):
         yield "it needs `dataset` or `batches`, one of them"
     elif data is None:

@@ -22,6 +22,7 @@ _PHASES = {
     Purpose.REFERENCE: "checking numerics: the reference",
     Purpose.NUMERICS: "checking numerics",
     Purpose.CONFIRM: "confirming",
+    Purpose.LONGEST: "looking whether the longest samples fit",
     Purpose.ATTRIBUTE: "measuring what each knob brings",
 }
 

@@ -1,7 +1,7 @@
 """The report of a study, in Markdown."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
@@ -10,6 +10,7 @@ from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT
 from autotune.spec import StudySpec
 from autotune.views.composition import composition_table, held_back, recorded_facts
+from autotune.views.memory import memory_lines
 from autotune.views.notes import study_note
 from autotune.views.running import Racing, Running, racing, running
 from search_spaces import Facts
@@ -29,7 +30,8 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
     parts = [[f"# {name}"], list(_standing(study, verdict)), [study_note(verdict)]]
     ran = how_it_ran(repository, attempts, verdict.trial)
     if ran:
-        parts.append(["### How the recommended configuration ran", "", *_running(ran)])
+        rows = memory_lines(verdict.memory) if verdict.memory else ()
+        parts.append(["### How the recommended configuration ran", "", *_running(ran, rows)])
     parts.append(list(held_back(repository, study, attempts, spec.full_baseline())))
     facts = recorded_facts(study.facts) if study.facts else None
     parts.append(list(_attribution(spec, attempts, verdict, facts)))
@@ -156,7 +158,7 @@ def how_it_ran(repository: Repository, attempts: Attempts, trial: int | None) ->
     return running(confirmed, reference, blocks, (environment or {}).get("devices", []))
 
 
-def _running(ran: Running) -> Iterator[str]:
+def _running(ran: Running, more: Iterable[str]) -> Iterator[str]:
     yield f"| in {ran.runs} runs, {ran.blocks} blocks | |"
     yield "|---|---|"
     rows = [
@@ -179,6 +181,7 @@ def _running(ran: Running) -> Iterator[str]:
     for label, value, form in rows:
         if value is not None:
             yield f"| {label} | {form.format(value)} |"
+    yield from more
     if ran.utilisation and ran.utilisation > 1:
         yield ""
         yield "More than the device can do: the FLOP count or the device's peak is wrong."

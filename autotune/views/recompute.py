@@ -8,6 +8,7 @@ from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.effort import Effort
+from autotune.analysis.memory import barred
 from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
     Verdict,
@@ -23,6 +24,7 @@ from autotune.runs.in_turn import taken
 from autotune.spec import StudySpec
 from autotune.views.in_hand import supported
 from autotune.views.machine import measured_on
+from autotune.views.memory import with_memory
 from storage import (
     Attempts,
     AttemptState,
@@ -95,6 +97,7 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     if study.state != StudyState.DONE:
         return supported(repository, study, attempts)
     verdict = _concluded(repository, name, spec, attempts)
+    verdict = with_memory(verdict, repository, attempts, spec)
     return dataclasses.replace(verdict, measured_on=measured_on(repository, attempts))
 
 
@@ -105,7 +108,7 @@ def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Att
         attempts,
         finalists=wanted.finalists,
         most_rounds=wanted.rounds,
-        barred=gate.unchecked(attempts, baseline) if wanted.refuses_unchecked else (),
+        barred=barred(attempts, baseline, refuse_unchecked=wanted.refuses_unchecked),
     )
     costs = CostRecords(repository.attempts.blocks).by(attempts)
     effort = Effort.of(confirmation, attempts, costs, baseline)

@@ -170,6 +170,7 @@ def test_gradients_that_ranks_do_not_exchange_cannot_be_clipped() -> None:
             "`step` goes with `optimizer`",
         ),
         ({"dataset": None, "batches": print, "collate": list}, "`collate` goes with `dataset`"),
+        ({"dataset": None, "batches": print, "longest": range}, "`longest` goes with a map-style"),
         ({"dataset": DataLoader([1])}, "`dataset` is a DataLoader"),
         ({"dataset": iter([1])}, "of class list_iterator, neither map-style"),
         ({"model": {"a": nn.Linear(1, 1)}}, "`model` is of class dict, no nn.Module"),

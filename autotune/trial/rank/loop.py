@@ -1,15 +1,15 @@
 """The built-in data-parallel training loop, cut into blocks."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from autotune.trial.effects.apply import Applied
-from autotune.trial.protocol import TrialRequest
+from autotune.trial.protocol import BlockReport, Observed, TrialRequest
 from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.gathering import among_ranks
+from autotune.trial.rank.gathering import RankFigures, among_ranks
 from autotune.trial.rank.training import Span, Training, no_span
 from autotune.trial.workload import Workload, check_loss
 
@@ -131,6 +131,13 @@ class TrainingLoop(Training):
     def tokens(self, samples: int) -> int:
         """Of so many samples."""
         return samples * self.workload.tokens_per_sample
+
+    def block(
+        self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
+    ) -> BlockReport:
+        if not index and self.workload.longest is not None:
+            observed = Observed(**{**observed, "tells_longest": 1})
+        return super().block(trial, index, ranks, observed)
 
     def _spanned(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
         while True:

@@ -37,6 +37,7 @@ from autotune.trial.protocol import (
 from autotune.trial.rank import command, meeting, profiling, raised, script, surveying
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.longest import of_longest
 from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.training import no_span
 from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
@@ -186,7 +187,7 @@ def _build(
     announce = _announcement(request, placement, context, connection)
     built = workload.build(request.factory, request.args, context.device, request.import_paths)
     announce()
-    return built
+    return of_longest(built, request) if request.longest else built
 
 
 def _announcement(

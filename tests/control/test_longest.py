@@ -1,0 +1,66 @@
+"""Finalists run once on the longest samples of their data; what outgrows the memory is no choice."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.analysis.verdict import Verdict
+from autotune.export.writing import document
+from autotune.trial.protocol import Outcome
+from autotune.views.paper import report
+from autotune.views.recompute import recomputed_verdict
+from launchers.behaviours import where
+from launchers.replay import ENVIRONMENT, Launch
+from tests.control.replayed import PLAIN, Replayed
+
+GIB = 2**30
+GPU = {"name": "played", "memory_bytes": 16 * GIB, "capability": [9, 0]}
+ON_GPU: Mapping[str, Any] = {**ENVIRONMENT, "devices": [GPU, GPU]}
+SPACE = {"micro_batch": [1, 2, 4, 8]}
+TOLD = where(PLAIN, lambda _: True, tells_longest=True, peak_bytes=10 * GIB)
+KNOWN = where(TOLD, lambda launch: launch.request.longest, peak_bytes=13 * GIB)
+
+
+def too_long(launch: Launch) -> bool:
+    return launch.request.longest and launch.knobs["micro_batch"] == 8
+
+
+def test_the_verdict_says_what_the_longest_samples_take(played: Replayed) -> None:
+    verdict = played.on(KNOWN, environment=ON_GPU).run(search_space=SPACE)
+    runs = played.recorded("longest")
+    assert len(runs) == 2
+    assert verdict["knobs"] in [run.knobs for run in runs]
+    assert "a rank takes 10.0 of 16.0 GiB, 13.0 with the longest samples." in verdict["sentence"]
+    known = {"peak": 10 * GIB, "longest": 13 * GIB, "limit": 16 * GIB, "untold": ""}
+    assert verdict["memory"] == known
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == verdict
+    text = report(played.repository, played.name, Verdict.from_dict(verdict))
+    assert "| peak memory with the longest samples | 13,312 MiB |" in text
+    assert "| memory left free by them | 18.8% |" in text
+    written = document(
+        verdict=again, unit="samples/s", world_size=2, study="s", environment={}, created="now"
+    )
+    wanted = {"peak": 10 * GIB, "longest_samples": 13 * GIB, "limit": 16 * GIB}
+    assert written["provenance"]["memory_bytes"] == wanted
+
+
+def test_what_outgrows_the_memory_is_no_choice(played: Replayed) -> None:
+    """The fastest fits with what it sees in its first minutes; the next one has its place."""
+    outgrown = where(KNOWN, too_long, outcome=Outcome.OOM, cause="rank 1: no memory")
+    verdict = played.on(outgrown, environment=ON_GPU).run(search_space=SPACE)
+    assert played.states("longest") == ["OOM", "COMPLETE", "COMPLETE"]
+    assert verdict["knobs"]["micro_batch"] == 4
+    refused = "1 faster trial refused: micro_batch=8 runs out of memory with the longest samples."
+    assert refused in verdict["sentence"]
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == verdict
+
+
+def test_where_nobody_knows_them_nothing_runs_and_the_report_says_so(played: Replayed) -> None:
+    mute = where(KNOWN, lambda _: True, tells_longest=False)
+    verdict = played.on(mute, environment=ON_GPU).run(search_space=SPACE)
+    assert played.attempts("longest") == []
+    assert "a rank takes 10.0 of 16.0 GiB." in verdict["sentence"]
+    text = report(played.repository, played.name, Verdict.from_dict(verdict))
+    assert "not run: the workload does not say which they are" in text

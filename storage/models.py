@@ -83,6 +83,7 @@ class AttemptRow(Base):
     throughput: Mapped[float | None] = mapped_column(Float)
     half_width: Mapped[float | None] = mapped_column(Float)  # of blocks and runs together
     block_half_width: Mapped[float | None] = mapped_column(Float)  # of the blocks alone
+    block_freedom: Mapped[float | None] = mapped_column(Float)  # degrees, of Student's t in it
     sigma_run: Mapped[float | None] = mapped_column(Float)  # as it was known at the time
     contended: Mapped[bool] = mapped_column(default=False)
     steady: Mapped[bool] = mapped_column(default=True)

@@ -186,6 +186,7 @@ class AttemptResult:
         half_width: relative half-width of its 95 % interval, scatter of blocks and of runs together;
             None as above.
         block_half_width: the same, of the blocks alone.
+        block_freedom: degrees of freedom of Student's t in that; None if not known.
         sigma_run: relative standard deviation between runs, as it was known at the time.
         contended: blocks count that others disturbed, because all repetitions were disturbed too.
         resident_of: id of the attempt whose processes it ran in, after that one; None: in its own.
@@ -197,6 +198,7 @@ class AttemptResult:
     throughput: float | None = None
     half_width: float | None = None
     block_half_width: float | None = None
+    block_freedom: float | None = None
     sigma_run: float | None = None
     contended: bool = False
     steady: bool = True

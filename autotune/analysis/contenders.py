@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from autotune.measurement.best import chances
 from autotune.measurement.neighbours import smoothed
+from autotune.measurement.noise import standard_error
 from storage import StoredAttempt
 
 _MOST = 64
 """Trials that are looked at closely: those that were seen fastest."""
-_NORMAL = 1.96
 _LEAST_ERROR, _MOST_ERROR = 1e-4, 0.15
 """Relative, of a rate: none is known better, and a trial of a step or two is not further off."""
 
@@ -36,6 +36,10 @@ def likeliest_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
 
 
 def _error(attempt: StoredAttempt) -> float:
-    known = attempt.result.half_width
-    error = _MOST_ERROR if known is None else known / _NORMAL
+    """Relative standard error of a trial's rate: that of its blocks, and of runs."""
+    result = attempt.result
+    if result.block_half_width is None:
+        return _MOST_ERROR
+    freedom = math.inf if result.block_freedom is None else result.block_freedom
+    error = math.hypot(standard_error(result.block_half_width, freedom), result.sigma_run or 0.0)
     return min(max(error, _LEAST_ERROR), _MOST_ERROR)

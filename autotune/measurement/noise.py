@@ -43,7 +43,7 @@ class Run:
     @property
     def error(self) -> float:
         """Relative standard error of the rate, by its blocks."""
-        return self.half_width / (student(self.freedom) if self.freedom < math.inf else _NORMAL)
+        return standard_error(self.half_width, self.freedom)
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,16 @@ def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
     slope = stats.theilslopes(logs, hours, alpha=CONFIDENCE)
     # A slope that may as well be none is no drift.
     return float(slope.slope) if slope.low_slope > 0 or slope.high_slope < 0 else 0.0
+
+
+def standard_error(half_width: float, freedom: float = math.inf) -> float:
+    """What a 95 % interval is made of.
+
+    Args:
+        half_width: of the interval.
+        freedom: degrees of it, of Student's t in the interval; infinite: the normal distribution.
+    """
+    return half_width / (student(freedom) if freedom < math.inf else _NORMAL)
 
 
 def total_half_width(block_half_width: float, sigma_run: float, freedom: float = math.inf) -> float:

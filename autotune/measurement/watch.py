@@ -10,6 +10,8 @@ from autotune.measurement.settling import Settling
 from autotune.trial.protocol import BlockReport
 
 FEWEST_BLOCKS = 3
+BLOCKS_FOR_PROOF = 10
+"""Fewer say too little of how neighbouring ones resemble each other: their interval is too narrow."""
 _TOLERANCE = 1.1
 """Another block is begun only if it ends within so many times the time there is."""
 _HOPELESS = 0.98
@@ -40,6 +42,7 @@ class Limits:
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
         run_freedom: degrees of freedom with which that is known.
+        fewest: blocks that must count before their interval ends the trial.
     """
 
     warmup: float
@@ -49,6 +52,7 @@ class Limits:
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
     run_freedom: float = math.inf
+    fewest: int = FEWEST_BLOCKS
     long_step: float = math.inf
     whole: float = math.inf
     settling: Settling = field(default_factory=Settling)
@@ -122,7 +126,8 @@ class Watch:
         now = self.estimate()
         total = self._limits.doubt(now.half_width)
         self.lost = now.rate * (1 + total) < _HOPELESS * self._limits.incumbent_low
-        return self.lost or now.half_width <= self._limits.enough or last
+        exact = now.half_width <= self._limits.enough and len(self.kept) >= self._limits.fewest
+        return self.lost or exact or last
 
     def take(self, block: BlockReport) -> None:
         """Keep a block after the warm-up, whatever it shows: others say when enough has been seen."""

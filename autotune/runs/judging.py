@@ -61,13 +61,15 @@ class TimedRun:
                 AttemptState.ERROR, "ended before a block could be timed", **common
             )
         timed = watch.estimate()
-        half_width = timed.half_width if math.isfinite(timed.half_width) else 1.0
+        known = math.isfinite(timed.half_width)
+        half_width = timed.half_width if known else 1.0
         return AttemptResult(
             state=AttemptState.PRUNED if watch.lost else AttemptState.COMPLETE,
             cause="cannot catch up with the best" if watch.lost else "",
             throughput=timed.rate,
             half_width=total_half_width(half_width, self._sigma_run),
             block_half_width=half_width,
+            block_freedom=timed.freedom if known else None,
             sigma_run=self._sigma_run,
             steady=watch.steady,
             contended=watch.contended,

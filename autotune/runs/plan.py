@@ -11,7 +11,7 @@ from autotune.errors import BadInput
 from autotune.measurement import numerics
 from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.settling import Settling
-from autotune.measurement.watch import FEWEST_BLOCKS, Limits
+from autotune.measurement.watch import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.runs import commanded
 from autotune.search.space import Space
@@ -243,7 +243,8 @@ class Plan:
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """How long to measure a run that is compared in turn with others."""
-        return self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
+        limits = self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
+        return dataclasses.replace(limits, fewest=BLOCKS_FOR_PROOF)
 
     def _limits(self, precision: float, incumbent_low: float, sigma_run: float) -> Limits:
         return Limits(

@@ -59,11 +59,13 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
         if taken(kept, tokens=tokens):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
         again = estimate_of(blocks, tokens=tokens)
-        own = again.half_width if again and math.isfinite(again.half_width) else 1.0
+        known = again is not None and math.isfinite(again.half_width)
+        own = again.half_width if again and known else 1.0
         result = dataclasses.replace(
             attempt.result,
             throughput=again.rate if again else None,
             block_half_width=own,
+            block_freedom=again.freedom if again and known else None,
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))

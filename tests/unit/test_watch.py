@@ -41,6 +41,11 @@ def test_a_steady_trial_ends_soon_after_its_warm_up():
     assert watch.estimate().rate == pytest.approx(500)
 
 
+def test_a_run_that_is_to_prove_something_counts_ten_blocks():
+    watch = Watch(dataclasses.replace(LIMITS, fewest=10))
+    assert feed(watch, [0.1] + [0.2] * 20) == 16
+
+
 def test_the_first_block_never_counts_as_steady():
     watch = Watch(LIMITS)
     feed(watch, [9.0] + [0.2] * 10)

@@ -74,6 +74,7 @@ class TestAttempts:
             throughput=1234.5678901234567,
             half_width=1 / 3,
             block_half_width=1 / 4,
+            block_freedom=2.5,
             sigma_run=1 / 9,
             contended=True,
             steady=False,

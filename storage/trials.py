@@ -116,11 +116,16 @@ class TrialLedger:
         return self._frozen(trial.number)
 
     @_fenced
-    def tell(self, number: int, result: AttemptResult, note: str) -> None:
+    def tell(
+        self, number: int, result: AttemptResult, note: str, error: float | None = None
+    ) -> None:
         """Record a trial's result with its note, exactly once.
 
         COMPLETE and PRUNED carry their throughput; OOM is PRUNED without one, and violates the
         constraint; HANG, CRASH and ERROR are FAIL.
+
+        Args:
+            error: relative standard error of its throughput, if it is known.
         """
         frozen = self._frozen(number)
         if frozen.state.is_finished():
@@ -134,6 +139,8 @@ class TrialLedger:
                 trial.set_user_attr("peak_bytes", result.peak_bytes)
             if result.half_width is not None:
                 trial.set_user_attr("half_width", result.half_width)
+            if error is not None:
+                trial.set_user_attr("standard_error", error)
             trial.set_constraint(OUT_OF_MEMORY, 1.0 if result.state == "OOM" else -1.0)
             if dashboard := _dashboard():
                 dashboard.save_note(trial, note)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from autotune.measurement.best import chances
 from autotune.measurement.neighbours import smoothed
 from autotune.measurement.noise import standard_error
-from storage import StoredAttempt
+from storage import AttemptResult, StoredAttempt
 
 _MOST = 64
 """Trials that are looked at closely: those that were seen fastest."""
@@ -35,11 +35,14 @@ def likeliest_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
     return [*(close[place] for place in order), *others]
 
 
-def _error(attempt: StoredAttempt) -> float:
-    """Relative standard error of a trial's rate: that of its blocks, and of runs."""
-    result = attempt.result
+def error_of(result: AttemptResult) -> float | None:
+    """Relative standard error of a run's rate, by its blocks and by runs; None if it is not known."""
     if result.block_half_width is None:
-        return _MOST_ERROR
+        return None
     freedom = math.inf if result.block_freedom is None else result.block_freedom
-    error = math.hypot(standard_error(result.block_half_width, freedom), result.sigma_run or 0.0)
-    return min(max(error, _LEAST_ERROR), _MOST_ERROR)
+    return math.hypot(standard_error(result.block_half_width, freedom), result.sigma_run or 0.0)
+
+
+def _error(attempt: StoredAttempt) -> float:
+    known = error_of(attempt.result)
+    return _MOST_ERROR if known is None else min(max(known, _LEAST_ERROR), _MOST_ERROR)

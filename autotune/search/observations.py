@@ -82,6 +82,11 @@ def measured(trial: FrozenTrial) -> float | None:
 
 
 def _relative_noise(trial: FrozenTrial) -> float:
-    told = trial.user_attrs.get("half_width")
-    noise = told / _NORMAL_95 if isinstance(told, int | float) and told > 0 else UNKNOWN_NOISE
-    return max(noise, _PRUNED_NOISE) if trial.state == TrialState.PRUNED else float(noise)
+    told, half_width = (trial.user_attrs.get(name) for name in ("standard_error", "half_width"))
+    if isinstance(told, int | float) and told > 0:
+        noise = float(told)
+    elif isinstance(half_width, int | float) and half_width > 0:
+        noise = half_width / _NORMAL_95
+    else:
+        noise = UNKNOWN_NOISE
+    return max(noise, _PRUNED_NOISE) if trial.state == TrialState.PRUNED else noise

@@ -93,9 +93,9 @@ class Prediction:
 class PerformanceModelSampler(BaseSampler):
     """For a study that maximises a rate (samples/s) or minimises a time per sample.
 
-    Trials may carry the user attributes `half_width`, the relative 95 % half-width of their value, and
-    `peak_bytes`, the most memory that a rank took. One that was pruned counts with its last
-    intermediate value.
+    Trials may carry the user attributes `standard_error` of their value, relative, or else `half_width`,
+    that of its 95 % interval by the normal distribution; and `peak_bytes`, the most memory that a rank
+    took. One that was pruned counts with its last intermediate value.
     """
 
     def __init__(

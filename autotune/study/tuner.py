@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.contenders import error_of
 from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.shortfall import lacks_time
@@ -279,7 +280,7 @@ class Tuner:
             unlaunched.append(self._ledger.trials()[number])
             return
         note = trial_note(finished.attempt, finished.result, self.unit)
-        self._ledger.tell(number, finished.result, note)
+        self._ledger.tell(number, finished.result, note, error_of(finished.result))
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""
@@ -294,7 +295,7 @@ class Tuner:
                 unlaunched.append(complete)
             else:
                 note = trial_note(attempt, attempt.result, self.unit)
-                self._ledger.tell(trial.number, attempt.result, note)
+                self._ledger.tell(trial.number, attempt.result, note, error_of(attempt.result))
         return unlaunched
 
     def _close_what_is_open(self) -> None:

@@ -33,6 +33,8 @@ def test_a_whole_study_recommends_the_fastest(played: Replayed) -> None:
         rate(verdict["knobs"]) / rate({"micro_batch": 2, "accumulation_steps": 1}), rel=1e-6
     )
     assert "every feasible configuration has been tried" not in played.said()
+    trial, attempt = played.trials()[0], played.attempts("search")[0]
+    assert trial.user_attrs["standard_error"] == pytest.approx(attempt.result.sigma_run)
 
 
 def test_the_search_ends_when_nothing_is_left(played: Replayed) -> None:

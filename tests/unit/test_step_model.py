@@ -5,6 +5,7 @@ import math
 import random
 
 import numpy as np
+import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
 
@@ -101,3 +102,18 @@ def test_residuals_of_a_model_that_holds_are_as_large_as_they_are_said_to_be():
     surprises = [learnt(25, seed)[0].surprise() for seed in range(4)]
     assert 0.4 < np.mean(surprises) < 1.6
     assert len(learnt(10, running=(3, 7))[0].finalists()) == 3
+
+
+def test_noise_is_the_standard_error_that_trials_carry():
+    def told(**attributes):
+        return optuna.trial.create_trial(
+            params=EVERY[0],
+            distributions={n: CategoricalDistribution(v) for n, v in SPACE.items()},
+            value=1.0,
+            user_attrs=attributes,
+        )
+
+    # With two degrees of freedom Student's interval is 4.3 standard errors wide.
+    several = [told(standard_error=0.01, half_width=0.043), told(half_width=0.0196), told()]
+    seen = Observations.of(several, GRID, rate=True)
+    np.testing.assert_allclose(seen.noise, [0.01, 0.01, 0.03])

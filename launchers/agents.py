@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 from autotune.errors import ClusterAway, LauncherError
 from autotune.trial.protocol import (
@@ -143,6 +144,13 @@ class Agents:
         """For people."""
         where = self.links[node].where
         return f"node {node}, {where}," if where else f"node {node}"
+
+    def bring(self, folders: Collection[Path]) -> None:
+        """Have here what trials have left in these folders on nodes that do not share them."""
+        for index, link in enumerate(self.links):
+            if index not in self._ended and index not in self.silent:
+                for folder in folders:
+                    link.bring(folder)
 
     def away(self) -> list[str]:
         """What of them is lost or silent at present, in words."""

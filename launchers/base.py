@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from autotune.trial.protocol import BlockReport, Knobs, TrialReport, TrialRequest
@@ -34,12 +35,15 @@ class Resources:
         gpus_per_worker: CUDA devices per rank; None: one each if the machine has enough, else none.
         cpus_per_worker: threads per rank.
         slots: trials at a time; None: as many as fit.
+        device: name of the devices, or on the CPU of the processors, that all trials run on; None: of
+            several kinds, that on which most ranks can run.
     """
 
     workers: int | None
     gpus_per_worker: float | None
     cpus_per_worker: int
     slots: int | None
+    device: str | None = None
 
 
 DEFAULT_CPU_WORKERS = 2
@@ -64,6 +68,10 @@ class Link(ABC):
     def loss(self) -> str:
         """Why it ended by itself, in words, where its node or its cluster did; empty: it alone."""
         return ""
+
+    def bring(self, folder: Path) -> None:
+        """Bring what a trial has left there in its folder to this machine, as far as that is another."""
+        return
 
     def give_up(self) -> None:
         """It has not said anything for too long: it is not to be tried there again for now."""
@@ -155,6 +163,10 @@ class Launcher(ABC):
     def planned(self) -> int:
         """How many slots there are once all that is lost or taken is back."""
         return len(self.slots)
+
+    def news(self) -> list[str]:
+        """What there is to say since this was last asked: nodes that are left out, and why."""
+        return []
 
     @property
     def several_nodes(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from autotune.errors import ClusterAway, LauncherError
 from autotune.trial.files import make_private
 from autotune.trial.processes import without_storage
+from launchers.ray_folder import OwnFolder
 
 SILENT_SECONDS = 20.0
 """Then a driver is given up: its head is gone, or it is frozen. Ray itself waits for a minute, and then
@@ -97,10 +98,12 @@ class Driver:
         self.address = ""
         """Of the cluster, once it has joined that."""
         self._closing = False
+        self._folder = None if address else OwnFolder()
         self._process, self._line = _started(log_dir)
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
         try:
-            joined = self._ask("connect", address=address)
+            own = str(self._folder.path) if self._folder else None
+            joined = self._ask("connect", address=address, folder=own)
             heed = self._telling(waits) if waits else None
             self.address = str(self._answer_of(joined, _START_SECONDS, heed))
         except LauncherError as error:
@@ -251,6 +254,8 @@ class Driver:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._folder:
+            self._folder.remove()
 
 
 def _started(log_dir: str) -> tuple[subprocess.Popen[bytes], socket.socket]:

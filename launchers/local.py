@@ -11,6 +11,7 @@ from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
 from launchers.reservation import Busy, Reservation
+from launchers.sameness import check
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
@@ -57,6 +58,8 @@ class LocalLauncher(Launcher):
                 self._reservation.take(devices.processors())
             for number in range(layout.slots):
                 self.slots.append(_open_slot(layout, log_dir, number, env))
+            on_gpu = bool(layout.gpus_per_worker)
+            check(resources.device, self.slots[0].environment, on_gpu=on_gpu)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()

@@ -3,17 +3,23 @@
 This process never talks to Ray itself: see launchers.driver.
 """
 
+import base64
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
+import queue
+import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import autotune
 from autotune.errors import ClusterAway, LauncherError, NotHere
+from autotune.trial.files import make_private
 from launchers import devices
 from launchers.agents import Node, SlotGone
 from launchers.base import Launcher, Link, Resources
@@ -21,6 +27,7 @@ from launchers.driver import Driver, DriverLost, Refused
 from launchers.layout import Layout, NodeCapacity, plan
 from launchers.placing import Avoided, ClusterNode, choose
 from launchers.reservation import NOBODY, Busy, Reservation, Rival
+from launchers.sameness import Look, Same, check, commonest, kind_of, listed, most_ranks, of_agent
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
@@ -34,6 +41,8 @@ _POLL_SECONDS = 0.5
 _RENEW_SECONDS = 15.0
 """For a slot whose nodes are gone to find others."""
 _GROW_SECONDS = 3.0
+_LOOK_SECONDS = 10.0
+"""For a node to say what it is. One that does not says so as its agent starts."""
 _NODE_SHARE = 0.001
 """Of the resource that Ray gives each node under its address: whoever takes of it is on that node."""
 
@@ -79,6 +88,26 @@ class RayLink(Link):
     def give_up(self) -> None:
         self._cluster.avoided.add(self._node.id)
 
+    def bring(self, folder: Path) -> None:
+        if not self._cluster.is_shared:
+            return
+        token = f"brought-{secrets.token_hex(8)}"
+        with contextlib.suppress(DriverLost, Refused, OSError):
+            make_private(folder)
+            (folder / token).touch()
+            try:
+                files = self._cluster.driver.call(
+                    "taken",
+                    _ANSWER_SECONDS,
+                    link=self._wire.number,
+                    folder=str(folder),
+                    token=token,
+                )
+                for name, content in files.items():
+                    (folder / Path(name).name).write_bytes(base64.b64decode(content))
+            finally:
+                (folder / token).unlink()
+
     def close(self) -> str:
         if self._closed:
             return ""
@@ -107,26 +136,104 @@ class _Cluster:
         self.taken: Counter[str] = Counter()
         self.size = 0
         """Nodes, as far as it is known."""
+        self.device = resources.device
         self._resources = resources
         self._address = address or driver.address
-        self.layout = self.plan(self.nodes())
+        self._looks: dict[str, Look] = {}
+        """By node."""
+        self._left_out: dict[str, str] = {}
+        """Why, in words, by node."""
+        self.news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """What there is to say of nodes."""
+        self._same = Same(autotune.__version__)
+        everywhere = self.living()
+        if self.is_shared:
+            self._look_at(everywhere)
+            self._same = self._common(everywhere)
+        self.layout = self.plan(self.fit(everywhere))
 
     def nodes(self) -> list[ClusterNode]:
-        """That live, by Ray's account."""
+        """That live, by Ray's account, and may make slots."""
+        return self.fit(self.living())
+
+    def living(self) -> list[ClusterNode]:
+        """The same, whatever they are."""
         found = [ClusterNode(**node) for node in self.driver.call("nodes")]
         self.size = len(found)
         return found
 
+    def fit(self, nodes: list[ClusterNode]) -> list[ClusterNode]:
+        """Those of them that are as all others of the study."""
+        if self.is_shared:
+            self._look_at(nodes)
+            for node in nodes:
+                self._judge(node, self._looks.get(node.id, {}))
+        return [node for node in nodes if node.id not in self._left_out]
+
+    def are_fit(self, nodes: list[ClusterNode], environment: Mapping[str, Any]) -> bool:
+        """Whether they are, by what their agents say.
+
+        Args:
+            environment: of a slot on these nodes.
+        """
+        if not self.is_shared:
+            return True
+        told = [environment, *environment.get("others", ())]
+        for node, one in zip(nodes, told, strict=True):
+            self._judge(node, of_agent(one))
+        return not any(node.id in self._left_out for node in nodes)
+
+    def _judge(self, node: ClusterNode, look: Look) -> None:
+        why = self._same.misfit(look)
+        if why and node.id not in self._left_out:
+            self._left_out[node.id] = f"node {node}: {why}"
+            self.news.put(f"Left out: {self._left_out[node.id]}.")
+
+    def _look_at(self, nodes: list[ClusterNode]) -> None:
+        unseen = [node.id for node in nodes if node.id not in self._looks]
+        if unseen:
+            seconds = _LOOK_SECONDS + _ANSWER_SECONDS
+            found = self.driver.call("look", seconds, nodes=unseen, patience=_LOOK_SECONDS)
+            # Once: a node that does not answer is not waited for again and again.
+            self._looks |= {node: found.get(node, {}) for node in unseen}
+
+    def _common(self, nodes: list[ClusterNode]) -> Same:
+        """What the nodes of the study are to have in common: software, kind of device."""
+        same = commonest(autotune.__version__, [self._looks[node.id] for node in nodes])
+        fit = [node for node in nodes if not same.other_software(self._looks[node.id])]
+        with contextlib.suppress(NotHere):
+            on_gpu = bool(plan(self._resources, _capacities(fit)).gpus_per_worker)
+            same = dataclasses.replace(same, on_gpu=on_gpu)
+        kinds = [kind_of(self._looks[node.id], on_gpu=same.on_gpu) for node in fit]
+
+        def ranks(kind: str) -> int:
+            own = [node for node, its in zip(fit, kinds, strict=True) if its == kind]
+            with contextlib.suppress(NotHere):
+                layout = plan(self._resources, _capacities(own))
+                return layout.slots * layout.nodes * layout.ranks_per_node
+            return 0
+
+        wanted = self.device
+        if wanted and fit and wanted not in kinds and all(kinds):
+            raise ClusterAway(
+                f"no node of the Ray cluster at {self._address} has resources.device: {wanted}; there "
+                f"are: {listed(kinds)}"
+            )
+        chosen = wanted or most_ranks(kinds, ranks)
+        if len(set(kinds)) > 1:
+            self.news.put(f"There are {listed(kinds)}; this study runs on {chosen}.")
+        return dataclasses.replace(same, kind=chosen)
+
     def plan(self, nodes: list[ClusterNode]) -> Layout:
         """How slots lie on these. Nodes of a cluster may still come, or come back."""
-        capacities = [NodeCapacity(int(node.has["CPU"]), int(node.has["GPU"])) for node in nodes]
         try:
-            return plan(self._resources, capacities)
+            return plan(self._resources, _capacities(nodes))
         except NotHere as error:
             if not self.is_shared:
                 raise
+            others = "".join(f"; left out: {why}" for why in self._left_out.values())
             raise ClusterAway(
-                f"the Ray cluster at {self._address} is too small at present: {error}"
+                f"the Ray cluster at {self._address} is too small at present: {error}{others}"
             ) from None
 
     def busy(self, since: str) -> str:
@@ -138,6 +245,10 @@ class _Cluster:
             f"since {since}: the Ray cluster at {self._address} has not {wanted} free on "
             f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}; there run: {others}"
         )
+
+
+def _capacities(nodes: Sequence[ClusterNode]) -> list[NodeCapacity]:
+    return [NodeCapacity(int(node.has["CPU"]), int(node.has["GPU"])) for node in nodes]
 
 
 class _Ground:
@@ -210,7 +321,7 @@ class _Ground:
         give_up = time.monotonic() + _RENEW_SECONDS
         while not self.take():
             if time.monotonic() > give_up:
-                raise SlotGone(f"an agent was lost on {was}, and there is no room elsewhere")
+                raise SlotGone(f"{was} was lost, or is to go, and there is no room elsewhere")
             self.heed()
             time.sleep(_POLL_SECONDS)
 
@@ -285,6 +396,13 @@ class RayLauncher(Launcher):
         """As many as all nodes had room for that were ever there at once."""
         return self._planned
 
+    def news(self) -> list[str]:
+        found: list[str] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._cluster.news.get_nowait())
+        return found
+
     @property
     def several_nodes(self) -> bool:
         """Agents may be lost on one and not on another."""
@@ -320,6 +438,8 @@ class RayLauncher(Launcher):
             if not self._add_slot(self._heed) and address is None:
                 raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
         if address is None:  # others' clusters keep account themselves
+            on_gpu = bool(layout.gpus_per_worker)
+            check(self._cluster.device, self.slots[0].environment, on_gpu=on_gpu)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         else:
             self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
@@ -352,6 +472,11 @@ class RayLauncher(Launcher):
         except BaseException:
             ground.release()
             raise
+        if not self._cluster.are_fit(ground.nodes, slot.environment):
+            slot.close()
+            ground.release()
+            self._grounds.remove(ground)
+            return False
         ground.heed = slot.heed
         self.slots.append(slot)
         return True

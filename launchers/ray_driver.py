@@ -6,6 +6,7 @@ agents report comes in between, with the number of their `link`. When whoever as
 everything back and leaves. Imported by nobody else: launchers.driver is the other side.
 """
 
+import base64
 import contextlib
 import json
 import logging
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import ray
+from ray import cloudpickle
 from ray._private import state
 from ray.util.placement_group import (
     PlacementGroup,
@@ -25,9 +27,13 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from autotune.trial.node.agent_process import AgentProcess
+from launchers import look
 from launchers.ray_token import own_token, read_again
 
 _LOOPBACK = "127.0.0.1"
@@ -77,8 +83,8 @@ class _Server:
 
     # Calls
 
-    def connect(self, address: str | None) -> str:
-        """Join the cluster, or start one; its address."""
+    def connect(self, address: str | None, folder: str | None) -> str:
+        """Join the cluster, or start one with its files in this folder; its address."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address is None:
             with own_token():
@@ -88,6 +94,7 @@ class _Server:
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     _node_ip_address=_LOOPBACK,
+                    _temp_dir=folder,
                 )
         else:
             _knock(address)
@@ -106,8 +113,8 @@ class _Server:
         return ""
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Living nodes, with what they have and what of it is free."""
-        free = state.available_resources_per_node()
+        """Living nodes that are not about to go, with what they have and what of it is free."""
+        free, leaving = state.available_resources_per_node(), state.state.get_draining_nodes()
         return [
             {
                 "id": node["NodeID"],
@@ -117,8 +124,27 @@ class _Server:
                 "free": _counted(free.get(node["NodeID"], {})),
             }
             for node in ray.nodes()
-            if node["Alive"]
+            if node["Alive"] and node["NodeID"] not in leaving
         ]
+
+    def look(self, nodes: list[str], patience: float) -> dict[str, dict[str, Any]]:
+        """What nodes say of themselves (launchers.look), as far as they do in so many seconds."""
+        cloudpickle.register_pickle_by_value(look)  # autotune need not be there
+        asked = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            task = ray.remote(look.look).options(
+                num_cpus=0, max_retries=0, scheduling_strategy=there
+            )
+            asked[task.remote()] = node
+        done, late = ray.wait(list(asked), num_returns=len(asked), timeout=patience)
+        for reference in late:
+            ray.cancel(reference, force=True)
+        found = {}
+        for reference in done:
+            with contextlib.suppress(ray.exceptions.RayError):
+                found[asked[reference]] = ray.get(reference)
+        return found
 
     def others(self) -> list[str]:
         """Jobs of others that run on the cluster, in words."""
@@ -187,6 +213,11 @@ class _Server:
             return bool(ray.get(sent, timeout=_CALL_SECONDS))
         except ray.exceptions.RayError:
             return False
+
+    def taken(self, link: int, folder: str, token: str) -> dict[str, str]:
+        """What a trial has left on a node, in base 64, by name."""
+        files = ray.get(self._actors[link].taken.remote(folder, token), timeout=_CALL_SECONDS)
+        return {name: base64.b64encode(content).decode() for name, content in files.items()}
 
     def end(self, link: int) -> str:
         """End an agent; what cannot be ended, in words."""

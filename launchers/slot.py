@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import LauncherError
@@ -69,7 +70,7 @@ class AgentSlot(Slot):
             return self._lost_before_it_began(request, error, started)
         run = Run(request.trial, agents, watch)
         agents.start(request)
-        self._follow(run, request, started)
+        self._follow(run, agents, [request], started)
         if self._preloading.learn(run.built):
             self.close()
         return run.report(time.monotonic() - started)
@@ -81,7 +82,7 @@ class AgentSlot(Slot):
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
         residents = Residents(requests, agents, turns)
-        self._follow(residents, requests[0], started)
+        self._follow(residents, agents, requests, started)
         return residents.reports()
 
     def _ready(self) -> "Agents":
@@ -96,17 +97,25 @@ class AgentSlot(Slot):
             raise LauncherError(f"{self.name} is out of use: {self.unusable}")
         return self._living_agents()
 
-    def _follow(self, run: "Run | Residents", request: TrialRequest, started: float) -> None:
+    def _follow(
+        self,
+        run: "Run | Residents",
+        agents: Agents,
+        requests: Sequence[TrialRequest],
+        started: float,
+    ) -> None:
         """Wait for the end of what runs; whatever becomes of its agents."""
+        seconds = requests[0].seconds
         with self._lock:
             self._run = run
             if self._ending:  # asked for before all agents had heard of the trial
                 run.end()
         try:
-            run.wait(None if request.seconds is None else started + request.seconds)
+            run.wait(None if seconds is None else started + seconds)
         finally:
             with self._lock:
                 self._run = None
+        agents.bring([Path(request.log_dir) for request in requests])
         if run.lost_agent or run.agent_leaves:
             self.close()
         self.unusable = run.stuck or self.unusable

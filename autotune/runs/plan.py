@@ -73,6 +73,7 @@ def resources(spec: StudySpec) -> Resources:
         gpus_per_worker=wanted.gpus_per_worker,
         cpus_per_worker=wanted.cpus_per_worker,
         slots=wanted.slots,
+        device=wanted.device,
     )
 
 

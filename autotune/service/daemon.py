@@ -36,6 +36,7 @@ from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.machine import measured_in
 from launchers import NOBODY, Launcher, Rival
+from launchers.sameness import kind_of, of_agent
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
 from storage.holders import started, this_host
@@ -334,13 +335,24 @@ class _Session:
         make(paths.folder)
         with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
             paths.sign(str(self._repository.database))
-        launcher = open_launcher(self._spec, paths.folder, self._is_to_be_ignored)
+        launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored)
         self._signals.opening.clear()
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)
             later.callback(self._signals.waiting.set)  # that time does not count
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))
+
+    def _pinned(self) -> StudySpec:
+        """Its settings; in a cluster, which may have devices of several kinds, it goes on where it has
+        begun."""
+        spec, where = self._spec, self._measured_in()
+        if not spec.ray_address or spec.resources.device or where is None:
+            return spec
+        on_gpu = (self._study.facts or {}).get("device") == "cuda"
+        kind = kind_of(of_agent(where), on_gpu=on_gpu) or None
+        resources = spec.resources.model_copy(update={"device": kind})
+        return spec.model_copy(update={"resources": resources})
 
     def _wait_for_room(self) -> None:
         """Wait until something can be written to the study's folder. That time does not count."""

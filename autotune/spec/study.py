@@ -178,6 +178,14 @@ class ResourcesSpec(_Section):
         le=10000,
         description="Trials at a time. Default: on GPUs as many as fit, on CPUs one per node.",
     )
+    device: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Name of the devices that all trials run on, e.g. NVIDIA H100 80GB HBM3; on the "
+        "CPU, the processor's model. Default: in a cluster of several kinds, that on which most ranks "
+        "can run.",
+    )
 
     @property
     def known_workers(self) -> int | None:

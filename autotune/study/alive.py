@@ -21,6 +21,8 @@ class Alive:
     def tell(self) -> None:
         """Say it, unless it has been said."""
         launcher, now = self._job.plan.launcher, time.time()
+        for news in launcher.news():
+            self._job.say(news)
         working, away = 0, dict[str, float]()
         for slot in list(launcher.slots):
             why = slot.away()

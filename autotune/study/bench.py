@@ -82,6 +82,7 @@ class Bench:
         """Between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
         self._alive = Alive(job)
+        self._alive.tell()
         self._told, self._told_text = time.monotonic(), ""
         first = self._slots[0].environment
         self._environments: list[tuple[dict[str, Any], int]] = [(dict(first), job.environment_id)]

@@ -1,11 +1,15 @@
 """Every file that a trial leaves on a node. The one owner of their names."""
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 
 MOST_LOG_BYTES = 64 * 2**20
 """A log that has grown beyond this is cut to its end."""
 _KEPT_LOG_BYTES = 2**20
+_TAKEN_LOG_BYTES = 2**20
+_TAKEN_TRACE_BYTES = 32 * 2**20
 _OF_USER = 0o700
 
 
@@ -64,6 +68,27 @@ class TrialFiles:
     def logs(self) -> list[Path]:
         """Of all ranks, as far as this machine has them."""
         return sorted(self.folder.glob("rank-*.log"))
+
+    def taken(self, token: str) -> dict[str, bytes]:
+        """Logs and traces by name, for a machine that does not see this folder, which is gone then. Of a
+        long log it is the end; a trace that is too long is left out.
+
+        Args:
+            token: name of a file that whoever asks has made in the folder on its machine: where that is
+                here, it is the same folder, and stays.
+        """
+        if (self.folder / token).exists():
+            return {}
+        found = {}
+        for file in [*self.logs(), *self.traces()]:
+            with contextlib.suppress(OSError), file.open("rb") as content:
+                size = content.seek(0, os.SEEK_END)
+                is_log = file.suffix == ".log"
+                content.seek(max(0, size - _TAKEN_LOG_BYTES) if is_log else 0)
+                if is_log or size <= _TAKEN_TRACE_BYTES:
+                    found[file.name] = content.read()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return found
 
     def trace(self, rank: int) -> Path:
         """The profiler's trace of a rank, which Perfetto opens."""

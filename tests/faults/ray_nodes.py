@@ -23,6 +23,8 @@ _NET = "10.77.0"
 _NUMBERS = {"head": 9, "near": 1, "far": 2}
 """Of each node's address. The daemon of a study works on `near`, its trials there and on `far`."""
 ADDRESS = f"{_NET}.9:6379"
+_LOSES = "4,32 0 0 4294963256,53 0 1 {share},6 0 0 0,6 0 0 2"
+"""A classic BPF program: a random word below the share of 2**32 has the packet dropped."""
 _STORE_BYTES = 80_000_000
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -40,6 +42,18 @@ while :; do
   sleep 0.5
 done
 """
+
+
+def refusal_to_lose() -> str:
+    """Why no packets can be lost here; empty: they can."""
+    program = _LOSES.format(share=0)
+    tried = (
+        "ip link set lo up && tc qdisc add dev lo clsact && "
+        f"tc filter add dev lo egress bpf da bytecode '{program}'"
+    )
+    command = ["unshare", "--net", "sh", "-c", tried]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"no packets can be dropped: {found.stderr.strip()}" if found.returncode else ""
 
 
 def refusal() -> str:
@@ -102,6 +116,30 @@ class RayNode:
         """Start a command there."""
         entering = ["nsenter", f"--target={self.first.pid}", *_ENTER, f"--wd={cwd}", *command]
         return subprocess.Popen(entering, env=self._env, stdin=subprocess.DEVNULL)
+
+    @contextlib.contextmanager
+    def own(self, folder: Path) -> Iterator[None]:
+        """It does not share this folder with the others any more: its own is empty."""
+        self.must("mount", "-t", "tmpfs", "tmpfs", str(folder))
+        try:
+            yield
+        finally:
+            self.must("umount", "--lazy", str(folder))
+
+    @contextlib.contextmanager
+    def showing(self, file: Path, other: Path) -> Iterator[None]:
+        """It has another file in the place of this one."""
+        self.must("mount", "--bind", str(other), str(file))
+        try:
+            yield
+        finally:
+            self.must("umount", "--lazy", str(file))
+
+    def must(self, *command: str) -> str:
+        """Run a command there, which succeeds; what it prints."""
+        found = self.run(*command, cwd=Path("/"))
+        assert found.returncode == 0, f"{command}: {found.stdout}{found.stderr}"
+        return found.stdout
 
     def processes(self, part: str = "") -> list[psutil.Process]:
         """Those with this in their command line, but for the first."""
@@ -180,12 +218,29 @@ class RayNodes:
         wait_for(lambda: _is_elsewhere(self._hub.pid), "the hub has a network of its own")
         self._ip("link", "add", "bridge", "type", "bridge")
         self._ip("link", "set", "bridge", "up")
-        self.nodes = [RayNode(name, n, folder, self.env) for name, n in _NUMBERS.items()]
-        for node in self.nodes:
-            peer = ["peer", "name", "eth", "netns", str(node.first.pid)]
-            self._ip("link", "add", node.link, "type", "veth", *peer)
-            self._ip("link", "set", node.link, "master", "bridge", "up")
+        self._folder = folder
+        self.nodes: list[RayNode] = []
+        for name, number in _NUMBERS.items():
+            self._add(name, number)
         self.head, self.near, self.far = self.nodes
+
+    def _add(self, name: str, number: int) -> RayNode:
+        node = RayNode(name, number, self._folder, self.env)
+        self.nodes.append(node)
+        peer = ["peer", "name", "eth", "netns", str(node.first.pid)]
+        self._ip("link", "add", node.link, "type", "veth", *peer)
+        self._ip("link", "set", node.link, "master", "bridge", "up")
+        return node
+
+    @contextlib.contextmanager
+    def another(self) -> Iterator[RayNode]:
+        """A fourth node, for a while."""
+        node = self._add("late", 3)
+        try:
+            yield node
+        finally:
+            self.nodes.remove(node)
+            node.end()
 
     def _ip(self, *arguments: str) -> None:
         subprocess.run(
@@ -200,6 +255,22 @@ class RayNodes:
             yield
         finally:
             self._ip("link", "set", node.link, "up")
+
+    @contextlib.contextmanager
+    def losing(self, node: RayNode, share: float) -> Iterator[None]:
+        """Of what reaches a node, and of what leaves it, such a share is lost."""
+        program = _LOSES.format(share=round(share * 2**32))
+        self._tc("qdisc", "add", "dev", node.link, "clsact")
+        try:
+            for way in ("ingress", "egress"):
+                self._tc("filter", "add", "dev", node.link, way, "bpf", "da", "bytecode", program)
+            yield
+        finally:
+            self._tc("qdisc", "del", "dev", node.link, "clsact")
+
+    def _tc(self, *arguments: str) -> None:
+        command = ["nsenter", f"--target={self._hub.pid}", "--net", "tc", *arguments]
+        subprocess.run(command, check=True)
 
     def ask(self, code: str) -> str:
         """What a program prints that has joined the cluster; empty while there is none."""
@@ -217,7 +288,8 @@ class RayNodes:
     def wait_all_free(self, timeout: float = 180) -> None:
         """All nodes have joined, and nobody holds anything."""
         code = "print(sum(n['Alive'] for n in ray.nodes()), ray.available_resources().get('CPU'))"
-        wait_for(lambda: self.ask(code) == "3 3.0", "three nodes are up, all of them free", timeout)
+        count = len(self.nodes)
+        wait_for(lambda: self.ask(code) == f"{count} {count}.0", "all are up, and free", timeout)
 
     def groups(self) -> str:
         """States of all placement groups."""

@@ -2,11 +2,13 @@
 
 import contextlib
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,6 +19,7 @@ from tests.steering import TINY_WORKLOAD, quick_measurement, write_study
 from tests.waiting import wait_for
 
 PATIENCE_SECONDS = 400.0
+_NOTICE_SECONDS = 20
 _AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]
 _OURS = ("autotune.trial", "launchers.ray_driver", "autotune daemon", "autotune start")
 
@@ -108,6 +111,11 @@ class RayStudy(Records):
         waiting = messages and messages[-1].kind == MessageKind.WAITING
         return messages[-1].text if waiting else ""
 
+    def seen_status(self) -> dict[str, Any]:
+        """What `status --json` says on that node."""
+        found = self.nodes.near.run(*_AUTOTUNE, "status", self.name, "--json", cwd=self.folder)
+        return dict(json.loads(found.stdout))
+
     def wait_done(self) -> None:
         """It ends by itself, with all of its trials."""
         wait_for(lambda: self.study().state.ended, "the study ends", PATIENCE_SECONDS)
@@ -175,6 +183,30 @@ def link_cut(nodes: RayNodes) -> None:
         time.sleep(24)
 
 
+def node_drained(nodes: RayNodes) -> None:
+    """Another node is drained: 20 s after notice it is stopped, and Ray is started there again."""
+    living = "(n for n in ray.nodes() if n['Alive'])"
+    own = f"n['NodeManagerAddress'] == {nodes.far.address!r}"
+    tell = f"print(*[n['NodeID'] for n in {living} if {own}])"
+    nodes.near.must(
+        str(Path(sys.executable).with_name("ray")),
+        "drain-node",
+        f"--address={ADDRESS}",
+        f"--node-id={nodes.ask(tell)}",
+        "--reason=DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message=maintenance",
+        f"--deadline-remaining-seconds={_NOTICE_SECONDS}",
+    )
+    time.sleep(_NOTICE_SECONDS)
+    nodes.far.kill()
+
+
+def packets_lost(nodes: RayNodes) -> None:
+    """One packet of a hundred to and from another node is lost, for a minute."""
+    with nodes.losing(nodes.far, 0.01):
+        time.sleep(60)
+
+
 STRIKES: dict[str, Callable[[RayNodes], None]] = {
     "raylet beside the daemon killed": raylet_beside_killed,
     "raylet of another node killed": raylet_elsewhere_killed,
@@ -183,6 +215,8 @@ STRIKES: dict[str, Callable[[RayNodes], None]] = {
     "all of Ray killed and restarted": all_restarted,
     "another node frozen for 35 s": node_frozen,
     "link of another node cut for 24 s": link_cut,
+    "another node drained": node_drained,
+    "1 % of packets lost for 60 s": packets_lost,
 }
 
 
@@ -194,6 +228,8 @@ _ENDED: dict[Callable[[RayNodes], None], tuple[str, ...]] = {
     all_restarted: ("head", "near", "far"),
     node_frozen: (),
     link_cut: (),
+    node_drained: ("far",),
+    packets_lost: (),
 }
 """Nodes on which Ray ends: without a storage of its own a new head is another cluster."""
 

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
+import autotune
+from autotune.views.overview import status_of
+from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal, refusal_to_lose
 from tests.faults.ray_strikes import (
     RayStudy,
     all_restarted,
     head_away,
     head_restarted,
     link_cut,
+    node_drained,
     node_frozen,
+    packets_lost,
     raylet_beside_killed,
     raylet_elsewhere_killed,
     survive,
@@ -62,6 +66,12 @@ def held(nodes: RayNodes, processors: int, folder: Path) -> Iterator[None]:
         holder.wait()
 
 
+def hosts(study: RayStudy) -> set[str]:
+    """That its attempts ran on."""
+    found = [study.repository.environments.of_attempt(a.id) for a in study.recorded()]
+    return {str(one["host"]) for one in found if one}
+
+
 @pytest.mark.parametrize(
     ("strike", "ranks"),
     [
@@ -73,11 +83,15 @@ def held(nodes: RayNodes, processors: int, folder: Path) -> Iterator[None]:
         pytest.param(all_restarted, 2, marks=pytest.mark.fault(23)),
         pytest.param(node_frozen, 2, marks=pytest.mark.fault(24)),
         pytest.param(link_cut, 2, marks=pytest.mark.fault(24)),
+        pytest.param(node_drained, 1, marks=pytest.mark.fault(23)),
+        pytest.param(packets_lost, 2, marks=pytest.mark.fault(24)),
     ],
 )
 def test_a_study_outlives_it(
     nodes: RayNodes, strike: Callable[[RayNodes], None], ranks: int, tmp_path: Path
 ) -> None:
+    if strike is packets_lost and (why := refusal_to_lose()):
+        pytest.skip(why)
     study = RayStudy(nodes, tmp_path / "project", ranks=ranks)
     recovery = survive(study, strike)
     print(strike.__doc__, recovery)
@@ -131,4 +145,87 @@ def test_a_study_begins_with_what_is_free_and_takes_the_rest_when_it_comes(
         assert "2 trials at a time" in study.said
     wait_for(lambda: "3 trials at a time" in study.said, "the third processor is used", 300)
     study.wait_done()
+    study.check_nothing_is_left()
+
+
+@pytest.mark.fault(25)
+def test_a_node_that_joins_in_the_middle_of_a_study_is_used(
+    nodes: RayNodes, tmp_path: Path
+) -> None:
+    study = RayStudy(nodes, tmp_path / "project", ranks=1, trials=110)
+    study.start()
+    study.wait_for_trials(2)
+
+    with nodes.another():
+        wait_for(lambda: "4 trials at a time" in study.said, "it is seen", 300)
+        wait_for(lambda: "late" in hosts(study), "trials run on it", 300)
+    study.wait_done()
+    study.check_nothing_is_left()
+
+
+@pytest.mark.fault(24)
+def test_status_is_true_while_a_node_is_away(nodes: RayNodes, tmp_path: Path) -> None:
+    study = RayStudy(nodes, tmp_path / "project", ranks=1, trials=40)
+    study.start()
+    study.wait_for_trials(2)
+
+    def slots() -> tuple[int, int, str]:
+        found = status_of(study.repository, study.name)["slots"] or {}
+        away = ", ".join(found.get("away", ()))
+        return found.get("alive", 0), found.get("planned", 0), away
+
+    wait_for(lambda: slots() == (3, 3, ""), "all three work")
+    with nodes.far.frozen():
+        silent = (2, 3, f"far ({nodes.far.address}) fell silent")
+        wait_for(lambda: slots() == silent, "one of them is missed", 60)
+    wait_for(lambda: slots()[:2] == (3, 3), "all three work again", 300)
+    study.wait_done()
+    study.check_nothing_is_left()
+
+
+@pytest.mark.fault(29)
+def test_nodes_need_not_share_a_file_system(nodes: RayNodes, tmp_path: Path) -> None:
+    study = RayStudy(nodes, tmp_path / "project", ranks=2, trials=3)
+    code = tmp_path / "tiny.py"
+    code.write_text((study.folder / "tiny.py").read_text())
+    with nodes.far.own(study.folder):
+        nodes.far.must("cp", str(code), str(study.folder))
+        study.start()
+        study.wait_done()
+        left = nodes.far.must("find", str(study.folder), "-name", "rank-*.log")
+        assert left == "", "what a trial has left there is brought, or dropped"
+    told = study.command("logs", study.name, "--trial", "0")
+    assert "rank-0.log" in told
+    assert "rank-1.log" in told
+    assert list(study.folder.rglob("trace-1.json.gz")), "of the look at the baseline"
+    study.check_nothing_is_left()
+
+
+@pytest.mark.fault(29)
+def test_another_version_on_a_node_is_found_before_the_first_trial(
+    nodes: RayNodes, tmp_path: Path
+) -> None:
+    ours = Path(autotune.__file__)
+    other = tmp_path / "other.py"
+    other.write_text(ours.read_text().replace(autotune.__version__, "0.0.1"))
+    study = RayStudy(nodes, tmp_path / "project", ranks=1, trials=3)
+    with nodes.far.showing(ours, other):
+        study.start()
+        study.wait_done()
+    why = f"autotune 0.0.1 is installed there and {autotune.__version__} here"
+    assert f"Left out: node far ({nodes.far.address}): {why}; install autotune" in study.said
+    assert hosts(study) <= {"near", "head"}
+    study.check_nothing_is_left()
+
+
+def test_a_study_runs_on_one_kind_of_device(nodes: RayNodes, tmp_path: Path) -> None:
+    other = tmp_path / "cpuinfo"
+    other.write_text("processor\t: 0\nmodel name\t: Another CPU\n")
+    study = RayStudy(nodes, tmp_path / "project", ranks=1, trials=3)
+    with nodes.far.showing(Path("/proc/cpuinfo"), other):
+        study.start()
+        study.wait_done()
+    assert "Another CPU on 1; this study runs on " in study.said
+    assert f"Left out: node far ({nodes.far.address}): it has Another CPU, and this" in study.said
+    assert hosts(study) <= {"near", "head"}
     study.check_nothing_is_left()

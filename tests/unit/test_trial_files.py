@@ -63,3 +63,35 @@ def test_whoever_counts_in_an_older_file_is_not_taken_for_progress(files: TrialF
     assert newer[0] == 0
     Progress(files.progress(0)).counter(0)()
     assert newer[0] == 1
+
+
+class TestTaken:
+    """By a machine that does not share the folder."""
+
+    def test_logs_and_traces_are_given_and_gone(self, tmp_path: Path) -> None:
+        files = TrialFiles(tmp_path / "trial")
+        files.folder.mkdir()
+        files.log(1).write_bytes(b"printed\xff\n")
+        files.trace(1).write_bytes(b"\x1f\x8b")
+        files.progress(0).write_bytes(b"counters")
+        assert files.taken("token") == {
+            "rank-1.log": b"printed\xff\n",
+            "trace-1.json.gz": b"\x1f\x8b",
+        }
+        assert not files.folder.exists()
+        assert files.taken("token") == {}
+
+    def test_the_same_folder_stays(self, tmp_path: Path) -> None:
+        files = TrialFiles(tmp_path)
+        files.log(1).write_text("printed\n")
+        (tmp_path / "token").touch()
+        assert files.taken("token") == {}
+        assert files.log(1).read_text() == "printed\n"
+
+    def test_a_long_log_is_its_end(self, tmp_path: Path) -> None:
+        files = TrialFiles(tmp_path / "trial")
+        files.folder.mkdir()
+        files.log(0).write_bytes(b"x" * 2**21 + b"end")
+        [content] = files.taken("token").values()
+        assert len(content) == 2**20
+        assert content.endswith(b"xend")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.trial import processes
-from autotune.trial.files import make_private
+from autotune.trial.files import TrialFiles, make_private
 from autotune.trial.processes import MARKER, kill_marked
 
 _GOODBYE_SECONDS = 10.0
@@ -108,6 +108,10 @@ class AgentProcess:
             kill_marked(self.id)
             return b""
         return line
+
+    def taken(self, folder: str, token: str) -> dict[str, bytes]:
+        """What a trial has left on this node, see TrialFiles; for those who are on another."""
+        return TrialFiles(Path(folder)).taken(token)
 
     def close(self, patience: float = _GOODBYE_SECONDS) -> str:
         """End the agent and everything it started.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import autotune
+from autotune.trial.node import kind
 
 _GIB = 1 << 30
 
@@ -22,7 +23,7 @@ def describe() -> dict[str, Any]:
     """
     return {
         "host": socket.gethostname(),
-        "cpu": _cpu_model(),
+        "cpu": kind.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _memory_bytes(),
         "kernel": platform.release(),
@@ -45,13 +46,6 @@ def cuda_devices() -> tuple[str, ...]:
 def _memory_bytes() -> int:
     """In whole GiB: what the kernel keeps for itself differs by pages from boot to boot."""
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB) * _GIB
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -1,0 +1,108 @@
+"""Which nodes of a cluster may make slots: those of one kind, with the same software. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import NotHere
+
+Look = Mapping[str, Any]
+"""What a node says of itself, see launchers.look; empty as long as it does not answer."""
+
+
+@dataclass(frozen=True)
+class Same:
+    """What all nodes of a study have in common.
+
+    Attributes:
+        autotune: version; that of this side.
+        python: version.
+        torch: version.
+        kind: name of their devices, or of their processors; empty: it is not known.
+        on_gpu: which of both.
+    """
+
+    autotune: str
+    python: str = ""
+    torch: str = ""
+    kind: str = ""
+    on_gpu: bool = False
+
+    def other_software(self, look: Look) -> str:
+        """Why a node cannot take part, in words, with what to do; empty: it can, as far as is known."""
+        if not look:
+            return ""
+        if not look["autotune"]:
+            return (
+                f"autotune is not installed there, or not for the Python of its Ray; install autotune "
+                f"{self.autotune} there"
+            )
+        for name, wanted, others in (
+            ("autotune", self.autotune, "here"),
+            ("Python", self.python, "on others"),
+            ("torch", self.torch, "on others"),
+        ):
+            there = str(look[name.lower()])
+            if wanted and there != wanted:
+                return (
+                    f"{name} {there or '(none)'} is installed there and {wanted} {others}; install "
+                    f"{name} {wanted} there, and restart Ray on it"
+                )
+        return ""
+
+    def misfit(self, look: Look) -> str:
+        """The same, of its devices as well."""
+        there = kind_of(look, on_gpu=self.on_gpu)
+        if (other := self.other_software(look)) or not there or there == (self.kind or there):
+            return other
+        return f"it has {there}, and this study runs on {self.kind}; resources.device says on which"
+
+
+def kind_of(look: Look, *, on_gpu: bool) -> str:
+    """Of a node: what its devices are called, or its processor; empty: that is not known."""
+    if on_gpu:
+        return " + ".join(sorted(set(look.get("devices", ()))))
+    return str(look.get("cpu", ""))
+
+
+def of_agent(environment: Mapping[str, Any]) -> Look:
+    """What the agent of a node says of it, which knows better."""
+    return {**environment, "devices": [device["name"] for device in environment["devices"]]}
+
+
+def check(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: bool) -> None:
+    """Whether this machine is of that kind, if any is asked for.
+
+    Raises:
+        NotHere: it is not.
+    """
+    there = kind_of(of_agent(environment), on_gpu=on_gpu)
+    if wanted and there != wanted:
+        raise NotHere(f"resources.device: {wanted} is asked for, and here is {there}")
+
+
+def commonest(autotune: str, looks: Iterable[Look]) -> Same:
+    """The software that most nodes have of those with this version of autotune."""
+    fit = [look for look in looks if look and look["autotune"] == autotune]
+    return Same(
+        autotune,
+        python=_most_common(look["python"] for look in fit),
+        torch=_most_common(look["torch"] for look in fit),
+    )
+
+
+def most_ranks(kinds: Sequence[str], ranks: Callable[[str], int]) -> str:
+    """The kind on which most ranks run at a time; of equals, that of more nodes."""
+    counted = Counter(kind for kind in kinds if kind)
+    return max(sorted(counted), key=lambda kind: (ranks(kind), counted[kind]), default="")
+
+
+def listed(kinds: Sequence[str]) -> str:
+    """'A on 2 nodes, B on 1'."""
+    counted = Counter(kind or "unknown devices" for kind in kinds).most_common()
+    return ", ".join(f"{kind} on {n}{' nodes' * (not i)}" for i, (kind, n) in enumerate(counted))
+
+
+def _most_common(values: Iterable[str]) -> str:
+    return max(Counter(values).most_common(), key=lambda pair: pair[1], default=("", 0))[0]

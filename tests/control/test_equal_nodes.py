@@ -1,0 +1,109 @@
+"""A study on several nodes of a cluster: of one kind, and yet not of one speed."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+from autotune.service.daemon import Daemon, cluster_of
+from autotune.spec import StudySpec
+from launchers.replay import ENVIRONMENT, Answer, Behaviour, Launch, ReplayLauncher, ReplaySlot
+from storage import Repository, StoredAttempt
+from tests.control.replayed import PLAIN, Machine, Replayed, rate
+
+SHORT: dict[str, Any] = {
+    "budget": {"trials": 6, "least_gain": 0},
+    "measurement": {"finalists": 2, "rounds": 4, "baseline_runs": 1},
+}
+FAR = {**ENVIRONMENT, "host": "far"}
+OTHER = "Left out: node odd (10.0.0.9): it has A100, and this study runs on H100"
+SLOWER = 0.8
+
+
+class TwoNodes(ReplayLauncher):
+    """A slot on each; the same hardware, but what runs on the second is slower."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        super().__init__(behaviour)
+        fast, self._news = self.slots[0], [OTHER]
+
+        def answer(*given: Any) -> Any:
+            usual, draw = fast._answer(*given)
+            return dataclasses.replace(usual, rate=SLOWER * usual.rate), draw
+
+        self.slots.append(ReplaySlot("replay-far", FAR, answer, fast._pace))
+
+    def news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
+
+
+class Cluster(Machine):
+    """Opens that, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[StudySpec] = []
+
+    def open(self, *given: Any) -> ReplayLauncher:
+        self.asked.append(given[0])
+        self.opened.append(TwoNodes(self.behaviour))
+        return self.opened[-1]
+
+
+def where(played: Replayed, attempt: StoredAttempt) -> str:
+    found = played.repository.environments.of_attempt(attempt.id)
+    assert found is not None
+    return str(found["host"])
+
+
+def test_what_is_compared_in_the_end_ran_on_one_node(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.machine = Cluster()
+    played.serve()
+    played.assert_complete(trials=6)
+    searched = {where(played, one) for one in played.recorded("search")}
+    assert searched == {"replay", "far"}
+    confirmed = played.recorded("confirm")
+    assert len({where(played, one) for one in confirmed}) == 1
+    verdict = played.verdict
+    baseline = next(one for one in verdict["finalists"] if one["baseline"])
+    own = rate(verdict["knobs"]) / rate(baseline["knobs"])
+    assert verdict["speedup"]["value"] == pytest.approx(own, rel=1e-3), (
+        "nothing of it is the node's"
+    )
+
+
+def test_nodes_that_are_left_out_are_named_once(played: Replayed) -> None:
+    played.submit(**SHORT)
+    played.machine = Cluster()
+    played.serve()
+    assert played.said().count(OTHER) == 1
+
+
+@pytest.mark.parametrize("asked", [None, "an old one"])
+def test_a_study_goes_on_with_the_kind_that_it_has_begun_on(
+    played: Replayed, asked: str | None
+) -> None:
+    played.submit(launcher="ray", ray_address="head:1", resources={"device": asked}, **SHORT)
+    machine = played.machine = Cluster()
+    cluster = cluster_of(StudySpec.model_validate(played.study().spec))
+
+    def daemon() -> Daemon:
+        return Daemon(Repository(played.repository.database), cluster, machine.open)
+
+    first, launches = daemon(), itertools.count()
+
+    def leaving(launch: Launch) -> Answer:
+        if next(launches) == 3:
+            first.shut_down()
+        return PLAIN(launch)
+
+    machine.behaviour = leaving
+    first.serve(idle_seconds=0.0)
+    assert played.study().state == "QUEUED"
+    daemon().serve(idle_seconds=0.0)
+    played.assert_complete(trials=6)
+    kinds = [spec.resources.device for spec in machine.asked]
+    assert kinds == [asked, asked or ENVIRONMENT["cpu"]]

@@ -50,6 +50,8 @@ ENVIRONMENT: Mapping[str, Any] = {
 }
 """Fingerprint of a node that does not exist; see autotune.trial.node.environment."""
 
+_HOT_AFTER = 60.0
+"""Seconds after which a device is as good as hot by two thirds."""
 _FALLING = 0.98
 """The loss of a step over that of the step before."""
 _STEP_PARTS = {"compute": 0.7, "communication": 0.15, "optimizer": 0.1, "loader": 0.05}
@@ -95,6 +97,7 @@ class Answer:
         after: blocks that it reports before it fails.
         lost_agent: the agent dies with it.
         not_its_own: what has happened to its node, in words.
+        slows: share of its rate that it loses over minutes, as devices grow hot.
         tells_longest: its workload says which samples are the longest.
     """
 
@@ -113,6 +116,7 @@ class Answer:
     lost_agent: bool = False
     not_its_own: str = ""
     tells_longest: bool = False
+    slows: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -412,9 +416,11 @@ def _blocks(request: TrialRequest, answer: Answer, draw: random.Random) -> Itera
     knobs, workers = request.knobs, request.world_size * request.replicas
     samples_per_step = knobs["micro_batch"] * knobs["accumulation_steps"] * workers
     step = samples_per_step / answer.rate
-    loss = answer.loss
+    loss, at = answer.loss, 0.0
     for index, steps in enumerate(_steps(request, step)):
         seconds = steps * step * math.exp(draw.gauss(0.0, answer.block_sigma))
+        seconds /= 1 - answer.slows * -math.expm1(-at / _HOT_AFTER)
+        at += seconds
         yield BlockReport(
             trial=request.trial,
             index=index,

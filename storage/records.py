@@ -116,6 +116,8 @@ class Purpose(StrEnum):
     NUMERICS = "numerics"
     """A loss trajectory of a finalist, to be held against a reference."""
     CONFIRM = "confirm"
+    LONG = "long"
+    """The chosen one, or the baseline, for minutes: does its speed stay?"""
     ATTRIBUTE = "attribute"
     """The winner, whole or with one knob back at the baseline: what does each knob bring?"""
     PROFILE = "profile"

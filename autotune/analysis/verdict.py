@@ -73,6 +73,26 @@ class Numerics:
 
 
 @dataclass(frozen=True)
+class LongRun:
+    """What a pair of long runs has shown.
+
+    Attributes:
+        seconds: of each.
+        ratio: of the recommended configuration over the baseline in it.
+        shift: of that over the ratio of the short runs.
+    """
+
+    seconds: float
+    ratio: Ratio
+    shift: Ratio
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the short runs told something else."""
+        return not self.shift.low <= 1 <= self.shift.high
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The outcome of a study.
 
@@ -93,6 +113,7 @@ class Verdict:
         price: what the recommendation cost and brings; None where it changes nothing.
         measured_on: the machine, in words; empty where nothing was measured, or it is not known.
         memory: what the recommendation takes; None where it changes nothing.
+        long_run: what a pair of long runs says of the speed-up; None where there was no room for it.
     """
 
     kind: Kind
@@ -112,6 +133,7 @@ class Verdict:
     price: Price | None = None
     measured_on: str = ""
     memory: Memory | None = None
+    long_run: LongRun | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
@@ -129,6 +151,7 @@ class Verdict:
         parts["refused"] = tuple(Refusal(**refused) for refused in body.get("refused", ()))
         parts["price"] = Price(**body["price"]) if body.get("price") else None
         parts["memory"] = Memory(**body["memory"]) if body.get("memory") else None
+        parts["long_run"] = _known_long_run(body.get("long_run"))
         numerics = body.get("numerics")
         parts["numerics"] = Numerics(**numerics) if numerics else None
         return cls(**parts)
@@ -139,6 +162,12 @@ def _ratio(body: Mapping[str, float | None] | None) -> Ratio | None:
         return None
     known = {name: math.inf if value is None else value for name, value in body.items()}
     return Ratio(**known)
+
+
+def _known_long_run(body: Mapping[str, Any] | None) -> LongRun | None:
+    if not body:
+        return None
+    return LongRun(body["seconds"], Ratio(**body["ratio"]), Ratio(**body["shift"]))
 
 
 def _known_finalist(body: Mapping[str, Any]) -> Finalist:

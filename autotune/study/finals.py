@@ -18,6 +18,7 @@ from autotune.errors import LauncherError
 from autotune.runs.judging import FitRun, ProfileRun, TrajectoryRun
 from autotune.study.bench import Bench
 from autotune.study.job import BASELINE, Job
+from autotune.study.long_pair import LongPair
 from autotune.study.schedule import Course, Schedule
 from autotune.study.taking_turns import TakingTurns
 from storage import Purpose
@@ -67,6 +68,7 @@ class Finals:
                 continue  # as does whoever outgrows the memory
             if confirmation.decided() or not self._complete_round(confirmation):
                 self._look_closer(confirmation)
+                LongPair(self._job, self._bench, self._schedule).run(confirmation)
                 return confirmation
 
     def _note_void(self, void: set[int]) -> None:

@@ -59,7 +59,7 @@ class Schedule:
         """Seconds; infinite without a limit, below zero beyond it."""
         if self._wall_time is None:
             return math.inf
-        return self._wall_time - self._elapsed
+        return self._wall_time - self.elapsed
 
     def may_end(self, seconds: float) -> bool:
         """Whether what has begun may take so long."""
@@ -102,7 +102,7 @@ class Schedule:
         free = self._free(attempts, costs) if self.rivals(attempts) else self.left
         if free >= costs.shortest(self._baseline):
             return ""
-        spent = f"{self._elapsed:.0f} s of the wall time are spent"
+        spent = f"{self.elapsed:.0f} s of the wall time are spent"
         if self._proof(attempts, costs) is None:
             return f"{spent}, and the rest is too short for another trial"
         return f"{spent}; the other {self.left:.0f} s are for what proves the result"
@@ -159,7 +159,8 @@ class Schedule:
         return sum(map(costs.trajectory, checks)) + in_turn
 
     @property
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
+        """Seconds that the study has taken."""
         return self._clock() - self._started
 
     @property

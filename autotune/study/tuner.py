@@ -14,6 +14,7 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contenders import error_of
 from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.long_run import with_long_run
 from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
     Verdict,
@@ -120,6 +121,7 @@ class Tuner:
             confirmation = finals.run()
         verdict = self._conclusion(confirmation, finals.checks())
         attempts = self._job.attempts()
+        verdict = with_long_run(verdict, attempts)
         verdict = with_memory(verdict, self._job.repository, attempts, self._spec)
         where = measured_on(self._job.repository, attempts)
         return dataclasses.replace(verdict, measured_on=where)

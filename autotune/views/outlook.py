@@ -23,6 +23,7 @@ _PHASES = {
     Purpose.NUMERICS: "checking numerics",
     Purpose.CONFIRM: "confirming",
     Purpose.LONGEST: "looking whether the longest samples fit",
+    Purpose.LONG: "running for minutes what was chosen, and the baseline",
     Purpose.ATTRIBUTE: "measuring what each knob brings",
 }
 
@@ -91,7 +92,7 @@ def _next(
     latest = running[-1] if running else every.last
     purpose = latest.purpose if latest else None
     told = every.of(Purpose.CONFIRM)
-    if purpose == Purpose.ATTRIBUTE or (purpose == Purpose.PROFILE and told):
+    if purpose in (Purpose.ATTRIBUTE, Purpose.LONG) or (purpose == Purpose.PROFILE and told):
         return "the verdict"
     trial = _usual(every, Purpose.SEARCH, Purpose.CALIBRATE)
     if not trial:

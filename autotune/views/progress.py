@@ -159,6 +159,8 @@ class ProgressLines:
             return f"round {attempt.round}, {trial} {less}"
         if attempt.purpose == Purpose.PROFILE:
             return f"{trial}, profile"
+        if attempt.purpose == Purpose.LONG:
+            return f"{trial}, for minutes"
         if attempt.purpose == Purpose.LONGEST:
             return f"{trial}, the longest samples"
         if attempt.purpose == Purpose.FIT:

@@ -8,6 +8,7 @@ from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.effort import Effort
+from autotune.analysis.long_run import with_long_run
 from autotune.analysis.memory import barred
 from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
@@ -97,6 +98,7 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     if study.state != StudyState.DONE:
         return supported(repository, study, attempts)
     verdict = _concluded(repository, name, spec, attempts)
+    verdict = with_long_run(verdict, attempts)
     verdict = with_memory(verdict, repository, attempts, spec)
     return dataclasses.replace(verdict, measured_on=measured_on(repository, attempts))
 

@@ -246,3 +246,34 @@ def test_a_change_that_brings_nothing_goes_back_before_the_rounds_that_tell_by_h
     assert "What each knob brings" in shown
     assert "| log_interval |" not in shown
     played.assert_complete(trials=4)
+
+
+def either_of_two(knobs: dict[str, object]) -> float:
+    """Two changes, each of which brings a fifth, and both a thousandth more."""
+    changed = [knobs["log_interval"] == 50, knobs["bucket_cap_mb"] == 100]
+    return 100.0 * (1.2 if any(changed) else 1.0) * (1.001 if all(changed) else 1.0)
+
+
+def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played: Replayed) -> None:
+    """Taken away alone neither is missed, together they are."""
+    verdict = played.on(running_at(either_of_two)).run(
+        search_space={"log_interval": [10, 50], "bucket_cap_mb": [25, 100]},
+        baseline={"log_interval": 10, "bucket_cap_mb": 25},
+        budget={"trials": 4},
+        measurement={"attribution": 2, "finalists": 1},
+    )
+    searched = next(a for a in played.recorded("search") if a.trial == verdict["trial"])
+    assert (searched.knobs["log_interval"], searched.knobs["bucket_cap_mb"]) == (50, 100)
+    kept = (verdict["knobs"]["log_interval"], verdict["knobs"]["bucket_cap_mb"])
+    assert kept in [(50, 25), (10, 100)]
+    gone = "bucket_cap_mb=25" if kept == (50, 25) else "log_interval=10"
+    assert f"What brought nothing is back as you have it: {gone}." in verdict["sentence"]
+    assert verdict["speedup"]["value"] == pytest.approx(1.2, abs=0.002)
+    own = [a for a in played.recorded("confirm") if a.trial == verdict["trial"]]
+    alone = [
+        (a.knobs["log_interval"], a.knobs["bucket_cap_mb"]) for a in own[verdict["chosen_in"] :]
+    ]
+    assert set(alone) == {kept}
+    shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
+    assert f"| {'log_interval' if kept == (50, 25) else 'bucket_cap_mb'} |" in shown
+    played.assert_complete(trials=4)

@@ -1,0 +1,66 @@
+"""The last stage of the finals: what was chosen and the baseline once each for minutes, one after the
+other, as clocks and temperatures settle in a long run and not in a short one."""
+
+import dataclasses
+import random
+
+from autotune.analysis.confirmation import Confirmation
+from autotune.runs.judging import TimedRun
+from autotune.study.bench import Bench
+from autotune.study.job import Allowance, Job
+from autotune.study.schedule import Schedule
+from storage import Purpose
+
+_LONGEST = 600.0
+"""Seconds of a run: devices have settled by then."""
+_SHORTEST = 120.0
+"""Seconds: less tells nothing that the rounds have not."""
+_SHARE_OF_STUDY = 0.25
+"""Of what the study has taken so far: a run of the pair is no longer, whatever the budget."""
+_SHARE_OF_REST = 0.4
+"""Of the time that is left, for each of the two."""
+_ALL_BLOCKS = 1_000_000
+"""No interval ends such a run."""
+
+
+class LongPair:
+    """Goes on from wherever the records stand, if there is room for it."""
+
+    def __init__(self, job: Job, bench: Bench, schedule: Schedule) -> None:
+        """Take in whom to ask; the bench is idle."""
+        self._job = job
+        self._bench = bench
+        self._schedule = schedule
+
+    def run(self, confirmation: Confirmation) -> None:
+        """Measure both, where the baseline is beaten."""
+        baseline, chosen = confirmation.baseline, confirmation.choice()
+        if baseline is None or chosen == baseline or not confirmation.rounds:
+            return
+        order = [chosen, baseline]
+        random.Random(f"{self._job.plan.spec.seed}/long").shuffle(order)
+        missing = [trial for trial in order if not self._measured(confirmation, trial)]
+        seconds = self._seconds()
+        if not missing or seconds < _SHORTEST:
+            return
+        for trial in missing:
+            self._measure(confirmation, trial, seconds)
+
+    def _seconds(self) -> float:
+        """Of each run."""
+        rest = _SHARE_OF_REST * self._schedule.left - self._job.costs().startup
+        return min(_LONGEST, _SHARE_OF_STUDY * self._schedule.elapsed, rest)
+
+    def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
+        noise = self._bench.noise.sigma_run
+        limits = self._job.plan.confirm_limits(sigma_run=noise)
+        limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
+        knobs = confirmation.candidates[trial].knobs
+        most = seconds + self._job.costs().shortest(knobs) + limits.warmup
+        allowed = Allowance(most, most) if self._schedule.limited else None
+        while not self._measured(confirmation, trial):
+            self._bench.run(trial, knobs, Purpose.LONG, judge=TimedRun(limits), allowed=allowed)
+
+    def _measured(self, confirmation: Confirmation, trial: int) -> bool:
+        own = self._job.attempts().of(Purpose.LONG).of_trial(trial)
+        return bool(own.with_knobs(confirmation.candidates[trial].knobs).recorded())

@@ -1,0 +1,74 @@
+"""What was chosen and the baseline run once for minutes, where a study has room: devices grow hot."""
+
+import json
+
+from autotune.trial.protocol import Outcome
+from autotune.views.recompute import recomputed_verdict
+from launchers.behaviours import noisy, where
+from launchers.replay import Behaviour, Launch
+from tests.control.replayed import PLAIN, Replayed
+
+SPACE = {"micro_batch": [1, 2, 4]}
+CALM = noisy(PLAIN, run=0.003, block=0.005)
+
+
+def studied(played: Replayed, behaviour: Behaviour, wall_time: str = "2h") -> dict:
+    """Of a study that has taken ten minutes by then, most of which its launches take to start."""
+    slow = where(behaviour, lambda _: True, startup=60.0)
+    return played.on(slow).run(
+        search_space=SPACE,
+        budget={"trials": 3, "wall_time": wall_time},
+        measurement={"longest": 20.0, "baseline_runs": 3},
+    )
+
+
+def hot(share: float) -> Behaviour:
+    return where(CALM, lambda launch: launch.knobs["micro_batch"] == 4, slows=share)
+
+
+def test_a_speed_up_that_stays_is_told_with_its_shift(played: Replayed) -> None:
+    verdict = studied(played, CALM)
+    runs = played.recorded("long")
+    assert {run.knobs["micro_batch"] for run in runs} == {2, 4}
+    assert all(120 <= run.result.wall_seconds <= 720 for run in runs)
+    assert "minutes: 1.5" in verdict["sentence"].split(" Over ")[1]
+    assert verdict["long_run"]["shift"]["low"] < 1 < verdict["long_run"]["shift"]["high"]
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == verdict
+
+
+def test_one_that_shrinks_over_minutes_is_told_as_the_long_runs_have_it(played: Replayed) -> None:
+    verdict = studied(played, hot(0.25))
+    found = verdict["long_run"]
+    assert found["shift"]["high"] < 1
+    assert verdict["kind"] == "better"
+    assert verdict["speedup"] == found["ratio"]
+    assert verdict["sentence"].startswith("Over ")
+    assert "the longer runs count" in verdict["sentence"]
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == verdict
+
+
+def test_one_that_does_not_stay_is_not_recommended(played: Replayed) -> None:
+    verdict = studied(played, hot(0.6))
+    assert verdict["kind"] == "undecided"
+    assert verdict["knobs"]["micro_batch"] == 2
+    assert verdict["speedup"]["value"] == 1
+    assert verdict["sentence"].startswith("Keep your configuration: micro_batch=4 was faster")
+
+
+def test_one_that_fails_after_minutes_is_told(played: Replayed) -> None:
+    def for_minutes(launch: Launch) -> bool:
+        return "-long" in launch.request.trial and launch.knobs["micro_batch"] == 4
+
+    leaking = where(CALM, for_minutes, outcome=Outcome.OOM, cause="rank 0: no memory", after=50)
+    verdict = studied(played, leaking)
+    assert "a run for minutes ended in OOM: rank 0: no memory." in verdict["sentence"]
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == verdict
+
+
+def test_a_study_without_room_for_it_has_none(played: Replayed) -> None:
+    verdict = studied(played, CALM, wall_time="15m")
+    assert played.attempts("long") == []
+    assert verdict["long_run"] is None

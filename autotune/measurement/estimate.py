@@ -51,7 +51,7 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
     """The rate over all blocks, slow ones included: a long run pays for them too.
 
     Blocks in a row resemble each other, so they count for fewer (`correlation`). From ten of them on
-    the interval holds the truth in 93 to 97 % of all cases where neighbours correlate by up to 0.3, in
+    the interval holds the truth in 92.6 to 97 % of all cases where neighbours correlate by up to 0.3, in
     88 to 93 % where they do by 0.6; with five, in 85 %.
 
     Args:

@@ -22,8 +22,8 @@ def running_at(rate: Callable[[Knobs], float]) -> Behaviour:
 def recorded(table: Table, *, timed: float) -> Behaviour:
     """What the row of a table says, without noise.
 
-    What a table does not record is made up: a loss that falls alike for all, a step of the usual
-    parts, no peak memory. A configuration that it does not hold is an ERROR, unless its speed does not
+    What a table does not record is made up: a loss that falls alike for all, no peak memory; what a step
+    is made of is not known. A configuration that it does not hold is an ERROR, unless its speed does not
     matter: such as the reference of a loss trajectory.
 
     Args:
@@ -37,12 +37,14 @@ def recorded(table: Table, *, timed: float) -> Behaviour:
         if row is None:
             untimed = launch.request.trajectory or launch.request.profile
             problem = None if untimed else Outcome.ERROR
-            return Answer(rate=table.best, outcome=problem, cause=table.lacks(launch.knobs))
+            return Answer(
+                rate=table.best, outcome=problem, cause=table.lacks(launch.knobs), parts={}
+            )
         if row[STATE] != "COMPLETE":
             cause = f"recorded as {row[STATE]}"
             return Answer(startup=row[SECONDS], outcome=Outcome(row[STATE]), cause=cause)
         startup = max(0.0, row[SECONDS] - timed)
-        return Answer(rate=row[THROUGHPUT], startup=startup, tokens_per_sample=1)
+        return Answer(rate=row[THROUGHPUT], startup=startup, tokens_per_sample=1, parts={})
 
     return behaviour
 

@@ -92,6 +92,7 @@ class Answer:
         gradient_norm: of every step.
         replica_spread: see autotune.trial.protocol.Observed.
         parts: shares of a step by part, see autotune.trial.rank.trace.PARTS; the same for all ranks.
+            Empty: not known.
         outcome: how it fails; None: it does not.
         cause: why, in words.
         after: blocks that it reports before it fails.
@@ -459,7 +460,8 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
         observed["replica_spread"] = answer.replica_spread
     elif request.profile:
         ranks = request.world_size
-        observed["parts"] = {name: [answer.parts.get(name, 0.0)] * ranks for name in PARTS}
+        if answer.parts:
+            observed["parts"] = {name: [answer.parts.get(name, 0.0)] * ranks for name in PARTS}
         observed["peaks"] = [answer.peak_bytes] * ranks
     else:
         observed["step_p50"] = observed["step_p95"] = observed["step_max"] = step

@@ -27,6 +27,7 @@ from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
 from autotune.search.observations import Observations, measured
 from autotune.search.step_model import StepModel
+from autotune.search.step_parts import Profile
 from search_spaces import CATALOGUE
 
 Allowed = Callable[[list[FrozenTrial]], Callable[[Params], bool]]
@@ -125,7 +126,12 @@ class PerformanceModelSampler(BaseSampler):
         self._memory_bytes = memory_bytes
         self._follows = follows
         self._seconds: Seconds | None = None
+        self._profile: Profile | None = None
         self._libraries = ThreadpoolController()
+
+    def see(self, profile: Profile | None) -> None:
+        """Know from now on what the step of a configuration is made of."""
+        self._profile = profile
 
     def price(self, seconds: Seconds | None) -> None:
         """Suggest by gain per second from now on (Snoek, Larochelle & Adams 2012, section 3.2): a little
@@ -166,7 +172,8 @@ class PerformanceModelSampler(BaseSampler):
             risky = (fits < 1 - _RISK) | (works < 1 - _DOUBT)
             promise = -_apart_from_experts(grid, candidates) - 10.0 * risky
         else:
-            promise = StepModel(grid, seen).acquisition(candidates) * fits**_CAUTION * works
+            model = StepModel(grid, seen, self._profile)
+            promise = model.acquisition(candidates) * fits**_CAUTION * works
         new = self._new(promise, candidates, grid, trials)
         if self._seconds and len(seen.times) >= _FEW:
             chosen = _best_per_second(new, promise, candidates, grid, self._seconds)
@@ -219,7 +226,7 @@ class PerformanceModelSampler(BaseSampler):
         if len(seen.times) < _FEW:
             return None
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
-        model = StepModel(grid, seen)
+        model = StepModel(grid, seen, self._profile)
         fits, works = self._chances(grid, telling, candidates)
         promise = model.gain(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)

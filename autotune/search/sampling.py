@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.space import Configuration, Space, key
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
+from autotune.search.step_parts import Profile
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.constraints import SHARDED
 
@@ -50,6 +51,17 @@ class FeasibleSampler(BaseSampler):
     def has_model(self) -> bool:
         """Whether it can say what another trial is expected to bring."""
         return isinstance(self._inner, PerformanceModelSampler)
+
+    def see(self, knobs: Mapping[str, KnobValue], shares: Mapping[str, float]) -> None:
+        """Let the inner sampler know, if it can make use of it, what the step of a configuration is made
+        of.
+
+        Args:
+            shares: of its time by part, as search_spaces.knob.PARTS.
+        """
+        if isinstance(self._inner, PerformanceModelSampler):
+            params = {name: knobs[name] for name in self._space.distributions()}
+            self._inner.see(Profile(params, shares))
 
     def price(self, seconds: Callable[[dict[str, KnobValue]], float]) -> None:
         """Have the inner sampler, if it can, suggest by gain per second.

@@ -23,7 +23,7 @@ from scipy import linalg, special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.observations import UNKNOWN_NOISE, Observations
-from autotune.search.step_parts import Parts
+from autotune.search.step_parts import Parts, Profile
 
 FINALISTS = 3
 """Of what was measured: how many are measured again in the end, before one is chosen."""
@@ -69,9 +69,11 @@ class StepModel:
         incumbent: the least expected time of what was measured.
     """
 
-    def __init__(self, grid: Grid, seen: Observations) -> None:
+    def __init__(self, grid: Grid, seen: Observations, profile: Profile | None = None) -> None:
         self._grid = grid
         self._parts = Parts(grid)
+        if profile and (time := _time_of(profile, grid, seen)):
+            self._parts.measure(profile, time)
         self._sizes = _Sizes(
             np.where(self._parts.unknown, _UNKNOWN, _KNOWN) ** 2, _RESIDUAL**2, 1.0
         )
@@ -280,6 +282,14 @@ class StepModel:
             apart = apart + weight * self._grid.distance(rows, others, [name])
         alike: Matrix = np.exp(-apart)
         return alike
+
+
+def _time_of(profile: Profile, grid: Grid, seen: Observations) -> float | None:
+    """Per sample, of the configuration that was profiled; None if it was not measured."""
+    if not grid.covers(profile.params):
+        return None
+    own = seen.times[(seen.rows == grid.encode(profile.params)).all(axis=1)]
+    return float(np.exp(np.log(own).mean())) if len(own) else None
 
 
 def _pairs(random: np.random.Generator, count: int) -> NDArray[np.float64]:

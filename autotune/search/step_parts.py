@@ -8,9 +8,10 @@ The time per sample is a sum of parts, each with a shape that is known and a siz
 with micro-batch m, accumulation a and logging interval l; copies of batches count as loading them.
 Checkpointing every k-th block computes 1 / 3k of its step once more. Sizes are above 0, so their
 logarithms are what is learnt: of each the base, and the effects of the knobs that act on it
-(search_spaces.Knob.parts). Whatever a knob is said to act on, it has some effect on the whole as well
-(`common`): processes that load batches take cores from what computes. A knob of which nothing is known
-acts on every part, and foremost on the whole.
+(search_spaces.Knob.parts). Where a step was profiled, what it is made of is an observation of the
+bases. Whatever a knob is said to act on, it has some effect on the whole as well (`common`): processes
+that load batches take cores from what computes. A knob of which nothing is known acts on every part,
+and foremost on the whole.
 """
 
 import math
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg
 
-from autotune.search.grid import Grid, Matrix, Rows, Vector
+from autotune.search.grid import Grid, Matrix, Params, Rows, Vector
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 from search_spaces.knob import PRESSURE
@@ -42,8 +43,32 @@ _BASES: Mapping[str, tuple[float, float]] = {
 """Median of the parts where their shape is 1, the smallest micro-batch without accumulation (pressure:
 the largest), in units of the fastest time per sample; standard deviation of its logarithm. Orders of
 magnitude, and no more is said of them."""
+_MEASURED: Mapping[str, tuple[str, ...]] = {
+    "loader": ("loader", "copies"),
+    "communication": ("communication",),
+    "optimizer": ("optimizer",),
+    "synchronisation": ("synchronisation",),
+}
+"""Of these parts what a profile tells, by its own words. Of forward and backward pass it does not tell
+how much is the same for every micro-batch: compute, launching and pressure take what is left."""
+_PROFILE_ERROR, _PROFILE_LEAST = 0.3, 0.02
+"""How far what a profiler sees of a part is from what it is when nobody looks: of the part, and of the
+step."""
 _ASIDE = 0.5
 """How large the effect of a knob is where it is not expected to be, against where it is."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the step of a configuration was measured to be made of.
+
+    Attributes:
+        params: of the configuration.
+        shares: of its time, by part, in the words of a profile (search_spaces.knob.PARTS).
+    """
+
+    params: Params
+    shares: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -105,6 +130,28 @@ class Parts:
             knob += [number] * count
         self._common = slice(begin, len(mean))
         self.mean, self.scale, self.knob = np.array(mean), np.array(scale), np.array(knob)
+
+    def measure(self, profile: Profile, time: float) -> None:
+        """Have what was measured take the place of orders of magnitude, for as much as it tells. From
+        now on effects are those against the configuration that was profiled, and bases its parts.
+
+        Args:
+            time: per sample, of that configuration.
+        """
+        row = self._grid.encode(profile.params)
+        shapes = self._shapes(row[None, :])
+        for name, root in self._roots.items():
+            self._roots[name] = root - root[row[self._grid.names.index(name)]]
+        for part, names in _MEASURED.items():
+            if part not in self._slices:
+                continue
+            base = self._slices[part].start
+            share = max(_PROFILE_LEAST, sum(profile.shares.get(name, 0.0) for name in names))
+            told = math.log(share * time / float(shapes[part][0]))
+            error = math.hypot(_PROFILE_ERROR, _PROFILE_LEAST / share)
+            weight, before = error**-2, self.scale[base] ** -2
+            self.mean[base] = (weight * told + before * self.mean[base]) / (weight + before)
+            self.scale[base] = (weight + before) ** -0.5
 
     def features(self, rows: Rows) -> Features:
         """What `value` and `slopes` need of rows."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from autotune.analysis.findings import findings
+from autotune.measurement.bottleneck import breakdown
 from autotune.runs.judging import ProfileRun
 from autotune.search.space import Space
 from autotune.study.bench import Bench
@@ -39,7 +40,7 @@ class Opening:
         if seen is None:
             return []
         baseline = self._plan.baseline
-        found = findings(seen, baseline, self._plan.facts) if seen else []
+        found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
         return experts(self._space, baseline, found, seen.get("unusable", ()))
 
     def _look(self, bench: Bench) -> dict[str, Any] | None:
@@ -59,6 +60,15 @@ class Opening:
             return {}  # its steps are too long for a look
         blocks = self._job.repository.attempts.blocks(profile.id)
         return blocks[0].observed if blocks else None
+
+    def parts(self) -> dict[str, float]:
+        """Shares of the baseline's step, as far as it was looked at."""
+        profile = self._profile()
+        if profile is None or profile.result.state != AttemptState.COMPLETE:
+            return {}
+        blocks = self._job.repository.attempts.blocks(profile.id)
+        told = blocks[0].observed.get("parts") if blocks else None
+        return breakdown(told) if told else {}
 
     def _profile(self) -> StoredAttempt | None:
         return self._job.attempts().of(Purpose.PROFILE).recorded().first

@@ -116,6 +116,8 @@ class Tuner:
             opening = Opening(self._job, self._space, self._schedule.for_opening())
             for suggestion in opening.run(bench, self._ledger):
                 self._job.say(f"To be tried first: {suggestion.reason}.")
+            if parts := opening.parts():
+                self._sampler.see(self._plan.baseline, parts)
             self._end_search(self._search(bench))
             finals = Finals(self._job, bench, self._schedule)
             confirmation = finals.run()

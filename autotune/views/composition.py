@@ -30,7 +30,8 @@ def composition(
     """Shares of a step by part, see autotune.measurement.bottleneck; None if it was not profiled."""
     profile = _profile(attempts, trial)
     blocks = repository.attempts.blocks(profile.id) if profile else []
-    return breakdown(blocks[0].observed["parts"]) if blocks else None
+    parts = blocks[0].observed.get("parts") if blocks else None
+    return breakdown(parts) if parts else None
 
 
 def composition_table(

@@ -153,3 +153,19 @@ def test_what_a_trial_costs_is_asked_of_whole_configurations():
         study.tell(study.ask(space.distributions()), rate)
     assert asked
     assert all(knobs.keys() == defaults().keys() for knobs in asked)
+
+
+def test_what_the_baseline_is_made_of_reaches_the_model():
+    values = {"micro_batch": [4, 8, 16], "loader_workers": [0, 2, 4], "bucket_cap_mb": [1, 25, 100]}
+    space = Space(values, {**defaults(), "micro_batch": 8}, CPU)
+    promised = []
+    for shares in (None, {"loader": 0.6, "compute": 0.4}):
+        model = sampler("model", space, seed=0)
+        if shares:
+            model.see({**defaults(), "micro_batch": 8}, shares)
+        study = optuna.create_study(direction="maximize", sampler=model)
+        for workers, rate in ((0, 1.0), (2, 1.0)):
+            study.enqueue_trial({"micro_batch": 8, "loader_workers": workers, "bucket_cap_mb": 25})
+            study.tell(study.ask(space.distributions()), rate)
+        promised.append(model.prediction(study.trials).gain)
+    assert promised[0] != promised[1]

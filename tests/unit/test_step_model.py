@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import statistics
 
 import numpy as np
 import optuna
@@ -11,8 +12,9 @@ from optuna.distributions import CategoricalDistribution
 
 from autotune.search.grid import Grid
 from autotune.search.observations import Observations
+from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.step_model import StepModel
-from autotune.search.step_parts import Parts
+from autotune.search.step_parts import Parts, Profile
 
 SPACE = {
     "micro_batch": [1, 2, 4, 8, 16],
@@ -117,3 +119,108 @@ def test_noise_is_the_standard_error_that_trials_carry():
     several = [told(standard_error=0.01, half_width=0.043), told(half_width=0.0196), told()]
     seen = Observations.of(several, GRID, rate=True)
     np.testing.assert_allclose(seen.noise, [0.01, 0.01, 0.03])
+
+
+# A profile
+
+
+LOADED = {
+    "micro_batch": [4, 8, 16, 32],
+    "precision": ["fp32", "bf16"],
+    "bucket_cap_mb": [1, 5, 25, 100],
+    "gradient_as_bucket_view": [False, True],
+    "optimizer_kernels": ["default", "foreach", "fused"],
+    "loader_workers": [0, 1, 2, 4],
+    "pin_memory": [False, True],
+    "log_interval": [1, 10, 50],
+}
+DISTRIBUTIONS = {name: CategoricalDistribution(values) for name, values in LOADED.items()}
+LOADED_GRID = Grid(DISTRIBUTIONS)
+TODAY = {
+    "micro_batch": 8,
+    "precision": "fp32",
+    "bucket_cap_mb": 25,
+    "gradient_as_bucket_view": False,
+    "optimizer_kernels": "default",
+    "loader_workers": 0,
+    "pin_memory": False,
+    "log_interval": 10,
+}
+SHARES = {"loader": 0.6, "compute": 0.2, "communication": 0.1, "launching": 0.04, "optimizer": 0.06}
+
+
+def test_bases_are_what_was_measured():
+    parts = Parts(LOADED_GRID)
+    before = parts.scale.copy()
+    parts.measure(Profile(TODAY, {"compute": 0.4, "loader": 0.5, "copies": 0.1}), 2.0)
+    # Effects are those against what was profiled, whatever they are.
+    any_effects = parts.mean + (parts.knob >= 0) * np.random.default_rng(0).normal(
+        size=len(parts.mean)
+    )
+    row = parts.features(LOADED_GRID.encode(TODAY)[None, :])
+    value, slopes = parts.slopes(row, any_effects)
+    assert value == pytest.approx(parts.value(row, parts.mean[:, None])[:, 0])
+    np.testing.assert_allclose(slopes[0, parts.knob >= 0], 0.0, atol=1e-12)
+    assert np.exp(parts.mean.max()) == pytest.approx(0.6 * 2.0, rel=0.15)
+    assert (parts.scale != before).sum() == 4  # compute, launching and pressure are not told apart
+    assert (parts.scale <= before).all()
+
+
+def shown(profile):
+    """What the model of a study makes of another loader, which has seen two configurations alike."""
+    rows = np.array([LOADED_GRID.encode({**TODAY, "log_interval": n}) for n in (10, 50)])
+    nothing = np.zeros((0, len(LOADED)), dtype=np.int64)
+    own = Observations(rows, np.ones(2), np.full(2, NOISE), nothing, 1.0)
+    model = StepModel(LOADED_GRID, own, profile)
+    return float(model.promise(LOADED_GRID.encode({**TODAY, "loader_workers": 4})[None, :])[0])
+
+
+def test_a_profile_of_what_was_not_measured_says_nothing():
+    none = shown(None)
+    assert shown(Profile(TODAY, SHARES)) != none
+    assert shown(Profile({**TODAY, "precision": "bf16"}, SHARES)) == none
+    assert shown(Profile({"micro_batch": 8}, SHARES)) == none
+
+
+def trials_until_close(seed, profile):
+    """To within 2 % of the best of a machine whose baseline is of SHARES, 60 % of it the loader's."""
+    draw = random.Random(seed)
+    workers = {
+        0: 1.0,
+        1: draw.uniform(0.6, 1),
+        2: draw.uniform(0.35, 0.8),
+        4: draw.uniform(0.25, 0.8),
+    }
+    bucket = {n: draw.uniform(0.75, 1.25) for n in LOADED["bucket_cap_mb"]} | {25: 1.0}
+    half, view, fused = (draw.uniform(0.6, 1.1) for _ in range(3))
+
+    def time(p):
+        m = p["micro_batch"] / 8
+        sent = SHARES["communication"] * bucket[p["bucket_cap_mb"]]
+        sent *= view if p["gradient_as_bucket_view"] else 1.0
+        update = SHARES["optimizer"] * (fused if p["optimizer_kernels"] == "fused" else 1.0)
+        compute = SHARES["compute"] * (half if p["precision"] == "bf16" else 1.0)
+        loading = SHARES["loader"] * workers[p["loader_workers"]]
+        return loading + compute + (sent + update + SHARES["launching"]) / m
+
+    best = min(time(dict(zip(LOADED, v, strict=True))) for v in itertools.product(*LOADED.values()))
+    sampler = PerformanceModelSampler(seed, DISTRIBUTIONS)
+    sampler.see(profile)
+    study = optuna.create_study(direction="minimize", sampler=sampler)
+    study.enqueue_trial(TODAY)
+    study.enqueue_trial({name: draw.choice(values) for name, values in LOADED.items()})
+    for number in range(1, 31):
+        trial = study.ask(DISTRIBUTIONS)
+        took = time(trial.params)
+        study.tell(trial, took * math.exp(draw.gauss(0, NOISE)))
+        if took <= best / 0.98:
+            return number
+    return 31
+
+
+def test_who_knows_that_the_loader_takes_most_is_done_sooner():
+    needed = [
+        statistics.geometric_mean(trials_until_close(seed, profile) for seed in range(6))
+        for profile in (Profile(TODAY, SHARES), None)
+    ]
+    assert needed[0] < 0.85 * needed[1]

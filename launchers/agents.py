@@ -199,9 +199,10 @@ class Agents:
                     raise self._too_late(ready) from None
                 continue
             if not isinstance(message, Hello):
+                there = " on that node" if self.links[index].where else ""
                 died = (
                     f"the agent of {self.name_of(index)} died while it started; its messages are in "
-                    "agent.log in the study's log folder (`autotune logs`)"
+                    f"agent.log in the study's log folder{there} (`autotune logs`)"
                 )
                 loss = self.not_its_own.get(index, "")
                 raise AgentDied(self.losses.get(index, loss or died), loss)

@@ -45,6 +45,10 @@ _LEAVE_SECONDS = 15.0
 """Ray may wait for ever for a head that is gone."""
 _DOUBT_SECONDS = 3.0
 """Within which a raylet that has died no longer answers."""
+_DAEMON_SECONDS = 30.0
+"""A daemon that asks nothing for so long, and has asked every few seconds before, is paused: another one
+may have its studies by now, and needs what is held for it."""
+_TICK_SECONDS = 1.0
 _MOST_SHOWN = 120
 """Characters of a command line."""
 _READ_AND_SEND_AND_CLOSE = 3
@@ -69,14 +73,18 @@ class _Server:
         self._writing = threading.Lock()
         self._groups: dict[int, PlacementGroup] = {}
         self._actors: dict[int, Any] = {}
+        self._unasked = 0.0
+        """Seconds for which this process has run since it was asked anything."""
 
     def serve(self) -> None:
-        """Until the line ends; then everything is given back."""
+        """Until the line ends, or nothing comes of it any more; then everything is given back."""
         for text in self._line.makefile("rb"):
+            self._unasked = 0.0
             asked = json.loads(text)
             if asked["call"] == "connect":
                 # Here: what Ray starts for itself dies with the thread that has started it.
                 self._answer(asked)
+                threading.Thread(target=self._watch_daemon, daemon=True).start()
             else:
                 threading.Thread(target=self._answer, args=(asked,), daemon=True).start()
         self._leave()
@@ -257,6 +265,14 @@ class _Server:
             time.sleep(_FAREWELL_SECONDS)
             lost = link in self._actors and not _is_well(node)
         self._say({"link": link, "line": "", "node_lost": lost})
+
+    def _watch_daemon(self) -> None:
+        while self._unasked < _DAEMON_SECONDS:
+            time.sleep(_TICK_SECONDS)
+            self._unasked += _TICK_SECONDS  # not by the clock: this process may be paused as well
+        print("the daemon has stood still: all is given back", file=sys.stderr, flush=True)
+        self._leave()
+        os._exit(0)
 
     def _leave(self) -> None:
         last = threading.Timer(_LEAVE_SECONDS, os._exit, (1,))

@@ -137,6 +137,8 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
             text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
             yield Check(f"{kind} launcher", "ok", text)
+            for news in launcher.news():
+                yield Check("nodes", "warn", news)
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
                 trained = functools.partial(_baseline, probe)

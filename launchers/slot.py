@@ -17,6 +17,7 @@ from launchers.base import Slot, TrialWatch, Turns
 from launchers.preloading import Preloading
 from launchers.residents import Residents
 from launchers.running import Run
+from launchers.staying import StayingRun
 
 
 class AgentSlot(Slot):
@@ -33,6 +34,9 @@ class AgentSlot(Slot):
         self._agents: Agents | None = None
         self._preloading = Preloading(len(nodes))
         self._run: Run | Residents | None = None
+        self._stays: StayingRun | None = None
+        self._outdated = False
+        """Agents that have imported more would save time."""
         self._ending = False
         self._lock = threading.Lock()
         self._agents = Agents(nodes, self._preloading)  # nothing is preloaded yet: they are fit
@@ -48,18 +52,51 @@ class AgentSlot(Slot):
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
         try:
-            agents = self._ready()
+            run = self._begun(request, watch)
         except (AgentDied, SlotGone) as error:
             return self._lost_before_it_began(request, error, started)
-        run = Run(request.trial, agents, watch)
-        agents.start(request)
         self._follow(run, request, started)
-        if self._preloading.learn(run.built):
+        self._outdated |= self._preloading.learn(run.built)
+        if isinstance(run, StayingRun) and run.rests:
+            self._stays = run
+        elif self._outdated:
             self.close()
         return run.report(time.monotonic() - started)
 
+    def _begun(self, request: TrialRequest, watch: TrialWatch) -> Run:
+        """A trial in processes that wait for it, or in new ones; raises as `_ready` does."""
+        with self._lock:
+            self._ending = False
+        before = self._stays
+        if before and before.takes(request) and before.lives():
+            self._stays = None
+            return StayingRun(request, before.agents, watch, before)
+        self.dismiss()
+        agents = self._ready()
+        if request.stays:
+            return StayingRun(request, agents, watch)
+        run = Run(request.trial, agents, watch)
+        agents.start(request)
+        return run
+
+    @property
+    def resident(self) -> dict[str, Any] | None:
+        return self._stays.knobs if self._stays else None
+
+    def dismiss(self) -> None:
+        stays, self._stays = self._stays, None
+        if stays is not None:
+            stays.end()
+            stays.wait()
+            if stays.lost_agent or stays.agent_leaves or self._outdated:
+                self.close()
+            self.unusable = stays.stuck or self.unusable
+
     def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
         started = time.monotonic()
+        with self._lock:
+            self._ending = False
+        self.dismiss()
         try:
             agents = self._ready()
         except (AgentDied, SlotGone) as error:
@@ -74,8 +111,6 @@ class AgentSlot(Slot):
         Raises:
             LauncherError: the slot is unusable, or no agents can be started.
         """
-        with self._lock:
-            self._ending = False
         if self.unusable:
             raise LauncherError(f"{self.name} is out of use: {self.unusable}")
         return self._living_agents()
@@ -91,6 +126,8 @@ class AgentSlot(Slot):
         finally:
             with self._lock:
                 self._run = None
+        if isinstance(run, StayingRun):
+            run.wait()  # where it was ended at its very end
         if run.lost_agent or run.agent_leaves:
             self.close()
         self.unusable = run.stuck or self.unusable
@@ -103,6 +140,7 @@ class AgentSlot(Slot):
 
     def close(self) -> None:
         """End the agents; what cannot be ended makes the slot unusable."""
+        self._stays, self._outdated = None, False
         if self._agents:
             self.unusable = self._agents.close() or self.unusable
             self._agents = None

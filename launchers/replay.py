@@ -99,6 +99,7 @@ class Answer:
         after: blocks that it reports before it fails.
         lost_agent: the agent dies with it.
         not_its_own: what has happened to its node, in words.
+        stays: its processes stay where they are asked to.
     """
 
     rate: float = 1.0
@@ -116,6 +117,7 @@ class Answer:
     after: int = 0
     lost_agent: bool = False
     not_its_own: str = ""
+    stays: bool = True
 
 
 @dataclass(frozen=True)
@@ -242,11 +244,9 @@ class ReplaySlot(Slot):
         answer, draw = self._answer(request, self.time, bool(launched))
         enough = _Enough(watch)
         report = self._played(request, enough, answer, draw)
-        report = dataclasses.replace(
-            report, not_its_own=answer.not_its_own, resident_of=launched
-        )
+        report = dataclasses.replace(report, not_its_own=answer.not_its_own, resident_of=launched)
         self.time += report.wall_seconds
-        if request.stays and enough.seen:
+        if request.stays and enough.seen and answer.stays:
             self._stays = _Stays(request, launched or request.trial)
         return report
 

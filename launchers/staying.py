@@ -31,11 +31,11 @@ class StayingRun(Run):
         """Launch the ranks, or give those of an earlier trial, which wait, their new configuration."""
         launched = before.launched if before else request
         super().__init__(launched.trial, agents, watch)
-        self.launched = launched
+        self.launched: TrialRequest = launched
         """By what the ranks were launched."""
         self._request = request
         self._taken_over = before is not None
-        self._given = before._given if before else 0
+        self._given: int = before._given if before else 0
         self._rests = False
         if before:
             agents.send(Configure(launched.trial, request))

@@ -225,8 +225,8 @@ class Turn(Message):
 
 @dataclass(frozen=True)
 class Configure(Message):
-    """Launcher -> agent -> ranks of a trial that stays, while they wait for a turn: what they measure from
-    the next turn on."""
+    """Launcher -> agent -> ranks of a trial that stays, while they wait for a turn: what they measure
+    from the next turn on."""
 
     trial: str
     """Under which they were launched: turns, their end and what is left of them go by that name."""

@@ -30,9 +30,9 @@ from autotune.trial.workload import Workload, optimizers_of
 class Applied:
     """A configuration at work in one training.
 
-    Called once, in this order: `model` or `take_over`, `updates`, `source`, `batches`. Then, for every optimizer
-    step, `step` for its micro-batches, each with its `forward` and `backward`, and what `updates` gave
-    takes the step.
+    Called once, in this order: `model` or `take_over`, `updates`, `source`, `batches`. Then, for every
+    optimizer step, `step` for its micro-batches, each with its `forward` and `backward`, and what
+    `updates` gave takes the step.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Applied:
         return self._model
 
     def take_over(self, before: "Applied") -> nn.Module:
-        """The model as an earlier configuration has wrapped it, from which this one differs in what acts on
-        a step alone (search_spaces.residency). The earlier one must not be used any more."""
+        """The model as an earlier configuration has wrapped it, from which this one differs in what acts
+        on a step alone (search_spaces.residency). The earlier one must not be used any more."""
         before._tf32.undo()
         self._tf32 = precision.float32_matmul(self._knobs)
         self._layers, self._model = before._layers, before._model

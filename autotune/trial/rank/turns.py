@@ -88,8 +88,8 @@ class TakenTurns:
 
 
 class OwnTurns:
-    """The same for ranks that have the devices to themselves: a turn is leave to go on, and nothing that is
-    timed depends on it."""
+    """The same for ranks that have the devices to themselves: a turn is leave to go on, and nothing that
+    is timed depends on it."""
 
     def __init__(self, turns: TakenTurns) -> None:
         self._turns = turns

@@ -108,10 +108,23 @@ class Slot(ABC):
         """What of it is lost or silent at present, in words; empty: it works. From any thread."""
         return ()
 
+    @property
+    @abstractmethod
+    def resident(self) -> dict[str, Any] | None:
+        """The configuration of processes that wait for another one; None: there are none."""
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """End the processes that wait, if any do, and wait until they are gone. While nothing runs."""
+
     @abstractmethod
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         """Run a trial to its end. When it returns no process of the trial is left, or the slot is
         `unusable` from then on.
+
+        Of a trial that `stays` the processes are left, silent, unless it has failed or was ended by
+        `end` or its `seconds`. They take over the next one if that stays as well and differs in nothing
+        but what acts on a step; before anything else runs they are ended.
 
         Called by one thread at a time. A dead agent is replaced before the next trial.
 

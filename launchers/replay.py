@@ -33,6 +33,7 @@ from autotune.trial.protocol import (
 from autotune.trial.rank.trace import PARTS
 from launchers.base import Launcher, Slot, TrialWatch, Turns
 from search_spaces import defaults
+from search_spaces.residency import why_not_live
 
 ENVIRONMENT: Mapping[str, Any] = {
     "host": "replay",
@@ -65,12 +66,14 @@ class Launch:
         number: how many launches of these knobs there were so far, this one included.
         at: virtual seconds at which it begins.
         draw: the chance of this launch.
+        live: it takes over the processes of the trial before.
     """
 
     request: TrialRequest
     number: int
     at: float
     draw: random.Random
+    live: bool = False
 
     @property
     def knobs(self) -> Knobs:
@@ -85,7 +88,8 @@ class Answer:
     Attributes:
         rate: samples per second over all ranks.
         block_sigma: relative standard deviation of the time of blocks.
-        startup: seconds before the first step.
+        startup: seconds before the first step, in new processes.
+        switch: the same in processes that take over.
         tokens_per_sample: 0 where a sample has none.
         peak_bytes: of the rank that takes most; 0: not known.
         loss: of the first step; it falls from there.
@@ -100,11 +104,13 @@ class Answer:
         not_its_own: what has happened to its node, in words.
         slows: share of its rate that it loses over minutes, as devices grow hot.
         tells_longest: its workload says which samples are the longest.
+        stays: its processes stay where they are asked to.
     """
 
     rate: float = 1.0
     block_sigma: float = 0.0
     startup: float = 0.0
+    switch: float = 0.0
     tokens_per_sample: int = 0
     peak_bytes: int = 0
     loss: float = 1.0
@@ -118,6 +124,7 @@ class Answer:
     not_its_own: str = ""
     tells_longest: bool = False
     slows: float = 0.0
+    stays: bool = True
 
 
 @dataclass(frozen=True)
@@ -192,13 +199,16 @@ class ReplayLauncher(Launcher):
     def close(self) -> None:
         """Nothing is held."""
 
-    def _answer(self, request: TrialRequest, at: float) -> tuple[Answer, random.Random]:
+    def _answer(
+        self, request: TrialRequest, at: float, live: bool = False
+    ) -> tuple[Answer, random.Random]:
         knobs = tuple(sorted(request.knobs.items()))
         with self._lock:
             self._launches[knobs] += 1
             number = self._launches[knobs]
         draw = random.Random(f"{self._seed}/{_unusual(request.knobs)}/{request.trial}")
-        return self._behaviour(Launch(request, number, at, draw)), draw
+        answer = self._behaviour(Launch(request, number, at, draw, live))
+        return (dataclasses.replace(answer, startup=answer.switch) if live else answer), draw
 
 
 class ReplaySlot(Slot):
@@ -208,7 +218,7 @@ class ReplaySlot(Slot):
         self,
         name: str,
         environment: Mapping[str, Any],
-        answer: Callable[[TrialRequest, float], tuple[Answer, random.Random]],
+        answer: Callable[[TrialRequest, float, bool], tuple[Answer, random.Random]],
         pace: "_Wandering",
     ) -> None:
         self.name = name
@@ -222,17 +232,33 @@ class ReplaySlot(Slot):
         self._answer = answer
         self._pace = pace
         self._ending = False
+        self._stays: _Stays | None = None
+        self.launches = 0
+        """Of processes."""
+
+    @property
+    def resident(self) -> Knobs | None:
+        return self._stays.request.knobs if self._stays else None
+
+    def dismiss(self) -> None:
+        self._stays = None
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         self._ending = False
-        answer, draw = self._answer(request, self.time)
-        report = self._played(request, watch, answer, draw)
-        report = dataclasses.replace(report, not_its_own=answer.not_its_own)
+        before, self._stays = self._stays, None
+        launched = before.launched if before and before.takes(request) else ""
+        self.launches += not launched
+        answer, draw = self._answer(request, self.time, bool(launched))
+        enough = _Enough(watch)
+        report = self._played(request, enough, answer, draw)
+        report = dataclasses.replace(report, not_its_own=answer.not_its_own, resident_of=launched)
         self.time += report.wall_seconds
+        if request.stays and enough.seen and answer.stays:
+            self._stays = _Stays(request, launched or request.trial)
         return report
 
     def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
-        self._ending = False
+        self._ending, self._stays = False, None
         longest = requests[0].seconds
         until = math.inf if longest is None else self.time + longest
         residents: dict[int, _Resident] = {}
@@ -244,7 +270,7 @@ class ReplaySlot(Slot):
             returns = member in residents
             if not returns:
                 residents[member] = _Resident(
-                    requests[member], *self._answer(requests[member], self.time)
+                    requests[member], *self._answer(requests[member], self.time, False)
                 )
             resident = residents[member]
             left_out = int(returns and member != trains)
@@ -298,6 +324,30 @@ class ReplaySlot(Slot):
                 return _report(request, answer, seen)
         failed = answer.outcome and len(seen) <= answer.after
         return _failed(request, answer, seen) if failed else _report(request, answer, seen)
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """Processes that wait, after this trial."""
+
+    request: TrialRequest
+    launched: str
+    """By which trial."""
+
+    def takes(self, request: TrialRequest) -> bool:
+        return request.stays and not why_not_live(self.request.knobs, request.knobs)
+
+
+class _Enough:
+    """Whether the watch has ended the trial."""
+
+    def __init__(self, watch: TrialWatch) -> None:
+        self._watch = watch
+        self.seen = False
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.seen = self._watch(block)
+        return self.seen
 
 
 class _Wandering:

@@ -65,8 +65,17 @@ class Run:
     def _wait(self, until: float | None = None) -> None:
         # What has been ended is waited for, however long it takes.
         self._ear.follow(
-            lambda: self.nodes, self.hear, lambda: None if self._ending else until, self.end
+            lambda: self.awaited, self.hear, lambda: None if self._ending else until, self.end
         )
+
+    @property
+    def awaited(self) -> set[int]:
+        """Nodes of which something is still to come."""
+        return self.nodes
+
+    def is_of(self, block: BlockReport) -> bool:
+        """Whether the block is this trial's."""
+        return block.trial == self._trial
 
     def hear(self, node: int, message: Message | None, stood: str) -> None:
         """Take in what a node says, which may be of another trial; None: it is lost.
@@ -78,7 +87,7 @@ class Run:
             self.not_its_own = stood
         if message is None:
             self._lose(node)
-        elif isinstance(message, BlockReport) and message.trial == self._trial:
+        elif isinstance(message, BlockReport) and self.is_of(message):
             self._take(message)
         elif isinstance(message, Built) and message.trial == self._trial:
             self.built[node] = message

@@ -18,6 +18,7 @@ from launchers.base import Slot, TrialWatch, Turns
 from launchers.preloading import Preloading
 from launchers.residents import Residents
 from launchers.running import Run
+from launchers.staying import StayingRun
 
 
 class AgentSlot(Slot):
@@ -46,6 +47,9 @@ class AgentSlot(Slot):
         """Of its last agents, as they were closed."""
         self._preloading = Preloading(len(nodes))
         self._run: Run | Residents | None = None
+        self._stays: StayingRun | None = None
+        self._outdated = False
+        """Agents that have imported more would save time."""
         self._ending = False
         self._lock = threading.Lock()
         self._agents = Agents(nodes, self._preloading, heed)  # nothing is preloaded: they are fit
@@ -65,24 +69,59 @@ class AgentSlot(Slot):
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
         try:
-            agents = self._ready()
+            run = self._begun(request, watch)
         except (AgentDied, SlotGone) as error:
             return self._lost_before_it_began(request, error, started)
-        run = Run(request.trial, agents, watch)
-        agents.start(request)
-        self._follow(run, agents, [request], started)
-        if self._preloading.learn(run.built):
+        launched = run.launched if isinstance(run, StayingRun) else request
+        self._follow(run, [launched], _until(request, started))
+        self._outdated |= self._preloading.learn(run.built)
+        if isinstance(run, StayingRun) and run.rests:
+            self._stays = run
+        elif self._outdated:
             self.close()
         return run.report(time.monotonic() - started)
 
+    def _begun(self, request: TrialRequest, watch: TrialWatch) -> Run:
+        """A trial in processes that wait for it, or in new ones; raises as `_ready` does."""
+        with self._lock:
+            self._ending = False
+        before = self._stays
+        if before and before.takes(request) and before.lives():
+            self._stays = None
+            return StayingRun(request, before.agents, watch, before)
+        self.dismiss()
+        agents = self._ready()
+        if request.stays:
+            return StayingRun(request, agents, watch)
+        run = Run(request.trial, agents, watch)
+        agents.start(request)
+        return run
+
+    @property
+    def resident(self) -> dict[str, Any] | None:
+        return self._stays.knobs if self._stays else None
+
+    def dismiss(self) -> None:
+        stays, self._stays = self._stays, None
+        if stays is not None:
+            stays.end()
+            stays.wait()
+            stays.agents.bring([Path(stays.launched.log_dir)])
+            if stays.lost_agent or stays.agent_leaves or self._outdated:
+                self.close()
+            self.unusable = stays.stuck or self.unusable
+
     def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
         started = time.monotonic()
+        with self._lock:
+            self._ending = False
+        self.dismiss()
         try:
             agents = self._ready()
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
         residents = Residents(requests, agents, turns)
-        self._follow(residents, agents, requests, started)
+        self._follow(residents, requests, _until(requests[0], started))
         return residents.reports()
 
     def _ready(self) -> "Agents":
@@ -91,8 +130,6 @@ class AgentSlot(Slot):
         Raises:
             LauncherError: the slot is unusable, or no agents can be started.
         """
-        with self._lock:
-            self._ending = False
         if self.unusable:
             raise LauncherError(f"{self.name} is out of use: {self.unusable}")
         return self._living_agents()
@@ -100,22 +137,30 @@ class AgentSlot(Slot):
     def _follow(
         self,
         run: "Run | Residents",
-        agents: Agents,
-        requests: Sequence[TrialRequest],
-        started: float,
+        launched: Sequence[TrialRequest],
+        until: float | None,
     ) -> None:
-        """Wait for the end of what runs; whatever becomes of its agents."""
-        seconds = requests[0].seconds
+        """Wait for the end of what runs; whatever becomes of its agents.
+
+        Args:
+            launched: those by which its ranks were.
+            until: by the monotonic clock, when it is ended.
+        """
+        agents = self._agents
+        assert agents is not None
         with self._lock:
             self._run = run
             if self._ending:  # asked for before all agents had heard of the trial
                 run.end()
         try:
-            run.wait(None if seconds is None else started + seconds)
+            run.wait(until)
         finally:
             with self._lock:
                 self._run = None
-        agents.bring([Path(request.log_dir) for request in requests])
+        if isinstance(run, StayingRun):
+            run.wait()  # where it was ended at its very end
+        if not (isinstance(run, StayingRun) and run.rests):
+            agents.bring([Path(request.log_dir) for request in launched])
         if run.lost_agent or run.agent_leaves:
             self.close()
         self.unusable = run.stuck or self.unusable
@@ -138,6 +183,7 @@ class AgentSlot(Slot):
 
     def close(self) -> None:
         """End the agents; what cannot be ended makes the slot unusable."""
+        self._stays, self._outdated = None, False
         if self._agents:
             self._away = self._agents.away()
             self.unusable = self._agents.close() or self.unusable
@@ -187,6 +233,11 @@ class AgentSlot(Slot):
                 agents.close()
             self._preloading.give_up()
         return Agents(self._nodes, self._preloading, self.heed)
+
+
+def _until(request: TrialRequest, started: float) -> float | None:
+    """When a trial that was started then, by the monotonic clock, is ended; None: when its watch says."""
+    return None if request.seconds is None else started + request.seconds
 
 
 def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -113,8 +113,9 @@ class Costs:
 
     @property
     def settling(self) -> Settling:
-        """What first steps of this study are like."""
-        return Settling.of([pace.onset for pace in self._paces if not pace.compiled])
+        """What first steps of this study are like, in new processes: in others they tell too little."""
+        alone = [pace for pace in self._paces if not (pace.compiled or pace.live)]
+        return Settling.of([pace.onset for pace in alone])
 
     def step(self, knobs: Knobs) -> float:
         """Of a steady step of this configuration, by what is known of it or, per sample, of the slowest

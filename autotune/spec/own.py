@@ -19,7 +19,7 @@ BY_STUDY = ("world_size", "global_batch")
 _COLUMNS = (
     *("trial", "purpose", "round", "attempt", "state", "cause", "throughput", "half_width"),
     *("block_half_width", "sigma_run", "steady", "contended", "peak_bytes", "wall_seconds"),
-    "trial_seconds",
+    *("resident_of", "trial_seconds"),
 )
 """Of the tables that have a column per knob besides."""
 _TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, *_COLUMNS, "true", "false"})

@@ -18,7 +18,8 @@ from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import Judge, TimedRun
 from autotune.study.alive import Alive
 from autotune.study.job import Allowance, Job
-from autotune.trial.protocol import Outcome, TrialReport
+from autotune.study.residents import Residents, needs_its_own
+from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
     DAEMON_DIED,
@@ -76,6 +77,7 @@ class Bench:
         self._check = check
         self._recorded = recorded
         self._slots = list(job.plan.launcher.slots)
+        self._residents = Residents(self._slots)
         self._free = {number for number, slot in enumerate(self._slots) if _is_usable(slot)}
         self._pool = ThreadPoolExecutor(_MOST_SLOTS, thread_name_prefix="slot")
         self.noise = run_noise([])
@@ -106,8 +108,8 @@ class Bench:
 
     @property
     def resident(self) -> dict[str, Any] | None:
-        """The configuration of processes that wait on the slot that is next; None: none do."""
-        return None
+        """The configuration of processes that wait on a free slot; None: none do."""
+        return self._residents.waiting(self._free)
 
     def start(
         self,
@@ -131,13 +133,15 @@ class Bench:
             LauncherError: the study's folder is gone.
         """
         attempt = self._begin(trial, knobs, purpose, round_)
-        number = self._take_slot()
+        number = self._take_slot(attempt)
         slot = self._slots[number]
         judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.noise, allowed))
         attempts = self._job.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
             request = self._job.request(attempt, slot, allowed)
-            future = self._pool.submit(slot.run, request, judge)
+            self._residents.launched(request, attempt)
+            alone = needs_its_own(attempt, attempts)
+            future = self._pool.submit(_run, slot, request, judge, alone=alone)
         else:
             future = _not_launched(attempt)
         suspect = attempts.saw_daemon_die(attempt)
@@ -153,8 +157,8 @@ class Bench:
             raise DiskFull(full(folder))
         return self._job.own_attempts.begin(trial, knobs, purpose, round_)
 
-    def _take_slot(self) -> int:
-        number = min(self._free)  # the same slot, hence the same devices, when one is wanted
+    def _take_slot(self, attempt: StoredAttempt) -> int:
+        number = self._residents.slot_for(attempt, self._free)
         self._free.discard(number)
         return number
 
@@ -176,7 +180,7 @@ class Bench:
             DiskFull, LauncherError: as for `start`.
         """
         attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
-        number = self._take_slot()
+        number = self._take_slot(attempts[0])
         slot, count = self._slots[number], len(members)
         each = allowed and Allowance(allowed.wanted / count, allowed.most)
         limits = self._job.limits(purpose, 0.0, self.noise, each)
@@ -201,7 +205,9 @@ class Bench:
             last = all(run.slot != number for run in self._running.values())
             if last and _is_usable(self._slots[number]):
                 self._free.add(number)
-            result = self._suspected(attempt, judge.result(future.result()))
+            report = future.result()
+            result = self._suspected(attempt, judge.result(report))
+            result = self._residents.judged(report, result)
             blocks = [_stored(seen) for seen in judge.seen]
             environment = self._environment_of(self._slots[number])
             self._job.own_attempts.finish(attempt, result, blocks, environment)
@@ -330,6 +336,8 @@ class Bench:
                 self._slots[self._running[future].slot].end()
             _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
         self._pool.shutdown()
+        for slot in self._slots:
+            slot.dismiss()
 
 
 def _is_usable(slot: Slot) -> bool:
@@ -355,6 +363,12 @@ def _not_launched(attempt: StoredAttempt) -> Future[TrialReport]:
     future: Future[TrialReport] = Future()
     future.set_result(TrialReport(attempt.name, Outcome.CRASH, cause, (), 0.0))
     return future
+
+
+def _run(slot: Slot, request: TrialRequest, judge: Judge, *, alone: bool) -> TrialReport:
+    if alone:
+        slot.dismiss()
+    return slot.run(request, judge)
 
 
 def _settle(

@@ -19,7 +19,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -169,6 +169,9 @@ class TrialRequest:
     takes_turns: bool = False
     """Others are resident with it: it trains a block whenever it is given a turn, and is silent
     between them."""
+    stays: bool = False
+    """Once enough has been seen of it its ranks wait, silent, for another configuration. Only of a
+    workload, with the devices to itself."""
 
     @property
     def has_devices_alone(self) -> bool:
@@ -220,6 +223,17 @@ class Turn(Message):
     """Ascending over all trials that take turns with each other, from 1."""
     left_out: int = 0
     """Steps before the block that are not timed: others have had the caches meanwhile."""
+
+
+@dataclass(frozen=True)
+class Configure(Message):
+    """Launcher -> agent -> ranks of a trial that stays, while they wait for a turn: what they measure
+    from the next turn on."""
+
+    trial: str
+    """Under which they were launched: turns, their end and what is left of them go by that name."""
+    request: TrialRequest
+    """Blocks are reported under its name. It differs in what search_spaces.residency allows."""
 
 
 @dataclass(frozen=True)
@@ -415,6 +429,8 @@ class TrialReport:
     not_its_own: str = ""
     """What has happened to a node or the cluster under it, in words: it was lost, or stood still. No
     configuration does that, and nothing that was timed meanwhile is a measurement."""
+    resident_of: str = ""
+    """Name of the trial whose processes it took over; empty: it was launched itself."""
 
 
 KINDS: dict[str, type[Message]] = {
@@ -425,6 +441,7 @@ KINDS: dict[str, type[Message]] = {
         StartTrial,
         EndTrial,
         Turn,
+        Configure,
         Waiting,
         Built,
         Alive,

@@ -10,8 +10,11 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
 
     Columns: trial, purpose (see storage.Purpose), round, attempt, state, cause, throughput and its
     relative half_width (95 %), of which block_half_width and sigma_run are the parts, steady, contended,
-    peak_bytes, wall_seconds, then one per knob.
+    peak_bytes, wall_seconds, resident_of (trial whose processes it took over; empty: it had its own),
+    then one per knob.
     """
+    attempts = repository.attempts.of(repository.studies.named(name).id)
+    trials: dict[int | None, int] = {attempt.id: attempt.trial for attempt in attempts}
     rows = [
         {
             "trial": attempt.trial,
@@ -28,8 +31,9 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
             "contended": attempt.result.contended,
             "peak_bytes": attempt.result.peak_bytes,
             "wall_seconds": attempt.result.wall_seconds,
+            "resident_of": trials.get(attempt.result.resident_of),
             **attempt.knobs,
         }
-        for attempt in repository.attempts.of(repository.studies.named(name).id)
+        for attempt in attempts
     ]
     return pd.DataFrame(rows)

@@ -48,6 +48,11 @@ def trial_note(
         lines.append("- unsteady: still drifting or scattering when its warm-up ran out")
     if result.contended:
         lines.append("- contended: other processes used the processors in every repetition too")
+    if result.resident_of is not None:
+        lines.append(
+            "- ran in the processes of an earlier trial, from which it differs in nothing but what acts "
+            "on a step"
+        )
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
     return "\n".join([*lines, "", *_configuration(attempt.knobs)])
 

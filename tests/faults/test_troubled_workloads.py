@@ -104,7 +104,7 @@ def test_a_nan_loss_never_completes(tiny: StudyFolder) -> None:
     found = run(tiny, {"trouble": "nan", "above": 4}, budget={"trials": 7})
     assert found.returncode == 0, found.stdout + found.stderr
     tiny.assert_complete(trials=7)
-    large = [a for a in tiny.attempts() if a.knobs["micro_batch"] > 4]
+    large = [a for a in tiny.recorded() if a.knobs["micro_batch"] > 4]
     assert large
     assert {a.result.state for a in large} == {"ERROR"}
     assert {a.purpose for a in large} == {"search"}
@@ -144,8 +144,8 @@ def assert_error_is_recorded(tiny: StudyFolder, text: str) -> None:
     tiny.wait_state("DONE", "FAILED", timeout=400)
     assert found.wait() == 0, found.output()
     tiny.assert_complete(trials=2)
-    assert [a.result.state for a in tiny.attempts("search")] == ["COMPLETE", "ERROR"]
-    assert "no such file" in tiny.attempts("search")[1].result.cause
+    assert [a.result.state for a in tiny.recorded("search")] == ["COMPLETE", "ERROR"]
+    assert "no such file" in tiny.recorded("search")[1].result.cause
 
 
 @pytest.mark.slow

@@ -43,3 +43,9 @@ def test_long_steps_take_as_long_as_they_take() -> None:
     costs = Costs([pace(LAUNCH)])
     long = {**BASELINE, "micro_batch": 800}
     assert costs.expected(long, None) == pytest.approx(LAUNCH + 3 * 20.0)
+
+
+def test_first_steps_in_processes_that_are_there_tell_nothing_of_others() -> None:
+    slow = Pace(BASELINE, LAUNCH, Onset(4.0, 0.2), False, 8.0, TRAINED)
+    costs = Costs([slow, *[pace(SWITCH, live=True)] * 9])
+    assert costs.settling == Costs([slow]).settling

@@ -30,9 +30,9 @@ from autotune.trial.workload import Workload, optimizers_of
 class Applied:
     """A configuration at work in one training.
 
-    Called once, in this order: `model`, `updates`, `source`, `batches`. Then, for every optimizer
-    step, `step` for its micro-batches, each with its `forward` and `backward`, and what `updates` gave
-    takes the step.
+    Called once, in this order: `model` or `take_over`, `updates`, `source`, `batches`. Then, for every
+    optimizer step, `step` for its micro-batches, each with its `forward` and `backward`, and what
+    `updates` gave takes the step.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Applied:
         self.scaler = precision.gradient_scaler(knobs, devices[0])
         self._knobs = knobs
         self._devices = devices
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._one_process = knobs["parallelism"] == "data_parallel"
         self._curriculum = schedules.Curriculum(knobs, shorten, tokens_per_sample)
 
@@ -69,7 +70,7 @@ class Applied:
             ValueError: a knob acts on something that the model has not.
         """
         knobs = self._knobs
-        precision.float32_matmul(knobs)
+        self._tf32 = precision.float32_matmul(knobs)
         precision.weights(knobs, model)
         kernels.cudnn_benchmark(knobs)
         kernels.flash_attention(knobs)
@@ -86,6 +87,19 @@ class Applied:
             self._model = parallel.wrapped(knobs, model, self._devices[0])
         return self._model
 
+    def take_over(self, before: "Applied") -> nn.Module:
+        """The model as an earlier configuration has wrapped it, from which this one differs in what acts
+        on a step alone (search_spaces.residency). The earlier one must not be used any more."""
+        before._tf32.undo()
+        self._tf32 = precision.float32_matmul(self._knobs)
+        self._layers, self._model = before._layers, before._model
+        if self._knobs["optimizer_kernels"] == before._knobs["optimizer_kernels"]:
+            self._optimizers = before._optimizers
+        else:
+            for optimizer in before._optimizers:
+                optimizer.state.clear()  # also where somebody holds on to it
+        return self._model
+
     def loss(self, loss: Loss) -> Loss:
         """What computes the loss of a batch with the wrapped model."""
         return replicas.loss(self._knobs, loss) if self._one_process else loss
@@ -98,12 +112,11 @@ class Applied:
             TypeError: what it has made is no optimizer.
         """
         updating.check(self._knobs, workload)
-        plain = []
-        if workload.optimizer is not None:
+        if workload.optimizer is not None and not self._optimizers:
             plain = optimizers_of(workload.optimizer(self._model.parameters()))
             updating.check_several(self._knobs, plain)
-        optimizers = [self._optimizer(one) for one in plain]
-        return updating.Updates(self._knobs, self._model, self.scaler, optimizers, workload)
+            self._optimizers = [self._optimizer(one) for one in plain]
+        return updating.Updates(self._knobs, self._model, self.scaler, self._optimizers, workload)
 
     def _optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         optimizer = parallel.optimizer(self._knobs, plain, self._model)

@@ -1,7 +1,7 @@
 """In which number format the model computes."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +12,18 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PURE_BF16 = "pure_bf16"
 
 
-def float32_matmul(knobs: Knobs) -> None:
+class Convolutions(NamedTuple):
+    """Whether cuDNN might use TF32 before that was set here; None: it was not."""
+
+    before: bool | None
+
+    def undo(self) -> None:
+        """Have it as it was."""
+        if self.before is not None:
+            torch.backends.cudnn.allow_tf32 = self.before
+
+
+def float32_matmul(knobs: Knobs) -> Convolutions:
     """precision: whether fp32 matrix products may run in TF32, for this process.
 
     cuDNN's convolutions do so whatever is said here, unless the user's code forbids it: PyTorch's own
@@ -20,8 +31,11 @@ def float32_matmul(knobs: Knobs) -> None:
     """
     relaxed = knobs["precision"] == "tf32"
     torch.set_float32_matmul_precision("high" if relaxed else "highest")
-    if relaxed:
-        torch.backends.cudnn.allow_tf32 = True
+    if not relaxed:
+        return Convolutions(None)
+    before = bool(torch.backends.cudnn.allow_tf32)
+    torch.backends.cudnn.allow_tf32 = True
+    return Convolutions(before)
 
 
 def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[Any]:

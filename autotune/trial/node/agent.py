@@ -28,6 +28,7 @@ from autotune.trial.node.trial import NodeTrial
 from autotune.trial.protocol import (
     PROTOCOL,
     Alive,
+    Configure,
     EndTrial,
     Hello,
     Message,
@@ -113,17 +114,22 @@ class Agent:
             watched: list[Any] = [self._commands]
             for trial in self._trials.values():
                 watched += trial.waitables()
-            ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._trials else None)
+            ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._busy else None)
             self._look_at_the_clock()
             if self._commands in ready and not self._obey():
                 return
             self._attend()
 
+    @property
+    def _busy(self) -> bool:
+        """There is a trial to watch."""
+        return not all(trial.rests for trial in self._trials.values())
+
     def _look_at_the_clock(self) -> None:
         """Say that somebody watches; see whether somebody has, all the time."""
         now = time.monotonic()
         gap, self._looked = now - self._looked, now
-        if not self._trials:
+        if not self._busy:
             return
         for trial in self._trials.values():
             if gap > _GAP_SECONDS:
@@ -156,6 +162,8 @@ class Agent:
             self._start(command)
         elif isinstance(command, Turn) and command.trial in self._trials:
             self._trials[command.trial].take_turn(command)
+        elif isinstance(command, Configure) and command.trial in self._trials:
+            self._trials[command.trial].configure(command)
         elif isinstance(command, EndTrial) and command.trial in self._trials:
             self._trials[command.trial].end(hung=command.hung, on_purpose=command.on_purpose)
 

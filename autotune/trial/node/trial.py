@@ -17,6 +17,7 @@ from autotune.trial.observers.progress import Progress
 from autotune.trial.protocol import (
     BlockReport,
     Built,
+    Configure,
     NodeReport,
     Outcome,
     Placement,
@@ -45,6 +46,8 @@ class _Rank:
     waits: int | None = None
     """Number of its last turn, as it waits for another."""
     last_count: int = 0
+    count_before: int = 0
+    """When it was given its configuration."""
     last_progress: float = field(default_factory=time.monotonic)
 
 
@@ -59,6 +62,9 @@ class NodeTrial:
         spare: set[int],
     ) -> None:
         self.request = request
+        """What it measures now."""
+        self.name = request.trial
+        """Under which it was launched."""
         self._placement = placement
         self._spare = spare
         self._files = TrialFiles(Path(request.log_dir))
@@ -117,6 +123,28 @@ class NodeTrial:
             with contextlib.suppress(OSError):  # it has died: that will be seen
                 member.connection.send_bytes(turn.to_line())
 
+    def configure(self, command: Configure) -> None:
+        """Have the ranks, which wait, measure something else from the next turn on."""
+        self.request = command.request
+        self._files = TrialFiles(Path(command.request.log_dir))
+        self._kernel_kills = failure.kernel_oom_kills()
+        try:
+            make_private(self._files.folder)
+        except OSError as error:
+            first, cause = self._placement.first_rank, f"ranks cannot be configured: {error}"
+            self._note(RankEnd(first, Outcome.ERROR, cause, at=time.time()))
+            return
+        for local_rank, member in enumerate(self._ranks):
+            member.count_before = self._progress[local_rank]
+            with contextlib.suppress(OSError):  # it has died: that will be seen
+                member.connection.send_bytes(command.to_line())
+
+    @property
+    def rests(self) -> bool:
+        """Its ranks stay, and all of them wait: there is nothing to watch."""
+        waits = all(member.waits == self._turn for member in self._ranks)
+        return self.request.stays and waits and not self._ends
+
     @property
     def roots(self) -> list[int]:
         """Its ranks: everything of the trial on this node descends from them."""
@@ -157,7 +185,7 @@ class NodeTrial:
             member.connection.close()
             self._files.cut(member.number)
         ends = tuple(self._ends)
-        return NodeReport(self.request.trial, self._placement.node, ends, stuck=stuck)
+        return NodeReport(self.name, self._placement.node, ends, stuck=stuck)
 
     def _read(self, member: _Rank) -> Iterator[BlockReport | Built]:
         while member.connected and member.connection.poll():
@@ -203,11 +231,11 @@ class NodeTrial:
             count = self._progress[local_rank]
             if count != member.last_count:
                 member.last_count, member.last_progress = count, now
-            limit = deadlines.step if count else deadlines.startup
+            limit = deadlines.step if count > member.count_before else deadlines.startup
             if now - member.last_progress > limit:
                 doing = (
                     "a step"
-                    if any(self._progress[r] for r in range(len(self._ranks)))
+                    if any(self._progress[r] > m.count_before for r, m in enumerate(self._ranks))
                     else "start-up"
                 )
                 self._note_hang(f"{doing} took more than {limit:g} s")

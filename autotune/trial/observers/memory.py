@@ -1,5 +1,6 @@
 """Peak memory of a rank, and the limit that it is held to."""
 
+import ctypes
 import resource
 from pathlib import Path
 
@@ -21,6 +22,14 @@ def reset_peak(device: torch.device) -> None:
         _CLEAR_REFS.write_text(_RESET_PEAK_RESIDENT)
     except OSError:
         return  # a kernel without it counts the parent's pages too: a little high, never low
+
+
+def give_back(device: torch.device) -> None:
+    """Return to the system what this process holds and does not use."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def peak_bytes(device: torch.device, *, alone: bool = True) -> int:

@@ -37,6 +37,8 @@ def run_blocks(
     mark = observers.marks.mark
     for index in range(request.blocks.max_blocks):
         turn, steps = context.turns.next(), length.steps
+        if turn is None:
+            return
         began = time.perf_counter()
         for _ in range(turn.left_out):
             yield

@@ -40,12 +40,14 @@ class TrainingLoop(Training):
         context: RankContext,
         progressed: Callable[[], None],
         span: Span = no_span,
+        before: Applied | None = None,
     ) -> None:
         """Apply the configuration.
 
         Args:
             progressed: called after every step, and every forward pass but those of the first.
             span: entered around every part of a step.
+            before: the configuration that the workload's model has had in this process.
         """
         super().__init__(request, context, among_ranks(context.world_size))
         self.workload = workload
@@ -61,10 +63,24 @@ class TrainingLoop(Training):
         )
         self.fewest_steps = self.applied.fewest_steps
         self.inspectable = self.applied.inspectable
-        self.model = self.applied.model(workload.model, workload.loss)
+        if before is None:
+            self.model = self.applied.model(workload.model, workload.loss)
+        else:
+            self.model = self.applied.take_over(before)
         self.updates = self.applied.updates(workload)
         self._loss = self.applied.loss(workload.loss)
         self._batches = self._feed(request, context)
+
+    def close(self) -> None:
+        """Take no further step: what fetches batches ends, gradients are dropped."""
+        self._batches = iter(())
+        self.model.zero_grad(set_to_none=True)
+
+    def reconfigured(self, request: TrialRequest, context: RankContext) -> "TrainingLoop":
+        """The same model, closed here, under a configuration that differs in what acts on a step."""
+        return TrainingLoop(
+            self.workload, request, context, self.progressed, self.span, self.applied
+        )
 
     def _feed(self, request: TrialRequest, context: RankContext) -> Iterator[Any]:
         source = self.applied.source(

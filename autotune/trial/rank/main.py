@@ -34,14 +34,14 @@ from autotune.trial.protocol import (
     RankEnd,
     TrialRequest,
 )
-from autotune.trial.rank import command, meeting, profiling, raised, script, surveying
+from autotune.trial.rank import command, meeting, profiling, raised, script, staying, surveying
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.longest import of_longest
 from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.training import no_span
 from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
-from autotune.trial.rank.turns import ALONE, TakenTurns
+from autotune.trial.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
@@ -105,7 +105,7 @@ def _train(
         devices=_devices(request, local_rank),
         first_on_device=local_rank == 0
         or _devices(request, local_rank) != _devices(request, local_rank - 1),
-        turns=turns if request.takes_turns else ALONE,
+        turns=_turns(request, turns),
     )
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     progressed = progress.counter(local_rank)
@@ -127,9 +127,17 @@ def _train(
         loop.take(profiling.run_profile(subject, request, context, report))
     elif request.trajectory:
         loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, report))
+    elif request.stays:
+        staying.stay(loop, request, context, turns, report, _print_to)
     else:
         loop.take(run_blocks(loop, request, context, report))
     dist.barrier()
+
+
+def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
+    if request.takes_turns:
+        return taken
+    return OwnTurns(taken) if request.stays else ALONE
 
 
 def _run_command(
@@ -288,11 +296,15 @@ def _store(request: TrialRequest, placement: Placement) -> PrefixStore:
     return PrefixStore(f"{request.trial}/{placement.secret}", shared)
 
 
-def _redirect_output(log: Path) -> None:
+def _print_to(log: Path) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.close(descriptor)
+
+
+def _redirect_output(log: Path) -> None:
+    _print_to(log)
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(line_buffering=True)  # a rank is killed: nothing flushes for it

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from autotune.trial.protocol import Turn, Waiting, from_line
+from autotune.trial.protocol import Configure, TrialRequest, Turn, Waiting, from_line
 
 
 class Turns(Protocol):
     """What `run_blocks` asks before each block."""
 
-    def next(self) -> Turn:
-        """Wait for leave to train a block."""
+    def next(self) -> Turn | None:
+        """Wait for leave to train a block. None: another configuration is wanted."""
 
     def silence(self) -> None:
         """The block is over: nothing of this rank is to run on, until it has leave again."""
@@ -42,7 +42,8 @@ class TakenTurns:
     def __init__(self, connection: Connection) -> None:
         """Take in the line to the agent, on which `listen` hears of turns."""
         self._connection = connection
-        self._given: queue.SimpleQueue[Turn] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[Turn | Configure] = queue.SimpleQueue()
+        self._following: TrialRequest | None = None
         self._last = 0
         self._silent = False
 
@@ -51,18 +52,28 @@ class TakenTurns:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = from_line(self._connection.recv_bytes())
-                if isinstance(message, Turn):
+                if isinstance(message, Turn | Configure):
                     self._given.put(message)
         gone()
 
-    def next(self) -> Turn:
-        """Wait for the next turn; the rank is silent meanwhile."""
+    def next(self) -> Turn | None:
+        """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
         self.silence()
         self._connection.send_bytes(Waiting(self._last).to_line())
-        turn = self._given.get()
-        self._last = turn.number
+        given = self._given.get()
         self._wake()
-        return turn
+        if isinstance(given, Configure):
+            self._following = given.request
+            return None
+        self._last = given.number
+        return given
+
+    def following(self) -> TrialRequest:
+        """What is to be measured now; wait for it unless `next` has heard of it."""
+        while self._following is None:
+            self.next()
+        request, self._following = self._following, None
+        return request
 
     def silence(self) -> None:
         """Stop the processes that this one has started: a loader's workers, mostly."""
@@ -74,6 +85,21 @@ class TakenTurns:
         if self._silent:
             self._silent = False
             _signal_children(signal.SIGCONT)
+
+
+class OwnTurns:
+    """The same for ranks that have the devices to themselves: a turn is leave to go on, and nothing that
+    is timed depends on it."""
+
+    def __init__(self, turns: TakenTurns) -> None:
+        self._turns = turns
+
+    def next(self) -> Turn | None:
+        turn = self._turns.next()
+        return ALONE.next() if turn else None
+
+    def silence(self) -> None:
+        self._turns.silence()
 
 
 def _signal_children(number: signal.Signals) -> None:

@@ -191,7 +191,7 @@ def opened(kind: str, folder: Path, mark: str) -> Iterator[Site]:
     """A site of this kind in the folder, whose processes bear the mark; nothing is left of it."""
     project = folder / "project"
     project.mkdir()
-    for workload in ("tiny.py", "odd.py"):
+    for workload in ("tiny.py", "odd.py", "seeing.py"):
         (project / workload).write_text((WORKLOADS / workload).read_text())
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setenv(RUN_MARK, mark)

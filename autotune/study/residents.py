@@ -1,0 +1,77 @@
+"""Attempts of the search that take over the processes of the one before, and what they are worth."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from autotune.trial.protocol import TrialReport, TrialRequest
+from launchers import Slot
+from search_spaces.residency import why_not_live
+from storage import (
+    NOT_ITS_OWN,
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Purpose,
+    StoredAttempt,
+)
+
+_OF_WORTH = (AttemptState.COMPLETE, AttemptState.PRUNED, AttemptState.LOST)
+"""Ends that say as much in processes that have trained something else before."""
+
+
+class Residents:
+    """Processes that stay on slots, by the attempts that launched them."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        """Take in the slots, to which others may be added."""
+        self._slots = slots
+        self._launched: dict[str, StoredAttempt] = {}
+
+    def waiting(self, free: Collection[int]) -> dict[str, Any] | None:
+        """The configuration of those on the first of these slots that has any; None: none has."""
+        found = (self._slots[number].resident for number in sorted(free))
+        return next(filter(None, found), None)
+
+    def slot_for(self, attempt: StoredAttempt, free: Collection[int]) -> int:
+        """Of those that are free, the one with processes that could take over, else one on which nobody
+        waits; of equals the first, hence the same devices. Nothing but the search has others wait beside
+        it, with memory that it may need."""
+        if attempt.purpose not in (Purpose.SEARCH, Purpose.CALIBRATE):
+            for number in free:
+                self._slots[number].dismiss()
+        return min(free, key=lambda number: (self._cost(attempt, number), number))
+
+    def _cost(self, attempt: StoredAttempt, number: int) -> int:
+        """Processes that are launched, and that are ended."""
+        resident = self._slots[number].resident
+        if resident is None:
+            return 1
+        searches = attempt.purpose == Purpose.SEARCH
+        return 0 if searches and not why_not_live(resident, attempt.knobs) else 2
+
+    def launched(self, request: TrialRequest, attempt: StoredAttempt) -> None:
+        """Under which name an attempt was launched."""
+        if request.stays:
+            self._launched[request.trial] = attempt
+
+    def judged(self, report: TrialReport, result: AttemptResult) -> AttemptResult:
+        """What came of an attempt. One that fails in the processes of another may have failed because of
+        what is left there: it is launched again in its own, and only that counts."""
+        if not report.resident_of:
+            return result
+        host = self._launched[report.resident_of]
+        result = dataclasses.replace(result, resident_of=host.id)
+        if result.state in _OF_WORTH:
+            return result
+        cause = (
+            f"{NOT_ITS_OWN}{result.state} in the processes of trial {host.trial}, which it took over: "
+            f"{result.cause}"
+        )
+        return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+
+
+def needs_its_own(attempt: StoredAttempt, attempts: Attempts) -> bool:
+    """Whether it has failed in processes of another before."""
+    earlier = attempts.of(attempt.purpose).of_trial(attempt.trial).ended_in(AttemptState.LOST)
+    return any(one.result.resident_of is not None for one in earlier)

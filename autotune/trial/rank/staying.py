@@ -1,0 +1,55 @@
+"""One configuration after another in the same ranks, by messages of the launcher."""
+
+import gc
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from autotune.trial.files import TrialFiles
+from autotune.trial.observers import memory
+from autotune.trial.protocol import BlockReport, TrialRequest
+from autotune.trial.rank.blocks import run_blocks
+from autotune.trial.rank.context import RankContext
+from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.turns import TakenTurns
+
+
+def stay(
+    loop: TrainingLoop,
+    request: TrialRequest,
+    context: RankContext,
+    turns: TakenTurns,
+    report: Callable[[BlockReport], None],
+    print_to: Callable[[Path], None],
+) -> NoReturn:
+    """Train what the loop was built for, then whatever is asked for, until this process is ended.
+
+    Args:
+        turns: on which the context's wait.
+        print_to: has what this process prints go to a file from then on.
+    """
+    while True:
+        loop.take(run_blocks(loop, request, context, report))
+        request = turns.following()
+        print_to(TrialFiles(Path(request.log_dir)).log(context.rank))
+        loop.close()
+        _clear(request, context)
+        loop = loop.reconfigured(request, context)
+
+
+def _clear(request: TrialRequest, context: RankContext) -> None:
+    """Leave as little of the last training as a new process would have: memory that nothing holds goes
+    back, peaks begin anew, chance as well."""
+    if not gc.isenabled():
+        gc.unfreeze()
+    # Half a second, for a few tensors in reference cycles: worth it where memory is a device's.
+    if context.device.type == "cuda" or not gc.isenabled():
+        gc.collect()
+    for device in context.devices:
+        memory.give_back(device)
+        memory.reset_peak(device)
+    random.seed(request.seed)
+    torch.manual_seed(request.seed)

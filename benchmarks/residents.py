@@ -1,0 +1,105 @@
+"""What a search costs whose trials take over processes that are there, against one that launches each.
+
+    python benchmarks/residents.py [--json] [--trials N] [--build SECONDS]
+
+The same study twice on this machine, in databases of their own: over slots as they are, and over slots
+whose processes never stay. Its workload takes so many seconds to build.
+"""
+
+import argparse
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.runs.plan import launcher_of
+from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.submission import submit
+from autotune.spec import load
+from autotune.trial.protocol import TrialReport, TrialRequest
+from launchers import Launcher, Slot, TrialWatch
+from storage import AttemptState, Database, Purpose, Repository
+
+HERE = Path(__file__).parent
+SPACE = {
+    "micro_batch": [2, 4, 8, 16],
+    "accumulation_steps": [1, 2],
+    "precision": ["fp32", "bf16"],
+    "log_interval": [1, 10],
+}
+SMALL = {"layers": 2, "d_model": 64, "heads": 2, "length": 32}
+
+
+def leaving(*args: Any) -> Launcher:
+    """A launcher on whose slots no process stays."""
+    launcher = launcher_of(*args)
+    for slot in launcher.slots:
+        slot.run = _never_stays(slot)  # type: ignore[method-assign]
+    return launcher
+
+
+def _never_stays(slot: Slot) -> Any:
+    plain = slot.run
+
+    def run(request: TrialRequest, watch: TrialWatch) -> TrialReport:
+        return plain(dataclasses.replace(request, stays=False), watch)
+
+    return run
+
+
+def searched(folder: Path, opened: Any, trials: int, build: float) -> dict[str, Any]:
+    """What the search of one study took."""
+    folder.mkdir()
+    study = {
+        "name": "built",
+        "workload": {"name": "slow_build:build", "args": {"seconds": build, **SMALL}},
+        "resources": {"workers": 2, "slots": 1},
+        "search_space": SPACE,
+        "objective": {"global_batch": "free"},
+        "sampler": "random",
+        "budget": {"trials": trials, "least_gain": 0},
+        "measurement": {"finalists": 1, "rounds": 3, "attribution": 0, "baseline_runs": 1},
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    (folder / "slow_build.py").write_text((HERE / "slow_build.py").read_text())
+    repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
+    submit(repository, load(folder / "study.yaml"), folder)
+    Daemon(repository, this_cluster(), open_launcher=opened).serve(idle_seconds=0.0)
+    found = repository.studies.named("built")
+    assert found.verdict is not None, found.error
+    attempts = [a for a in repository.attempts.of(found.id) if a.purpose == Purpose.SEARCH]
+    return {
+        "verdict": found.verdict["sentence"],
+        "trials": sum(a.recorded for a in attempts),
+        "launches": sum(a.result.resident_of is None for a in attempts),
+        "launched_again": sum(a.result.state == AttemptState.LOST for a in attempts),
+        "seconds": sum(a.result.wall_seconds for a in attempts),
+        "each": [round(a.result.wall_seconds, 2) for a in attempts],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--build", type=float, default=10.0, metavar="SECONDS")
+    given = parser.parse_args()
+    report = {}
+    for name, opened in (("residents", launcher_of), ("launches", leaving)):
+        with tempfile.TemporaryDirectory() as folder:
+            report[name] = searched(Path(folder) / name, opened, given.trials, given.build)
+    if given.json:
+        print(json.dumps(report, indent=2))
+        return
+    for name, found in report.items():
+        print(
+            f"{name}: {found['trials']} trials in {found['seconds']:.0f} s, "
+            f"{found['launches']} launches"
+        )
+
+
+if __name__ == "__main__":
+    main()

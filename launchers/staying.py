@@ -1,0 +1,115 @@
+"""Trials whose ranks stay when enough has been seen of them, and take the configuration of the next."""
+
+import dataclasses
+import queue
+
+from autotune.trial.protocol import (
+    BlockReport,
+    Configure,
+    Knobs,
+    TrialReport,
+    TrialRequest,
+    Turn,
+)
+from launchers.agents import Agents
+from launchers.base import TrialWatch
+from launchers.running import Run
+from search_spaces.residency import why_not_live
+
+
+class StayingRun(Run):
+    """One trial of ranks that stay. They train block by block as they have leave, so that between two of
+    them all ranks are at the same place."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        agents: Agents,
+        watch: TrialWatch,
+        before: "StayingRun | None" = None,
+    ) -> None:
+        """Launch the ranks, or give those of an earlier trial, which wait, their new configuration."""
+        launched = before.launched if before else request
+        super().__init__(launched.trial, agents, watch)
+        self.launched: TrialRequest = launched
+        """By what the ranks were launched."""
+        self._request = request
+        self._taken_over = before is not None
+        self._given: int = before._given if before else 0
+        self._rests = False
+        if before:
+            agents.send(Configure(launched.trial, request))
+        else:
+            agents.start(request)
+        self._go_on()
+
+    @property
+    def rests(self) -> bool:
+        """Enough has been seen, and the ranks wait for what comes next."""
+        return self._rests and not self._ending and bool(self.nodes)
+
+    @property
+    def awaited(self) -> set[int]:
+        return set() if self.rests else self.nodes
+
+    @property
+    def knobs(self) -> Knobs:
+        """Of the ranks."""
+        return self._request.knobs
+
+    @property
+    def agents(self) -> Agents:
+        """Whose ranks they are."""
+        return self._agents
+
+    def takes(self, request: TrialRequest) -> bool:
+        """Whether the ranks, which wait, could measure this next."""
+        return _as_launched(request) == _as_launched(self.launched) and not why_not_live(
+            self._request.knobs, request.knobs
+        )
+
+    def lives(self) -> bool:
+        """Whether all ranks wait still, as far as is known."""
+        while not self._agents.lost:
+            try:
+                self.hear(*self._agents.receive(timeout=0.0), stood="")
+            except queue.Empty:
+                return len(self.nodes) == len(self._agents.links)
+        return False
+
+    def is_of(self, block: BlockReport) -> bool:
+        return block.trial == self._request.trial
+
+    def report(self, seconds: float) -> TrialReport:
+        report = super().report(seconds)
+        launched = self.launched.trial if self._taken_over else ""
+        return dataclasses.replace(report, trial=self._request.trial, resident_of=launched)
+
+    def _take(self, block: BlockReport) -> None:
+        if self._ending:
+            return
+        self.blocks.append(block)
+        if self._watch(block) or len(self.blocks) == self._request.blocks.max_blocks:
+            self._rests = True
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._given += 1
+        self._agents.send(Turn(self.launched.trial, self._given))
+
+
+def _as_launched(request: TrialRequest) -> TrialRequest:
+    """What ranks cannot change any more."""
+    return dataclasses.replace(
+        request,
+        trial="",
+        knobs={},
+        blocks=_ANY.blocks,
+        deadlines=_ANY.deadlines,
+        seconds=None,
+        log_dir="",
+    )
+
+
+_ANY = TrialRequest("", "", {}, {}, 1, 0, "")

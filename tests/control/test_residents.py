@@ -1,0 +1,82 @@
+"""Trials of a search that take over the processes of the one before."""
+
+import pytest
+
+from autotune.trial.protocol import Outcome
+from launchers.behaviours import where
+from launchers.replay import Launch
+from storage import StoredAttempt
+from tests.control.replayed import PLAIN, Replayed
+
+LAUNCH = 30.0
+SLOW = where(PLAIN, lambda _: True, startup=LAUNCH)
+"""A workload that takes long to build."""
+
+
+def unlucky(launch: Launch) -> bool:
+    return launch.live and launch.knobs["micro_batch"] == 4
+
+
+def of_batch(played: Replayed, size: int) -> list[StoredAttempt]:
+    return [a for a in played.attempts("search") if a.knobs["micro_batch"] == size]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_verdict_is_the_same_for_fewer_launches(played: Replayed, slots: int) -> None:
+    fresh = Replayed(played.folder, played.repository.database, "fresh")
+    leaving = where(SLOW, lambda _: True, stays=False)
+    expected = fresh.on(leaving, slots=slots).run(budget={"trials": 10})
+    found = played.on(SLOW, slots=slots).run(budget={"trials": 10})
+    played.assert_complete(trials=10)
+    assert (found["knobs"], found["speedup"]) == (expected["knobs"], expected["speedup"])
+    launched = [
+        sum(slot.launches for slot in one.machine.opened[-1].slots) for one in (played, fresh)
+    ]
+    assert launched == [launched[1] - 10 + slots, launched[1]]
+    assert played.seconds < fresh.seconds - 3 * LAUNCH
+
+
+def test_the_record_says_in_whose_processes_each_ran(played: Replayed) -> None:
+    played.on(SLOW).run(budget={"trials": 5})
+    first, *others = played.attempts("search")
+    assert first.result.resident_of is None
+    assert {one.result.resident_of for one in others} == {first.id}
+    rest = [a for a in played.attempts() if a.purpose != "search"]
+    assert "confirm" in {a.purpose for a in rest}
+    assert all(a.result.resident_of is None for a in rest)
+
+
+def test_what_acts_above_a_step_is_launched_anew(played: Replayed) -> None:
+    space = {"micro_batch": [2, 4], "bucket_cap_mb": [1, 25]}
+    played.on(SLOW).run(budget={"trials": 4}, search_space=space)
+    for before, one in zip(played.attempts("search"), played.attempts("search")[1:], strict=False):
+        same = before.knobs["bucket_cap_mb"] == one.knobs["bucket_cap_mb"]
+        assert (one.result.resident_of is not None) == same
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASH, Outcome.OOM, Outcome.HANG, Outcome.ERROR])
+def test_what_fails_in_the_processes_of_another_is_launched_again(
+    played: Replayed, outcome: Outcome
+) -> None:
+    broken = where(SLOW, unlucky, outcome=outcome, cause="rank 0: out of luck")
+    played.on(broken).run(budget={"trials": 10})
+    played.assert_complete(trials=10)
+    attempts = of_batch(played, 4)
+    assert [a.result.resident_of is None for a in attempts] == [False, True] * 2
+    assert [a.result.state for a in attempts[::2]] == ["LOST"] * 2
+    assert {a.result.state for a in attempts[1::2]} <= {"COMPLETE", "PRUNED"}
+    assert f"{outcome} in the processes of trial" in attempts[0].result.cause
+    assert "out of luck; it is launched again." in played.said()
+
+
+def test_what_is_too_large_costs_nothing_else(played: Replayed) -> None:
+    def large(launch: Launch) -> bool:
+        return launch.knobs["micro_batch"] == 16
+
+    played.on(where(SLOW, large, outcome=Outcome.OOM)).run(budget={"trials": 10})
+    played.assert_complete()
+    assert [a.result.state for a in of_batch(played, 16)].count("OOM") >= 1
+    assert all(a.result.resident_of is None for a in of_batch(played, 16) if a.recorded)
+    others = [a for a in played.attempts("search") if a.knobs["micro_batch"] != 16]
+    assert {a.result.state for a in others} <= {"COMPLETE", "PRUNED"}
+    assert any(a.result.resident_of is not None for a in others)

@@ -236,7 +236,7 @@ class AgentSlot(Slot):
 
 
 def _until(request: TrialRequest, started: float) -> float | None:
-    """When a trial that was started then, by the monotonic clock, is ended; None: when its watch says."""
+    """When a trial that was started then is ended, by the monotonic clock; None: its watch says."""
     return None if request.seconds is None else started + request.seconds
 
 

@@ -30,6 +30,16 @@ SPACE = {
     "precision": ["fp32", "bf16"],
     "log_interval": [1, 10],
 }
+MEASUREMENT = {
+    "block_seconds": "0.1s",
+    "min_steps": 2,
+    "warmup": "0.5s",
+    "longest": "1s",
+    "baseline_runs": 1,
+    "finalists": 1,
+    "rounds": 3,
+    "attribution": 0,
+}
 SMALL = {"layers": 2, "d_model": 64, "heads": 2, "length": 32}
 
 
@@ -61,7 +71,7 @@ def searched(folder: Path, opened: Any, trials: int, build: float) -> dict[str, 
         "objective": {"global_batch": "free"},
         "sampler": "random",
         "budget": {"trials": trials, "least_gain": 0},
-        "measurement": {"finalists": 1, "rounds": 3, "attribution": 0, "baseline_runs": 1},
+        "measurement": MEASUREMENT,
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
     (folder / "slow_build.py").write_text((HERE / "slow_build.py").read_text())

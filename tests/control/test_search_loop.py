@@ -222,7 +222,7 @@ def test_agents_that_keep_dying_end_a_trial(played: Replayed) -> None:
 
 
 def test_wall_time_ends_the_search_and_keeps_what_the_proof_takes(played: Replayed) -> None:
-    played.on(where(PLAIN, lambda _: True, startup=100.0))
+    played.on(where(PLAIN, lambda _: True, startup=100.0, stays=False))
     played.run(budget={"trials": None, "wall_time": "20m"})
     assert "s are for what proves the result" in played.said()
     searched = sum(a.result.wall_seconds for a in played.attempts("search"))
@@ -236,13 +236,13 @@ def test_wall_time_ends_the_search_and_keeps_what_the_proof_takes(played: Replay
 
 
 def test_out_of_time_the_confirmation_makes_do_with_the_fewest_rounds(played: Replayed) -> None:
-    played.on(noisy(where(PLAIN, lambda _: True, startup=100.0), run=0.2))
+    played.on(noisy(where(PLAIN, lambda _: True, startup=100.0, stays=False), run=0.2))
     played.run(budget={"trials": None, "wall_time": "20m"}, measurement={"rounds": 9})
     assert {a.round for a in played.attempts("confirm")} == {1, 2, 3}
 
 
 def test_device_hours_count_trials_times_ranks(played: Replayed) -> None:
-    played.on(where(PLAIN, lambda _: True, startup=895.0), workers=4)
+    played.on(where(PLAIN, lambda _: True, startup=895.0, stays=False), workers=4)
     played.run(budget={"trials": None, "device_hours": 3})
     assert "the budget of 3 device hours is spent" in played.said()
     assert len(played.attempts("search")) == 3

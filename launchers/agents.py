@@ -57,6 +57,10 @@ class AgentDied(LauncherError):
         """Why its node, or its cluster, was lost; empty: it was not."""
 
 
+class NotBegun(AgentDied):
+    """Nothing is to run any more: there was no need for agents."""
+
+
 class SlotGone(ClusterAway):
     """The nodes of a slot are lost or taken, and there are no others for it at present."""
 

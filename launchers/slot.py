@@ -13,7 +13,7 @@ from autotune.trial.protocol import (
     TrialReport,
     TrialRequest,
 )
-from launchers.agents import AgentDied, Agents, Node, SlotGone
+from launchers.agents import AgentDied, Agents, Node, NotBegun, SlotGone
 from launchers.base import Slot, TrialWatch, Turns
 from launchers.preloading import Preloading
 from launchers.residents import Residents
@@ -175,11 +175,11 @@ class AgentSlot(Slot):
         """Hear, while agents start, that nothing is to run.
 
         Raises:
-            AgentDied: that is so.
+            NotBegun: that is so.
         """
         if self._ending:
             why = "it was ended before it began"
-            raise AgentDied(why, loss=why)
+            raise NotBegun(why, loss=why)
 
     def close(self) -> None:
         """End the agents; what cannot be ended makes the slot unusable."""
@@ -207,7 +207,7 @@ class AgentSlot(Slot):
             self.gone = str(error)
         return TrialReport(
             request.trial,
-            Outcome.CRASH,
+            None if isinstance(error, NotBegun) else Outcome.CRASH,
             str(error),
             (),
             time.monotonic() - started,

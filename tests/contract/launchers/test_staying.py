@@ -113,13 +113,20 @@ def test_live_and_fresh_agree_in_what_is_applied(site: Site, changes: dict[str, 
 def test_who_waits_is_silent_and_no_deadline_holds(site: Site) -> None:
     loading = knobs(loader_workers=1, persistent_workers=True)
     first = stay(site, knobs=loading, deadlines=HASTY)
-    before = spent(site)
+    before = wait_for(lambda: settled(site), "all to be done with the trial")
     assert len(before) == 2 * site.world_size, "ranks and their workers"
     time.sleep(HASTY.step + 1.0)
     assert max(spent(site)[pid] - used for pid, used in before.items()) < 1.5 * TICK
     second = stay(site, knobs={**loading, "micro_batch": 4}, deadlines=HASTY)
     assert (second.outcome, second.not_its_own, second.resident_of) == (None, "", first.trial)
     assert len(spent(site)) == 2 * site.world_size, "the workers of the first are gone"
+
+
+def settled(site: Site) -> dict[int, float] | None:
+    """What all have spent, once they spend no more."""
+    before = spent(site)
+    time.sleep(0.3)
+    return before if before == spent(site) else None
 
 
 def spent(site: Site) -> dict[int, float]:
@@ -146,9 +153,9 @@ def test_whatever_else_runs_has_the_slot_alone(site: Site) -> None:
 @sites("local", "pair", slow=["ray"])
 def test_a_rank_that_is_killed_as_it_waits_leads_to_a_launch(site: Site) -> None:
     stay(site)
-    victim = ranks(site.agents()[-1])[-1]
-    victim.kill()
-    wait_for(lambda: pids(site) == [], "the agent to clear the others away")
+    agent = site.agents()[-1]
+    ranks(agent)[-1].kill()
+    wait_for(lambda: not ranks(agent), "the agent to clear the others away")
     report = stay(site, knobs=knobs(micro_batch=4))
     assert (report.outcome, report.cause, report.resident_of) == (None, "", "")
 

@@ -79,7 +79,17 @@ EFFECTS: dict[str, list[dict[str, Any]]] = {
     "log_interval": [{"log_interval": 3}],
 }
 """Step-level knob -> values that show without a CUDA device."""
-LIVE = [pytest.param(changes, id=str(changes)) for some in EFFECTS.values() for changes in some]
+QUICK = ("micro_batch", "precision", "loader_workers")
+"""One value of each of these in `make test`; all others, which take as long, in `make faults`."""
+LIVE = [
+    pytest.param(
+        changes,
+        id=str(changes),
+        marks=[] if name in QUICK and not place else pytest.mark.slow,
+    )
+    for name, some in EFFECTS.items()
+    for place, changes in enumerate(some)
+]
 
 
 def test_every_step_level_knob_is_looked_at() -> None:
@@ -173,7 +183,11 @@ def test_one_that_dies_as_it_takes_over_says_so(site: Site) -> None:
 @sites("local", slow=["pair", "ray"])
 @pytest.mark.parametrize(
     ("trouble", "outcome"),
-    [("raise", Outcome.ERROR), ("abort", Outcome.CRASH), ("hang", Outcome.HANG)],
+    [
+        ("raise", Outcome.ERROR),
+        pytest.param("abort", Outcome.CRASH, marks=pytest.mark.slow),
+        pytest.param("hang", Outcome.HANG, marks=pytest.mark.slow),
+    ],
 )
 def test_what_fails_live_ends_the_processes_and_nothing_else(
     site: Site, trouble: str, outcome: Outcome

@@ -48,7 +48,8 @@ class Done:
     attempts: list[StoredAttempt]
 
     def of_search(self, trial: int) -> StoredAttempt:
-        return next(a for a in self.attempts if a.trial == trial and a.purpose == "search")
+        own = (a for a in self.attempts if a.trial == trial and a.purpose == "search")
+        return next(attempt for attempt in own if attempt.recorded)
 
 
 @pytest.fixture(scope="module")

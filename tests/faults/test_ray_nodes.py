@@ -26,6 +26,9 @@ from tests.faults.ray_strikes import (
 )
 from tests.waiting import wait_for
 
+STANDSTILL = 10.0
+"""Seconds of a block: ten times what one lasts, and less than half of what anything here stands still."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("ray")]
 
 _HOLDER = """
@@ -98,8 +101,9 @@ def test_a_study_outlives_it(
     assert recovery.next_trial < recovery.back + 120, "a minute, on a machine with nothing else"
     blamed = [a for a in study.recorded() if a.result.state not in ("COMPLETE", "PRUNED")]
     assert blamed == []
-    slowest = [a for a in study.recorded("search") if (a.result.block_half_width or 0) > 10]
-    assert slowest == [], "what stood still is no measurement"
+    told = [study.repository.attempts.blocks(a.id) for a in study.recorded("search")]
+    longest = max(block.seconds for blocks in told for block in blocks if block.kept)
+    assert longest < STANDSTILL, "what stood still is no measurement"
 
 
 @pytest.mark.fault(25)

@@ -160,7 +160,7 @@ def test_whatever_else_runs_has_the_slot_alone(site: Site) -> None:
     assert site.slot.resident is None
 
 
-@sites("local", "pair", slow=["ray"])
+@sites("local", "pair")
 def test_a_rank_that_is_killed_as_it_waits_leads_to_a_launch(site: Site) -> None:
     stay(site)
     agent = site.agents()[-1]
@@ -170,7 +170,7 @@ def test_a_rank_that_is_killed_as_it_waits_leads_to_a_launch(site: Site) -> None
     assert (report.outcome, report.cause, report.resident_of) == (None, "", "")
 
 
-@sites("local", slow=["pair"])
+@sites("local", slow=["pair", "ray"])
 def test_one_that_dies_as_it_takes_over_says_so(site: Site) -> None:
     """Nobody has heard of its death yet."""
     first = stay(site)

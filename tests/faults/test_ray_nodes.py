@@ -27,7 +27,7 @@ from tests.faults.ray_strikes import (
 from tests.waiting import wait_for
 
 STANDSTILL = 10.0
-"""Seconds of a block: ten times what one lasts, and less than half of what anything here stands still."""
+"""Seconds of a block: ten times what one lasts, less than half of what anything here stands still."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("ray")]
 

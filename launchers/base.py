@@ -111,7 +111,8 @@ class Slot(ABC):
     @property
     @abstractmethod
     def resident(self) -> dict[str, Any] | None:
-        """The configuration of processes that wait for another one; None: there are none."""
+        """The configuration of processes that wait for another one; None: there are none. To be asked
+        while nothing runs."""
 
     @abstractmethod
     def dismiss(self) -> None:

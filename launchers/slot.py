@@ -99,7 +99,7 @@ class AgentSlot(Slot):
 
     @property
     def resident(self) -> dict[str, Any] | None:
-        return self._stays.knobs if self._stays else None
+        return self._stays.knobs if self._stays and self._stays.lives() else None
 
     def dismiss(self) -> None:
         stays, self._stays = self._stays, None

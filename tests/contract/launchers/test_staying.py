@@ -27,8 +27,8 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.timeout(600)
 
 SHORT = BlockPlan(0.01, 2, ENDLESS)
-TICK = 0.01
-"""Seconds: what the kernel counts in."""
+SILENCE = 0.05
+"""Of a processor: a rank that turned round and round as it waits would take all of one."""
 
 
 def stay(site: Site, factory: str = "tiny:build", *, at: int = 3, **changes: Any) -> TrialReport:
@@ -125,8 +125,8 @@ def test_who_waits_is_silent_and_no_deadline_holds(site: Site) -> None:
     first = stay(site, knobs=loading, deadlines=HASTY)
     before = wait_for(lambda: settled(site), "all to be done with the trial")
     assert len(before) == 2 * site.world_size, "ranks and their workers"
-    time.sleep(HASTY.step + 1.0)
-    assert max(spent(site)[pid] - used for pid, used in before.items()) < 1.5 * TICK
+    time.sleep(waited := HASTY.step + 1.0)
+    assert max(spent(site)[pid] - used for pid, used in before.items()) < SILENCE * waited
     second = stay(site, knobs={**loading, "micro_batch": 4}, deadlines=HASTY)
     assert (second.outcome, second.not_its_own, second.resident_of) == (None, "", first.trial)
     assert len(spent(site)) == 2 * site.world_size, "the workers of the first are gone"
@@ -165,7 +165,8 @@ def test_a_rank_that_is_killed_as_it_waits_leads_to_a_launch(site: Site) -> None
     stay(site)
     agent = site.agents()[-1]
     ranks(agent)[-1].kill()
-    wait_for(lambda: not ranks(agent), "the agent to clear the others away")
+    wait_for(lambda: site.slot.resident is None, "the slot to hear of it")
+    assert not ranks(agent), "the agent has cleared the others away"
     report = stay(site, knobs=knobs(micro_batch=4))
     assert (report.outcome, report.cause, report.resident_of) == (None, "", "")
 

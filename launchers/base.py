@@ -104,6 +104,11 @@ class Slot(ABC):
     gone: str = ""
     """Why it is no more, in words: its nodes are lost or taken. The launcher may open another."""
 
+    @property
+    def usable(self) -> bool:
+        """Whether anything can be run on it."""
+        return not self.unusable and not self.gone
+
     def away(self) -> Sequence[str]:
         """What of it is lost or silent at present, in words; empty: it works. From any thread."""
         return ()

@@ -89,7 +89,6 @@ class AgentSlot(Slot):
         if before and before.takes(request) and before.lives():
             self._stays = None
             return StayingRun(request, before.agents, watch, before)
-        self.dismiss()
         agents = self._ready()
         if request.stays:
             return StayingRun(request, agents, watch)
@@ -115,7 +114,6 @@ class AgentSlot(Slot):
         started = time.monotonic()
         with self._lock:
             self._ending = False
-        self.dismiss()
         try:
             agents = self._ready()
         except (AgentDied, SlotGone) as error:
@@ -125,11 +123,12 @@ class AgentSlot(Slot):
         return residents.reports()
 
     def _ready(self) -> "Agents":
-        """Agents for what runs next.
+        """Agents for what runs next, beside nothing that waits.
 
         Raises:
             LauncherError: the slot is unusable, or no agents can be started.
         """
+        self.dismiss()
         if self.unusable:
             raise LauncherError(f"{self.name} is out of use: {self.unusable}")
         return self._living_agents()

@@ -26,7 +26,7 @@ class Alive:
         working, away = 0, dict[str, float]()
         for slot in list(launcher.slots):
             why = slot.away()
-            working += not (why or slot.unusable or slot.gone)
+            working += slot.usable and not why
             away |= {text: self._since.get(text, now) for text in why}
         self._since = away
         planned = max(launcher.planned, working)

@@ -18,7 +18,7 @@ from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import Judge, TimedRun
 from autotune.study.alive import Alive
 from autotune.study.job import Allowance, Job
-from autotune.study.residents import Residents, needs_its_own
+from autotune.study.taking_over import TakingOver, needs_its_own
 from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
@@ -77,8 +77,8 @@ class Bench:
         self._check = check
         self._recorded = recorded
         self._slots = list(job.plan.launcher.slots)
-        self._residents = Residents(self._slots)
-        self._free = {number for number, slot in enumerate(self._slots) if _is_usable(slot)}
+        self._taking_over = TakingOver(self._slots)
+        self._free = {number for number, slot in enumerate(self._slots) if slot.usable}
         self._pool = ThreadPoolExecutor(_MOST_SLOTS, thread_name_prefix="slot")
         self.noise = run_noise([])
         """Between runs, as far as it is known."""
@@ -109,7 +109,7 @@ class Bench:
     @property
     def resident(self) -> dict[str, Any] | None:
         """The configuration of processes that wait on a free slot; None: none do."""
-        return self._residents.waiting(self._free)
+        return self._taking_over.waiting(self._free)
 
     def start(
         self,
@@ -139,7 +139,7 @@ class Bench:
         attempts = self._job.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
             request = self._job.request(attempt, slot, allowed)
-            self._residents.launched(request, attempt)
+            self._taking_over.launched(request, attempt)
             alone = needs_its_own(attempt, attempts)
             future = self._pool.submit(_run, slot, request, judge, alone=alone)
         else:
@@ -158,7 +158,7 @@ class Bench:
         return self._job.own_attempts.begin(trial, knobs, purpose, round_)
 
     def _take_slot(self, attempt: StoredAttempt) -> int:
-        number = self._residents.slot_for(attempt, self._free)
+        number = self._taking_over.slot_for(attempt, self._free)
         self._free.discard(number)
         return number
 
@@ -203,11 +203,11 @@ class Bench:
             number, attempt, judge, _ = self._running.pop(future)
             # Of several that have taken turns, the last.
             last = all(run.slot != number for run in self._running.values())
-            if last and _is_usable(self._slots[number]):
+            if last and self._slots[number].usable:
                 self._free.add(number)
             report = future.result()
             result = self._suspected(attempt, judge.result(report))
-            result = self._residents.judged(report, result)
+            result = self._taking_over.judged(report, result)
             blocks = [_stored(seen) for seen in judge.seen]
             environment = self._environment_of(self._slots[number])
             self._job.own_attempts.finish(attempt, result, blocks, environment)
@@ -224,10 +224,10 @@ class Bench:
             LauncherError: there is no other.
         """
         slot = self._slots[number]
-        if _is_usable(slot):
+        if slot.usable:
             return
         self._take_new_slots()
-        left = [one for one in self._slots if _is_usable(one)]
+        left = [one for one in self._slots if one.usable]
         why = slot.gone or f"{slot.unusable}, which cannot be ended"
         self._job.say(
             f"Nothing more runs on {slot.name}: {why}. {counted(len(left), 'slot')} left."
@@ -245,7 +245,7 @@ class Bench:
         for slot in self._job.plan.launcher.slots[known:]:
             self._free.add(len(self._slots))
             self._slots.append(slot)
-            usable = sum(map(_is_usable, self._slots))
+            usable = sum(slot.usable for slot in self._slots)
             self._job.say(f"There is room for {slot.name}: {counted(usable, 'trial')} at a time.")
 
     def _environment_of(self, slot: Slot) -> int:
@@ -338,10 +338,6 @@ class Bench:
         self._pool.shutdown()
         for slot in self._slots:
             slot.dismiss()
-
-
-def _is_usable(slot: Slot) -> bool:
-    return not slot.unusable and not slot.gone
 
 
 def check_there(workdir: Path) -> None:

@@ -58,17 +58,19 @@ class Opening:
             )
         if profile.result.state == AttemptState.PRUNED:
             return {}  # its steps are too long for a look
-        blocks = self._job.repository.attempts.blocks(profile.id)
-        return blocks[0].observed if blocks else None
+        return self._observed(profile)
 
     def parts(self) -> dict[str, float]:
         """Shares of the baseline's step, as far as it was looked at."""
         profile = self._profile()
         if profile is None or profile.result.state != AttemptState.COMPLETE:
             return {}
-        blocks = self._job.repository.attempts.blocks(profile.id)
-        told = blocks[0].observed.get("parts") if blocks else None
+        told = (self._observed(profile) or {}).get("parts")
         return breakdown(told) if told else {}
+
+    def _observed(self, profile: StoredAttempt) -> dict[str, Any] | None:
+        blocks = self._job.repository.attempts.blocks(profile.id)
+        return blocks[0].observed if blocks else None
 
     def _profile(self) -> StoredAttempt | None:
         return self._job.attempts().of(Purpose.PROFILE).recorded().first

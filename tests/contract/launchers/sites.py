@@ -175,6 +175,17 @@ def ranks(agent: psutil.Process) -> list[psutil.Process]:
     return [child for child in fork_server(agent).children() if not is_store(child)]
 
 
+def spent(site: Site) -> dict[int, float]:
+    """Processor seconds of every rank, worker and agent, by process id."""
+    found: dict[int, float] = {}
+    for agent in site.agents():
+        for process in fork_server(agent).children(recursive=True):
+            if not is_store(process):
+                used = process.cpu_times()
+                found[process.pid] = used.user + used.system
+    return found
+
+
 class WatchedLink(LocalLink):
     """A line on which something may happen while a trial is being started."""
 

@@ -14,11 +14,10 @@ from tests.contract.launchers.sites import (
     HASTY,
     Site,
     end_at,
-    fork_server,
     go_on,
-    is_store,
     ranks,
     sites,
+    spent,
 )
 from tests.contract.launchers.test_ends import ending
 from tests.trials import ENDLESS, knobs
@@ -137,17 +136,6 @@ def settled(site: Site) -> dict[int, float] | None:
     before = spent(site)
     time.sleep(0.3)
     return before if before == spent(site) else None
-
-
-def spent(site: Site) -> dict[int, float]:
-    """Processor seconds of every rank, worker and agent, by process id."""
-    found: dict[int, float] = {}
-    for agent in site.agents():
-        for process in fork_server(agent).children(recursive=True):
-            if not is_store(process):
-                used = process.cpu_times()
-                found[process.pid] = used.user + used.system
-    return found
 
 
 @sites("local", "pair", slow=["ray"])

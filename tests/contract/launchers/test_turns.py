@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, Script, TrialReport
-from tests.contract.launchers.sites import HASTY, Site, fork_server, is_store, sites
+from tests.contract.launchers.sites import HASTY, Site, sites, spent
 from tests.contract.launchers.test_ends import ending
 from tests.trials import ENDLESS, knobs
 from tests.waiting import wait_for
@@ -127,13 +127,13 @@ def test_no_deadline_holds_for_one_that_waits(site: Site) -> None:
 @sites("local", slow=["pair"])
 def test_who_waits_is_silent_and_so_are_its_loaders(site: Site) -> None:
     """While one has turn after turn, no other process of the slot takes any processor time."""
-    turns = Watched(2, 1, lambda _: spent.append((time.monotonic(), _spent(site))))
-    spent: list[tuple[float, dict[int, float]]] = []
+    turns = Watched(2, 1, lambda _: told.append((time.monotonic(), spent(site))))
+    told: list[tuple[float, dict[int, float]]] = []
     turns.order = [0, 1, 1, 1, 1]
     loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
     longer = {"blocks": BlockPlan(0.5, 2, ENDLESS)}
     assert [r.outcome for r in run(site, turns, loading, longer)] == [None, None]
-    (_, first), *_, (_, before), (_, after) = spent
+    (_, first), *_, (_, before), (_, after) = told
     assert len(first) == 2 * site.world_size, "ranks and workers of the first one"
     took = [after[pid] - before[pid] for pid in first]
     assert max(took) < 1.5 * _TICK
@@ -143,17 +143,6 @@ def test_who_waits_is_silent_and_so_are_its_loaders(site: Site) -> None:
 
 _TICK = 0.01
 """Seconds: what the kernel counts in."""
-
-
-def _spent(site: Site) -> dict[int, float]:
-    """Processor seconds of every rank and every worker, by process id."""
-    found: dict[int, float] = {}
-    for agent in site.agents():
-        for process in fork_server(agent).children(recursive=True):
-            if not is_store(process):
-                used = process.cpu_times()
-                found[process.pid] = used.user + used.system
-    return found
 
 
 @sites("local", slow=["pair"])

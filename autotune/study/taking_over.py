@@ -20,7 +20,7 @@ _OF_WORTH = (AttemptState.COMPLETE, AttemptState.PRUNED, AttemptState.LOST)
 """Ends that say as much in processes that have trained something else before."""
 
 
-class Residents:
+class TakingOver:
     """Processes that stay on slots, by the attempts that launched them."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:

@@ -14,7 +14,7 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart test faults check bench search knobs gpu-check wheel bundle bundle-check clean
+.PHONY: quickstart test faults errands check bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,11 +25,14 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
 
-test: $(READY)  ## every test but full counts and long studies: minutes
-	$(TEST) -m "not slow and not gpu and not index"
+test: $(READY)  ## every test but full counts and long errands: minutes
+	$(TEST) -m "not slow and not errand and not gpu and not index"
 
-faults: $(READY)  ## the table of faults at full counts, and the studies that `make test` leaves out
-	$(TEST) -m "(fault or slow) and not gpu and not index" --fault-table=faults.json
+faults: $(READY)  ## the table of faults, and what else has a full count
+	$(TEST) -m "fault or slow" --fault-table=faults.json
+
+errands: $(READY)  ## what users do with the command, each with real studies, as far as `make test` leaves it out
+	$(TEST) -m errand
 
 ifeq ($(origin PYTHON),command line)
 # That interpreter with its own torch, as it stands: no environment, no network.

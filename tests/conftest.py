@@ -54,9 +54,10 @@ _ALONE = pytest.StashKey[bool]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that share a fixture of their module stay together; others run where there is room.
 
-    Those of launchers are sorted by the kind of their site, so that each kind is opened once.
+    Faults come first, whose groups take longest, and nobody waits for the last of them alone. Tests of
+    launchers are sorted by the kind of their site, so that each kind is opened once.
     """
-    items.sort(key=_site)
+    items.sort(key=lambda item: (_folder(item) != "faults", _site(item)))
     for item in items:
         unknown = [mark for mark in item.iter_markers("fault") if mark.args[0] not in FAULTS]
         assert not unknown, item.nodeid

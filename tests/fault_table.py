@@ -49,7 +49,7 @@ FAULTS = {
     21: Fault("port scan of what was started with defaults"),
     22: Fault("kill -9 during export"),
     23: Fault("raylet killed, head lost, cluster restarted"),
-    24: Fault("node frozen, link cut, packets lost", "packets lost"),
+    24: Fault("node frozen, link cut, packets lost"),
     25: Fault("cluster busy, all or in part"),
     26: Fault("SIGTERM by systemd, then start; a trial out of memory"),
     27: Fault("PostgreSQL read-only, host lost in mid transaction"),

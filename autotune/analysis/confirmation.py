@@ -30,8 +30,8 @@ _ERROR = 0.025
 """One-sided: so often may a study whose finalists are no better than the baseline say that one is."""
 _HOPELESS = 0.02
 """A finalist that is faster than the leader with no more than this probability drops out."""
-_PRECISE, _PRECISE_SHARE = 0.01, 1 / 3
-"""Half the interval that fresh rounds aim at: 1 %, or a third of the gain."""
+_FINEST, _COARSEST, _SHARE_OF_GAIN = 0.01, 0.04, 1 / 3
+"""Half the interval that fresh rounds aim at: a third of the gain, but between these."""
 
 Rounds = dict[int, dict[int, float]]
 """Round -> trial -> throughput."""
@@ -160,7 +160,7 @@ class Confirmation:
         if self.baseline is None or best == self.baseline or self.baseline in self.dropped:
             return
         gain = self.contrast(best, self.baseline)
-        target = max(_PRECISE, _PRECISE_SHARE * gain.value)
+        target = max(_FINEST, min(_SHARE_OF_GAIN * gain.value, _COARSEST))
         spread = gain.error * math.sqrt(len(self.rounds))  # of one pair
         wanted = min(FEWEST_ROUNDS, self._most_rounds)
         while wanted < self._most_rounds and half_width_of(spread, wanted) > target:

@@ -33,7 +33,7 @@ def _start(tiny: StudyFolder) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> None:
     verdict = finished.study().verdict
     assert verdict is not None and verdict["kind"] == "better", verdict
@@ -70,7 +70,7 @@ def test_baseline_and_winner_are_looked_at_closely(finished: StudyFolder) -> Non
             assert json.load(opened)["traceEvents"]
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_what_won_is_tried_first_in_the_next_study(finished: StudyFolder) -> None:
     won = finished.study().verdict
     assert won is not None
@@ -88,7 +88,7 @@ def test_what_won_is_tried_first_in_the_next_study(finished: StudyFolder) -> Non
     assert f"study {finished.name} recommended it" in again.run("logs", "again").stdout
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_search_ends_when_another_trial_is_not_worth_it(tiny: StudyFolder) -> None:
     tiny.write(
         sampler="model",

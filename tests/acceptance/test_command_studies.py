@@ -47,7 +47,7 @@ def test_doctor_runs_the_command_with_each_knob(tiny: StudyFolder) -> None:
     assert "ok    knob pause: 0.01 runs, by {pause}" in told
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_command_is_tuned_and_run(tiny: StudyFolder) -> None:
     write(tiny, budget={"trials": 4, "least_gain": 0}, measurement=quick_measurement(rounds=4))
     found = tiny.run("start", "study.yaml", "--foreground")
@@ -65,7 +65,7 @@ def test_a_command_is_tuned_and_run(tiny: StudyFolder) -> None:
     assert '"samples": 64' in (tiny.folder / "metrics.jsonl").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_what_may_change_the_loss_is_refused(tiny: StudyFolder) -> None:
     write(
         tiny,
@@ -94,7 +94,7 @@ def write_example(tiny: StudyFolder, **changes: object) -> dict[str, str]:
     return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_example_runs(tiny: StudyFolder) -> None:
     """It starts two ranks by itself."""
     path = write_example(
@@ -105,7 +105,7 @@ def test_the_example_runs(tiny: StudyFolder) -> None:
     assert "ok    knob micro_batch: 32 runs, by {micro_batch}" in told, told
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_example_is_tuned(tiny: StudyFolder) -> None:
     path = write_example(tiny, budget={"trials": 3, "least_gain": 0})
     found = tiny.run("start", "study.yaml", "--foreground", env=path)
@@ -132,7 +132,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_field_of_a_file_that_a_command_is_given(tiny: StudyFolder) -> None:
     (tiny.folder / "bench.py").write_text(CONFIGURED)
     (tiny.folder / "config.json").write_text('{"train": {"batch": 4}}')

@@ -137,7 +137,7 @@ def test_doctor_fails_where_a_study_cannot_run(tiny: StudyFolder) -> None:
     assert "lower resources.workers" in failed[0]
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_doctor_fails_where_the_baseline_does_not_train(tiny: StudyFolder) -> None:
     tiny.write(workload={"name": "tiny:build", "args": {"trouble": "raise", "at": 2}})
     found = tiny.ask("doctor", "study.yaml")
@@ -154,7 +154,7 @@ def test_a_folder_without_studies_says_so(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_space_of_one_configuration_is_tried_once(tiny: StudyFolder) -> None:
     one = {"micro_batch": [2]}
     tiny.write(resources=ONE_RANK, search_space=one, baseline={"micro_batch": 2})
@@ -300,7 +300,7 @@ def test_an_unknown_study_is_answered_with_the_known_ones(
     assert "there are: tiny" in found.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_no_change_does_not_replace_what_another_study_found(
     finished: StudyFolder, tiny: StudyFolder
 ) -> None:
@@ -319,7 +319,7 @@ def test_no_change_does_not_replace_what_another_study_found(
 # Studies that are stopped, left, and gone on with
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_larger_budget_goes_on_where_the_study_stood(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, budget={"trials": 2})
     assert tiny.run("start", "study.yaml", "--foreground").returncode == 0
@@ -348,7 +348,7 @@ def in_turn(attempts: list[StoredAttempt], members: set[int]) -> bool:
     return {a.trial for a in confirmed} == members
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_detach_stop_resume(tiny: StudyFolder) -> None:
     slower = {"name": "tiny:build", "args": {"sleep": 0.05}}
     tiny.write(resources=ONE_RANK, workload=slower, budget={"trials": 2, "least_gain": 0})
@@ -368,7 +368,7 @@ def test_detach_stop_resume(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=2)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
     """The daemon has heard of the stop and clears away when the user thinks better of it."""
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
@@ -383,7 +383,7 @@ def test_resume_before_a_stop_is_done_goes_on(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=3)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_stop_is_carried_out_though_a_resume_follows_at_once(tiny: StudyFolder) -> None:
     """The daemon hears of both together: the trial that runs is given up, and run again."""
     hanging = {"trouble": "hang", "rank": 0, "at": 1, "above": 4}
@@ -409,7 +409,7 @@ def test_a_stop_is_carried_out_though_a_resume_follows_at_once(tiny: StudyFolder
     tiny.assert_complete(trials=2)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_resume_from_another_folder_with_a_relative_storage(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, budget={"trials": 2})
     tiny.run("start", "study.yaml", "--detach")
@@ -422,7 +422,7 @@ def test_resume_from_another_folder_with_a_relative_storage(tiny: StudyFolder) -
     tiny.assert_complete(trials=2)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_larger_budget_reaches_a_study_that_runs(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 2})
     tiny.run("start", "study.yaml", "--detach")
@@ -433,7 +433,7 @@ def test_a_larger_budget_reaches_a_study_that_runs(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=4)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     following = tiny.spawn("start", "study.yaml")
@@ -449,7 +449,7 @@ def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     tiny.assert_complete(trials=3)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_ctrl_c_stops_a_study_in_the_foreground(tiny: StudyFolder) -> None:
     tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 3})
     running = tiny.spawn("start", "study.yaml", "--foreground")

@@ -184,7 +184,7 @@ class TestPages:
         wait_for_words(page, STUDY)
         page.screenshot(path=tmp_path / "studies.png")
 
-    @pytest.mark.slow
+    @pytest.mark.errand
     def test_the_study_is_shown_with_its_objective(
         self, server: Server, page: Any, done: Done, tmp_path: Path
     ) -> None:
@@ -217,7 +217,7 @@ class TestPages:
             ratio = finalist["ratio_to_recommended"]
             assert f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" in shown
 
-    @pytest.mark.slow
+    @pytest.mark.errand
     def test_every_trial_is_listed_with_its_end(
         self, server: Server, page: Any, done: Done, tmp_path: Path
     ) -> None:
@@ -230,7 +230,7 @@ class TestPages:
         ends = {"COMPLETE": "Complete", "PRUNED": "Pruned", "ERROR": "Fail"}
         assert listed == [(str(n), ends[done.of_search(n).result.state]) for n in range(count)]
 
-    @pytest.mark.slow
+    @pytest.mark.errand
     def test_a_trial_shows_its_throughput_and_memory(
         self, server: Server, page: Any, done: Done, tmp_path: Path
     ) -> None:
@@ -252,7 +252,7 @@ class TestPages:
         assert number(memory[1]) == pytest.approx(result.peak_bytes / 2**20, rel=0.01)
         assert "micro_batch: 1" in shown
 
-    @pytest.mark.slow
+    @pytest.mark.errand
     def test_a_trial_that_failed_shows_why(
         self, server: Server, page: Any, done: Done, tmp_path: Path
     ) -> None:
@@ -264,7 +264,7 @@ class TestPages:
         assert "cause: rank 0: ValueError: planted error" in shown
         assert "throughput:" not in shown
 
-    @pytest.mark.slow
+    @pytest.mark.errand
     def test_configurations_keep_their_lines(self, server: Server, page: Any) -> None:
         """One knob to a line, not run together into a paragraph."""
         for address in (f"{server.address}/note", f"{server.address}/trials?numbers=0"):
@@ -317,7 +317,7 @@ class TestServer:
 
     @pytest.mark.parametrize(
         "after",
-        [0.0, pytest.param(1.0, marks=pytest.mark.slow)],
+        [0.0, pytest.param(1.0, marks=pytest.mark.errand)],
         ids=["at once", "later"],
     )
     def test_it_ends_on_ctrl_c(self, done: Done, after: float) -> None:
@@ -327,7 +327,7 @@ class TestServer:
         assert code == 0
         assert "Traceback" not in errors
 
-    @pytest.mark.slow
+    @pytest.mark.errand
     def test_it_ends_on_ctrl_c_while_a_page_is_open(self, done: Done, stranger: Any) -> None:
         with dashboard(done.folder, "--port", "0") as server:
             wait_for_words(enter(stranger, server), STUDY)

@@ -19,20 +19,20 @@ def diagnosed(folder: Path, factory: str, args: dict, baseline: dict) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @pytest.mark.parametrize(
     ("planted", "baseline", "named", "answer"),
     [
-        pytest.param("loader", {}, "loader", "loader_workers", marks=pytest.mark.slow),
+        pytest.param("loader", {}, "loader", "loader_workers", marks=pytest.mark.errand),
         ("buckets", {"bucket_cap_mb": 0.01}, "communication", "bucket_cap_mb"),
         pytest.param(
             "reading",
             {"log_interval": 1},
             "synchronisation",
             "log_interval",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.errand,
         ),
-        pytest.param("rank", {}, "straggler", None, marks=pytest.mark.slow),
+        pytest.param("rank", {}, "straggler", None, marks=pytest.mark.errand),
     ],
 )
 def test_a_planted_bottleneck_is_named_first(
@@ -46,7 +46,7 @@ def test_a_planted_bottleneck_is_named_first(
     assert len(found["traces"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_batch_that_leaves_its_place_and_unequal_memory_are_found(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "bottlenecks:build", {"planted": "layout"}, {"micro_batch": 3})
     texts = {finding["name"]: finding["text"] for finding in found["findings"]}
@@ -56,7 +56,7 @@ def test_a_batch_that_leaves_its_place_and_unequal_memory_are_found(tmp_path: Pa
     assert "rank 1 takes" in texts["memory"]
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "bottlenecks.py").write_text((WORKLOADS / "bottlenecks.py").read_text())
     write_study(
@@ -77,7 +77,7 @@ def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
     assert "ui.perfetto.dev" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_baseline_that_fails_is_told_with_its_output(tmp_path: Path) -> None:
     (tmp_path / "bottlenecks.py").write_text((WORKLOADS / "bottlenecks.py").read_text())
     write_study(tmp_path, workload={"name": "bottlenecks:build", "args": {"planted": "nothing"}})

@@ -24,7 +24,7 @@ def write(tiny: StudyFolder, name: str, **changes: Any) -> dict[str, Any]:
     return study
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @pytest.mark.parametrize(
     "name", ["ddp", "hf_trainer", "accelerate_loop", "lightning_module", "fsdp2"]
 )
@@ -51,7 +51,7 @@ def test_a_framework_is_tuned_and_left_as_it_is(tiny: StudyFolder, name: str) ->
     assert study["workload"]["flags"].keys() >= {"micro_batch", "accumulation_steps"}
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_doctor_is_right_about_a_trainer(tiny: StudyFolder) -> None:
     """Without --use_cpu the Trainer's ranks would not train together where there is no device."""
     pytest.importorskip("accelerate")

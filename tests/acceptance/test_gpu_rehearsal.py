@@ -33,7 +33,7 @@ def rehearse(script: dict[str, Any], tmp_path: Path) -> Callable[[str], dict[str
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_parts_are_measured_once_and_written(
     rehearse: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -80,7 +80,7 @@ def test_titles_are_unique_and_every_knob_has_a_part(script: dict[str, Any]) -> 
     assert {name for group in groups for name, _ in group.values} == set(CATALOGUE)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_without_a_device_it_says_so(script: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="no CUDA device is seen; --rehearse"):

@@ -43,8 +43,8 @@ def host(tmp_path: Path) -> Iterator[StudyFolder]:
         yield found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [pytest.param("local", marks=pytest.mark.slow), "ray"])
+@pytest.mark.errand
+@pytest.mark.parametrize("launcher", [pytest.param("local", marks=pytest.mark.errand), "ray"])
 def test_a_study_in_a_folder_with_packages_named_like_ours(
     host: StudyFolder, launcher: str
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_study_in_a_folder_with_packages_named_like_ours(
     host.wait_nothing_runs()
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_installed_command_finds_its_own_packages_too(host: StudyFolder) -> None:
     """Not only `python -m autotune`: the console script has no folder of its own to look in."""
     host.write(workload="host:build")

@@ -49,7 +49,7 @@ def test_a_plain_script(folder: StudyFolder) -> None:
     assert "exists already; it is left as it was" in again.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_study_that_comes_of_it_runs(folder: StudyFolder) -> None:
     study = written(folder, "torchrun --nproc-per-node 2 plain_ddp.py --epochs 100000")
     short = {**study, "budget": {"trials": 2}, "measurement": quick_measurement(attribution=0)}
@@ -58,7 +58,7 @@ def test_the_study_that_comes_of_it_runs(folder: StudyFolder) -> None:
     assert "round 2, trial" in found.stdout, found.stdout + found.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
     study = written(folder, "torchrun --nproc-per-node 2 settings_by_exec.py --batch_size=8")
     assert study["workload"]["flags"] == {
@@ -73,7 +73,7 @@ def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
     assert "ok    knob accumulation_steps: 1 " in told, told
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_settings_in_a_file_that_an_argument_names(folder: StudyFolder) -> None:
     command = "torchrun --nproc-per-node 2 from_file.py --config settings/train.yaml"
     study = written(folder, command)
@@ -87,7 +87,7 @@ def test_settings_in_a_file_that_an_argument_names(folder: StudyFolder) -> None:
     assert (folder.folder / "settings/train.yaml").read_bytes() == SETTINGS.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_settings_in_a_file_at_a_fixed_place(folder: StudyFolder) -> None:
     study = written(folder, "torchrun --nproc-per-node 2 from_file.py")
     assert study["workload"]["flags"] == {
@@ -96,7 +96,7 @@ def test_settings_in_a_file_at_a_fixed_place(folder: StudyFolder) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_click_streams_and_two_models(folder: StudyFolder) -> None:
     study = written(folder, "python clicked.py --bs 4")
     assert study["workload"]["flags"] == {"micro_batch": "--bs"}
@@ -104,7 +104,7 @@ def test_click_streams_and_two_models(folder: StudyFolder) -> None:
     assert study["search_space"].keys() == {"loader_workers", "optimizer_kernels"}
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_hydra(folder: StudyFolder) -> None:
     study = written(folder, "python configured.py data.batch_size=16")
     assert study["workload"]["flags"] == {
@@ -114,7 +114,7 @@ def test_hydra(folder: StudyFolder) -> None:
     assert study["baseline"]["accumulation_steps"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -122,13 +122,13 @@ def test_hydra(folder: StudyFolder) -> None:
         pytest.param(
             "print('nothing is trained')",
             "no optimizer step of torch.optim was seen",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.errand,
         ),
-        pytest.param("import no_such_module", "no_such_module", marks=pytest.mark.slow),
+        pytest.param("import no_such_module", "no_such_module", marks=pytest.mark.errand),
         pytest.param(
             "import torch.multiprocessing as mp\nif __name__ == '__main__': mp.spawn(print, nprocs=2)",
             "the script starts its ranks itself",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.errand,
         ),
     ],
 )
@@ -167,7 +167,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_batches_whose_sequence_comes_first_and_two_parsers(folder: StudyFolder) -> None:
     (folder.folder / "own.py").write_text(_SEQUENCE_FIRST)
     study = written(folder, "python own.py -c x")

@@ -27,7 +27,7 @@ def asking_for_max(tiny: StudyFolder, fits: int, **changes: object) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> None:
     with study_folder(tmp_path) as tiny:
         asking_for_max(tiny, fits=40)
@@ -48,17 +48,17 @@ def test_the_largest_that_fits_is_found_once_and_searched(tmp_path: Path) -> Non
         assert again.stdout.count("max is taken") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @pytest.mark.parametrize(
     ("fits", "changes", "complaint"),
     [
-        pytest.param(0, {}, "not even 1 fits in memory", marks=pytest.mark.slow),
+        pytest.param(0, {}, "not even 1 fits in memory", marks=pytest.mark.errand),
         (40, {"resources": {"workers": 2}}, "set resources.memory_per_worker"),
         pytest.param(
             40,
             {"baseline": {"stream_prefetch": True}},
             "the baseline cannot run here",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.errand,
         ),
     ],
     ids=["nothing fits", "no limit", "infeasible baseline"],

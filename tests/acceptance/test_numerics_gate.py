@@ -26,11 +26,11 @@ def study_with(tiny: StudyFolder, fault: str) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        pytest.param("scale", "norm", marks=pytest.mark.slow),
+        pytest.param("scale", "norm", marks=pytest.mark.errand),
         ("sync", "gradients are not exchanged"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_planted_fault_is_refused(tiny: StudyFolder, fault: str, reason: str) 
     assert json.loads(again.stdout)["refused"] == verdict["refused"]
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_an_honest_bf16_passes_and_the_verdict_says_how_closely(tiny: StudyFolder) -> None:
     study_with(tiny, "")
     verdict = tiny.study().verdict

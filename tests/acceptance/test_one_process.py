@@ -9,7 +9,7 @@ from storage import Purpose
 from tests.steering import quick_measurement, study_folder
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_ddp_and_one_process_compete_over_the_same_samples(tmp_path: Path) -> None:
     with study_folder(tmp_path) as tiny:
         tiny.write(

@@ -24,7 +24,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_table_holds_every_configuration_once(folder: Path) -> None:
     write_study(folder, search_space=SPACE)
     done = autotune("record", "study.yaml", "-o", "t.csv", "--refine", "1", cwd=folder, check=True)
@@ -42,7 +42,7 @@ def test_a_table_holds_every_configuration_once(folder: Path) -> None:
     assert {type(row["micro_batch"]) for row in read.rows} == {int}
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_what_is_recorded_is_not_run_again(folder: Path) -> None:
     write_study(folder, search_space=SPACE)
     command = ("record", "study.yaml", "-o", "t.csv", "--refine", "0")
@@ -55,7 +55,7 @@ def test_what_is_recorded_is_not_run_again(folder: Path) -> None:
     assert len(rows(folder / "t.csv")) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_failure_is_a_row(folder: Path) -> None:
     workload = {"name": "tiny:build", "args": {"trouble": "raise", "above": 2}}
     write_study(folder, search_space=SPACE, workload=workload)
@@ -67,7 +67,7 @@ def test_a_failure_is_a_row(folder: Path) -> None:
     assert states["2"][0] == "COMPLETE"
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_journal_of_another_space_is_left_alone(folder: Path) -> None:
     write_study(folder, search_space=SPACE)
     (folder / "t.runs.csv").write_text("pass,other,throughput,trial_seconds,state\n")

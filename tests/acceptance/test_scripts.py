@@ -60,7 +60,7 @@ def test_doctor_says_knob_by_knob_what_takes_effect(tiny: StudyFolder) -> None:
     assert "4 a step, are not the 8 that the configuration says" in told
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_file_that_nobody_reads_is_told(tiny: StudyFolder) -> None:
     """plain_ddp.py has its settings from arguments: it would be measured as what it is not."""
     (tiny.folder / "train.yaml").write_text("batch: 4\nlr: 1.0\n")
@@ -92,7 +92,7 @@ def test_a_script_is_diagnosed(tiny: StudyFolder) -> None:
     assert len(found["traces"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_doctor_says_which_knob_has_every_step_compiled(tiny: StudyFolder) -> None:
     script = SCRIPTS / "varied" / "recompiling.py"
     (tiny.folder / script.name).write_bytes(script.read_bytes())
@@ -109,7 +109,7 @@ def test_doctor_says_which_knob_has_every_step_compiled(tiny: StudyFolder) -> No
     assert "warn  knob ragged: true: torch.compile has compiled anew in each of the last 3" in told
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_script_is_tuned_and_left_as_it_is(tiny: StudyFolder) -> None:
     space = {"micro_batch": [4, 64], "precision": ["fp32", "bf16"]}
     before = (SCRIPTS / "plain_ddp.py").read_text()
@@ -154,7 +154,7 @@ def with_own_knobs(tiny: StudyFolder, **changes: object) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_doctor_tries_knobs_of_ones_own(tiny: StudyFolder) -> None:
     with_own_knobs(tiny)
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
@@ -163,7 +163,7 @@ def test_doctor_tries_knobs_of_ones_own(tiny: StudyFolder) -> None:
     assert "knob overlap: not tried: `not overlap or mode == 'fast'` allows no other value" in told
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_knobs_of_ones_own_are_tuned(tiny: StudyFolder) -> None:
     with_own_knobs(
         tiny,

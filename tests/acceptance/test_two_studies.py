@@ -47,11 +47,11 @@ def one_waits_for_the_other(folder: Path, launcher: str) -> Iterator[Pair]:
 
 
 LAUNCHERS = pytest.mark.parametrize(
-    "launcher", ["local", pytest.param("ray", marks=pytest.mark.slow)]
+    "launcher", ["local", pytest.param("ray", marks=pytest.mark.errand)]
 )
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @LAUNCHERS
 def test_the_second_begins_when_the_first_has_ended(tmp_path: Path, launcher: str) -> None:
     with one_waits_for_the_other(tmp_path, launcher) as pair:
@@ -66,7 +66,7 @@ def test_the_second_begins_when_the_first_has_ended(tmp_path: Path, launcher: st
         second.assert_complete(trials=2)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 @LAUNCHERS
 def test_one_that_waits_can_be_stopped_and_started_again(tmp_path: Path, launcher: str) -> None:
     with one_waits_for_the_other(tmp_path, launcher) as pair:

@@ -53,10 +53,10 @@ def nothing_left(folder: Path) -> bool:
     ("end", "status"),
     [
         ("sys.exit(7)", 7),
-        pytest.param("os.kill(os.getpid(), 9)", -9, marks=pytest.mark.slow),
-        pytest.param("os.abort()", -6, marks=pytest.mark.slow),
-        pytest.param("1 / 0", 1, marks=pytest.mark.slow),
-        pytest.param("", 0, marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), 9)", -9, marks=pytest.mark.errand),
+        pytest.param("os.abort()", -6, marks=pytest.mark.errand),
+        pytest.param("1 / 0", 1, marks=pytest.mark.errand),
+        pytest.param("", 0, marks=pytest.mark.errand),
     ],
 )
 def test_the_exit_status_is_that_of_the_job(folder: Path, end: str, status: int) -> None:
@@ -66,14 +66,14 @@ def test_the_exit_status_is_that_of_the_job(folder: Path, end: str, status: int)
     wait_for(lambda: nothing_left(folder), "the watcher has cleaned up")
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_what_the_job_is_given_reaches_it_byte_for_byte() -> None:
     words = ["a\nb", "$(x) 'y' \"z\"", "-n", "--", os.fsdecode(b"\xff")]
     done = run("import os, sys\nos.write(1, b'|'.join(map(os.fsencode, sys.argv[1:])))", *words)
     assert done.stdout == b"|".join(map(os.fsencode, words))
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_it_is_no_child_that_the_job_would_wait_for() -> None:
     text = "import os\ntry:\n    os.wait()\nexcept ChildProcessError:\n    print('none')"
     assert run(text).stdout == b"none\n"
@@ -132,7 +132,7 @@ with watched(load("best.yaml"), wishes) as address:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) -> None:
     content = yaml.safe_load(Path("best.yaml").read_text())
     Path("best.yaml").write_text(yaml.safe_dump({**content, "world_size": 2}))
@@ -162,7 +162,7 @@ def test_ranks_under_torchrun_report_and_a_signal_goes_to_the_job(folder: Path) 
         urllib.request.urlopen(address.decode())
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
     url = f"sqlite:///{folder}/autotune.db"
     (folder / "tiny.py").write_text("")
@@ -194,7 +194,7 @@ def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_study_is_queued_under_a_name_of_its_own(folder: Path) -> None:
     url = f"sqlite:///{folder}/autotune.db"
     repository = Repository(Database(url))

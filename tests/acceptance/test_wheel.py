@@ -121,7 +121,7 @@ def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_what_is_recommended_is_loaded_where_there_is_torch_and_pyyaml_only(
     image: Path, tmp_path: Path
 ) -> None:
@@ -183,7 +183,7 @@ def test_the_wheel_holds_what_it_must_and_nothing_else(wheel: Path) -> None:
     assert not any("test" in name for name in names)
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_installed_wheel_is_what_runs(installed: Path, empty: StudyFolder) -> None:
     for package in PACKAGES:
         where = call(
@@ -198,7 +198,7 @@ def test_the_installed_wheel_is_what_runs(installed: Path, empty: StudyFolder) -
     )
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_init_and_a_study_from_an_empty_folder(installed: Path, empty: StudyFolder) -> None:
     call(installed / "autotune", "init", cwd=empty.folder)
     template = yaml.safe_load((empty.folder / "study.yaml").read_text())

@@ -14,14 +14,14 @@ def study(tmp_path: Path) -> Path:
     return write_study(tmp_path / "studies", resources={"workers": 1})
 
 
-@pytest.mark.parametrize("where", [".", pytest.param("studies", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", [".", pytest.param("studies", marks=pytest.mark.errand)])
 def test_it_is_found(study: Path, tmp_path: Path, where: str) -> None:
     (tmp_path / where / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     found = ask("doctor", "studies/study.yaml", cwd=tmp_path)
     assert "ok    baseline: built and trained" in found.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_it_is_found_where_the_study_says(tmp_path: Path) -> None:
     for name in ("studies", "code", "elsewhere"):
         (tmp_path / name).mkdir()
@@ -32,7 +32,7 @@ def test_it_is_found_where_the_study_says(tmp_path: Path) -> None:
     assert "ok    baseline: built and trained" in found.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_the_message_names_both_places(study: Path, tmp_path: Path) -> None:
     found = ask("doctor", "studies/study.yaml", cwd=tmp_path)
     assert (

@@ -35,7 +35,7 @@ def write(study: StudyFolder, **changes: object) -> None:
     (study.folder / "study.yaml").write_text(yaml.safe_dump(settings))
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_a_study_runs_to_its_verdict_without_them(study: StudyFolder, bare: Command) -> None:
     write(study)
     assert "dashboard" in bare("--help").stdout
@@ -53,7 +53,7 @@ def test_a_study_runs_to_its_verdict_without_them(study: StudyFolder, bare: Comm
         )
 
 
-@pytest.mark.slow
+@pytest.mark.errand
 def test_doctor_says_what_cannot_be_done_without_them(study: StudyFolder, bare: Command) -> None:
     write(study)
     found = bare("doctor")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from scipy import stats
+from scipy import special
 
 from autotune.measurement.correlation import lag_one
 
@@ -57,7 +57,7 @@ class Distance:
         return self._quantile(LEVEL / looks) * self.error
 
     def _quantile(self, level: float) -> float:
-        return float(stats.t.isf(level, self.freedom))
+        return float(special.stdtrit(self.freedom, 1 - level))
 
 
 def distance(runs: Sequence[Sequence[float]]) -> Distance:

@@ -15,7 +15,8 @@ UNKNOWN_NOISE = 0.03
 _MOST_OBSERVATIONS = 150
 _PRUNED_NOISE = 0.05
 """At least, of a trial that was ended early, after few blocks."""
-_NORMAL_95 = 1.96
+NORMAL_95 = 1.96
+"""Half of a 95 % interval, in standard errors that are known."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _relative_noise(trial: FrozenTrial) -> float:
     if isinstance(told, int | float) and told > 0:
         noise = float(told)
     elif isinstance(half_width, int | float) and half_width > 0:
-        noise = half_width / _NORMAL_95
+        noise = half_width / NORMAL_95
     else:
         noise = UNKNOWN_NOISE
     return max(noise, _PRUNED_NOISE) if trial.state == TrialState.PRUNED else noise

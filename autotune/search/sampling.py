@@ -35,6 +35,7 @@ class FeasibleSampler(BaseSampler):
 
     def __init__(self, inner: BaseSampler, space: Space, seed: int, tries: int) -> None:
         self._inner = inner
+        self._model = inner if isinstance(inner, PerformanceModelSampler) else None
         self._space = space
         self._worth = WorthLaunching(space)
         self._random = random.Random(seed)
@@ -50,7 +51,7 @@ class FeasibleSampler(BaseSampler):
     @property
     def has_model(self) -> bool:
         """Whether it can say what another trial is expected to bring."""
-        return isinstance(self._inner, PerformanceModelSampler)
+        return self._model is not None
 
     def see(self, knobs: Mapping[str, KnobValue], shares: Mapping[str, float]) -> None:
         """Let the inner sampler know, if it can make use of it, what the step of a configuration is made
@@ -59,9 +60,9 @@ class FeasibleSampler(BaseSampler):
         Args:
             shares: of its time by part, as search_spaces.knob.PARTS.
         """
-        if isinstance(self._inner, PerformanceModelSampler):
+        if self._model:
             params = {name: knobs[name] for name in self._space.distributions()}
-            self._inner.see(Profile(params, shares))
+            self._model.see(Profile(params, shares))
 
     def price(self, seconds: Callable[[dict[str, KnobValue]], float]) -> None:
         """Have the inner sampler, if it can, suggest by gain per second.
@@ -69,14 +70,12 @@ class FeasibleSampler(BaseSampler):
         Args:
             seconds: that the next trial is expected to take, of a value for every knob.
         """
-        if isinstance(self._inner, PerformanceModelSampler):
-            self._inner.price(lambda params: seconds(self._space.complete(params)))
+        if self._model:
+            self._model.price(lambda params: seconds(self._space.complete(params)))
 
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
         """What the inner sampler expects; None if it has no model, or has seen too little."""
-        if not isinstance(self._inner, PerformanceModelSampler):
-            return None
-        return self._inner.predict(trials, self._space.distributions())
+        return self._model.predict(trials, self._space.distributions()) if self._model else None
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from optuna.trial import FrozenTrial
-from scipy import stats
+from scipy import special
 
-from autotune.search.observations import measured
+from autotune.search.observations import NORMAL_95, measured
 from autotune.search.performance_model import Prediction
 from autotune.spec import StudySpec
 
@@ -30,7 +30,6 @@ _SURPRISE = 0.025
 """Chance of residuals as large as those of a model that is not believed."""
 _LONG = 60
 """Trials, of which the later half tells what trials bring, whatever the model says."""
-_NORMAL_95 = 1.96
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -60,7 +59,7 @@ class Stakes:
 
     def visible(self, sigma: float) -> float:
         """The least difference that the confirmation can show, were all its rounds separate runs."""
-        return _NORMAL_95 * sigma * math.sqrt(2 / self.rounds)
+        return NORMAL_95 * sigma * math.sqrt(2 / self.rounds)
 
     def least(self, seconds: float, sigma: float) -> float:
         """Expected gain that a trial has to have. That of a gain which can be shown, with the chance at
@@ -156,4 +155,4 @@ class Worth:
 def _holds(prediction: Prediction, trials: Sequence[FrozenTrial]) -> bool:
     """Whether measurements lie no farther from what the model makes of all others than by chance."""
     told = max(1, sum(measured(trial) is not None for trial in trials))
-    return prediction.surprise <= float(stats.chi2.isf(_SURPRISE, told)) / told
+    return prediction.surprise <= float(special.chdtri(told, _SURPRISE)) / told

@@ -188,12 +188,28 @@ class StudyFolder(Records):
     def die(self, when: str, method: str, call: int = 1) -> None:
         """Run a daemon that SIGKILLs itself before or after a call of a method of the product."""
         self.bury_daemon()
-        arguments = [str(_DYING_COMMAND), when, method, str(call)]
-        arguments += ["daemon", "--idle-exit", "0", "--storage", self.url]
-        daemon = Command(arguments, self.folder)
+        daemon = self.dying(when, method, call)
         code = daemon.wait()
         point = f"{when} call {call} of {method}"
         assert code == -signal.SIGKILL, f"did not die {point}, exit {code}:\n{daemon.output()}"
+
+    def dying(self, when: str, method: str, call: int) -> "Command":
+        """A daemon that kills itself."""
+        arguments = [str(_DYING_COMMAND), when, method, str(call)]
+        return Command([*arguments, *self.daemon_command], self.folder)
+
+    def daemon(self) -> "Command":
+        """Start one, which ends once the queue is empty."""
+        return self.spawn(*self.daemon_command)
+
+    @property
+    def daemon_command(self) -> tuple[str, ...]:
+        return ("daemon", "--idle-exit", "0", "--storage", self.url)
+
+    def go_on(self) -> subprocess.CompletedProcess[str]:
+        """Start the study again, and follow it to its end."""
+        how = "--foreground" if self.lease() is None else "--json"
+        return self.run("start", "study.yaml", how, timeout=400)
 
     def bury_daemon(self) -> None:
         """End the lease of a daemon that is dead, as `autotune start` does."""

@@ -1,5 +1,6 @@
 """What the dashboard shows of a study as a whole: its note, and its attributes beside the best trial."""
 
+import time
 from collections.abc import Iterator
 
 from autotune.analysis.verdict import Verdict
@@ -8,6 +9,9 @@ from autotune.study.job import Job
 from autotune.views.in_hand import supported
 from autotune.views.notes import study_note, trial_note
 from storage import Purpose, TrialLedger
+
+EVERY_SECONDS = 1.0
+"""No reader looks more often, and each time takes some ten milliseconds of a short trial."""
 
 
 class Board:
@@ -18,9 +22,24 @@ class Board:
         self._ledger = ledger
         self._unit = job.plan.spec.objective.unit
         self._note = ""
+        self._updated = -EVERY_SECONDS
+        self._behind = False
 
-    def update(self) -> None:
-        """Show what the records support by now."""
+    def update(self, *, new: bool) -> None:
+        """Show what the records support by now, unless that was done a moment ago.
+
+        Args:
+            new: something has been recorded.
+        """
+        self._behind |= new
+        if time.monotonic() - self._updated >= EVERY_SECONDS:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Show what has been recorded since the last time."""
+        if not self._behind:
+            return
+        self._updated, self._behind = time.monotonic(), False
         job = self._job
         self.show(supported(job.repository, job.study, job.attempts()))
 

@@ -24,7 +24,7 @@ from autotune.analysis.verdict import (
     not_enough_time,
 )
 from autotune.analysis.wording import difference, quantity
-from autotune.errors import BadInput, BaselineFails, LeaseLost
+from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
 from autotune.search.sampling import sampler
@@ -111,22 +111,30 @@ class Tuner:
             Stopped, LeaseLost: see Signals.
         """
         self._check_baseline()
-        with Bench(self._job, self._signals.check, self.board.update) as bench:
-            bench.noise = self._calibration.noise(self._job.attempts())
-            opening = Opening(self._job, self._space, self._schedule.for_opening())
-            for suggestion in opening.run(bench, self._ledger):
-                self._job.say(f"To be tried first: {suggestion.reason}.")
-            if parts := opening.parts():
-                self._sampler.see(self._plan.baseline, parts)
-            self._end_search(self._search(bench))
-            finals = Finals(self._job, bench, self._schedule)
-            confirmation = finals.run()
-        verdict = self._conclusion(confirmation, finals.checks())
+        try:
+            with Bench(self._job, self._signals.check, self.board.update) as bench:
+                confirmation, checks = self._measured(bench)
+        except (Stopped, LauncherError):
+            self.board.catch_up()
+            raise
+        verdict = self._conclusion(confirmation, checks)
         attempts = self._job.attempts()
         verdict = with_long_run(verdict, attempts)
         verdict = with_memory(verdict, self._job.repository, attempts, self._spec)
         where = measured_on(self._job.repository, attempts)
         return dataclasses.replace(verdict, measured_on=where)
+
+    def _measured(self, bench: Bench) -> tuple[Confirmation | None, GateRecord]:
+        """Opening, search and finals: the confirmation, and what the numerics gate has found."""
+        bench.noise = self._calibration.noise(self._job.attempts())
+        opening = Opening(self._job, self._space, self._schedule.for_opening())
+        for suggestion in opening.run(bench, self._ledger):
+            self._job.say(f"To be tried first: {suggestion.reason}.")
+        if parts := opening.parts():
+            self._sampler.see(self._plan.baseline, parts)
+        self._end_search(self._search(bench))
+        finals = Finals(self._job, bench, self._schedule)
+        return finals.run(), finals.checks()
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         self._close_what_is_open()

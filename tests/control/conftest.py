@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.study import board
 from storage import Database
 from tests.control.replayed import Replayed
 
@@ -35,6 +36,12 @@ def played(tmp_path: Path, database: Database) -> Replayed:
         left.unlink()
     shutil.copy(path.with_suffix(".empty"), path)
     return Replayed(tmp_path, database)
+
+
+@pytest.fixture
+def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dashboard has everything as soon as it is recorded."""
+    monkeypatch.setattr(board, "EVERY_SECONDS", 0.0)
 
 
 def _close(database: Database) -> None:

@@ -5,6 +5,8 @@ import pytest
 from tests.control.deaths import HEARTBEATS, Commit, Died, mortal
 from tests.control.replayed import Replayed
 
+pytestmark = pytest.mark.usefixtures("shown_at_once")
+
 # A study of two trials and its finals; what it says and tells of itself is counted below.
 SHORT = {
     "budget": {"trials": 2},

@@ -18,6 +18,7 @@ from autotune.analysis.wording import rate_text
 from autotune.export import offering
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.follow import conclusion
+from autotune.study import board
 from autotune.trial.protocol import Outcome
 from autotune.views.in_hand import in_hand
 from autotune.views.notes import study_note
@@ -289,6 +290,23 @@ def test_an_earlier_verdict_stands_when_the_study_goes_on(
     assert not autotune.load(played.folder / "best.yaml").provisional
 
 
+def test_the_dashboard_is_written_now_and_then_and_when_the_study_stops(
+    played: Replayed, stopped: Interrupted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "EVERY_SECONDS", 3600.0)
+    played.submit(**WHOLE)
+    shown: list[set[str]] = []
+    stopped.look = lambda: shown.append({*dashboards_study(played).user_attrs.values()})
+    stopped.stops_at = 9
+    stopped.serve()
+    assert played.study().state == "STOPPED"
+    assert [len({*map(frozenset, shown[2:])}), len(played.recorded("search")) > 2] == [1, True]
+    study, now = dashboards_study(played), in_hand(played.repository, played.study())
+    assert study.user_attrs["verdict"] == now.sentence
+    assert study.user_attrs["recommended"].startswith(f"trial {now.trial}: ")
+
+
+@pytest.mark.usefixtures("shown_at_once")
 def test_the_dashboard_has_it_beside_the_best_trial(played: Replayed, stopped: Interrupted) -> None:
     played.submit(**WHOLE)
     shown: list[dict[str, str]] = []

@@ -1,10 +1,12 @@
-"""A cluster of Ray nodes for all tests of a module."""
+"""A cluster of Ray nodes for all tests of a module, and studies whose trials are replayed."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
+from tests.faults.replaying import ReplayedFolder
 
 
 @pytest.fixture(scope="module")
@@ -13,3 +15,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
         pytest.skip(why)
     with ray_nodes(tmp_path_factory.mktemp("nodes")) as found:
         yield found
+
+
+@pytest.fixture
+def replayed(tmp_path: Path) -> Iterator[ReplayedFolder]:
+    """A user's folder whose daemons replay their trials."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    found = ReplayedFolder(folder)
+    yield found
+    found.kill_everything()

@@ -12,6 +12,7 @@ from autotune.spec import load
 from storage import Lease
 from storage.holders import this_host
 from tests.fault_table import Tally
+from tests.faults.replaying import ReplayedFolder
 from tests.steering import StudyFolder
 from tests.waiting import wait_for
 
@@ -27,7 +28,7 @@ def submit(tiny: StudyFolder, **changes: object) -> None:
 
 
 def go_on(tiny: StudyFolder) -> None:
-    found = tiny.run("start", "study.yaml", "--foreground" if tiny.lease() is None else "--json")
+    found = tiny.go_on()
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -143,23 +144,23 @@ SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 2, 5, 10]}
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", ONCE)
 def test_a_death_at_a_commit_that_comes_once(
-    tiny: StudyFolder, tally: Tally, when: str, method: str
+    replayed: ReplayedFolder, tally: Tally, when: str, method: str
 ) -> None:
-    submit(tiny, budget={"trials": 2})
-    die(tiny, tally, when, method)
-    end_whole(tiny, tally, trials=2)
+    submit(replayed, budget={"trials": 2})
+    die(replayed, tally, when, method)
+    end_whole(replayed, tally, trials=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_deaths_at_every_commit_of_a_trial(
-    tiny: StudyFolder, tally: Tally, when: str, call: int
+    replayed: ReplayedFolder, tally: Tally, when: str, call: int
 ) -> None:
-    submit(tiny, budget={"trials": 16, "least_gain": 0}, search_space=SPACE)
+    submit(replayed, budget={"trials": 16, "least_gain": 0}, search_space=SPACE)
     for method in OFTEN:
-        die(tiny, tally, when, method, call)
-    end_whole(tiny, tally, trials=16)
+        die(replayed, tally, when, method, call)
+    end_whole(replayed, tally, trials=16)
 
 
 def die(tiny: StudyFolder, tally: Tally, when: str, method: str, call: int = 1) -> None:

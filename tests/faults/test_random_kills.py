@@ -12,6 +12,7 @@ import pytest
 from autotune.service.submission import submit
 from autotune.spec import load
 from tests.fault_table import Tally
+from tests.faults.replaying import ReplayedFolder
 from tests.steering import (
     StudyFolder,
     alive,
@@ -43,12 +44,12 @@ def kill_at_random(tiny: StudyFolder, tally: Tally, seed: int, kills: int) -> No
     for number in itertools.count():
         if tally.tried == kills:
             return
-        study = StudyFolder(tiny.folder, tiny.url, f"{tiny.name}-{number}")
+        study = type(tiny)(tiny.folder, tiny.url, f"{tiny.name}-{number}")
         study.write(resources={"workers": 1}, search_space=SPACE, budget=ALL_TRIALS)
         submit(study.repository, load(study.folder / "study.yaml"), study.folder)
         while tally.tried < kills and kill_once(study, moments):
             tally.tried += 1
-        found = study.run("start", "study.yaml", "--foreground", timeout=400)
+        found = study.go_on()
         assert found.returncode == 0, found.stdout + found.stderr
         lost, duplicated = study.losses(TRIALS)
         tally.lost += lost
@@ -62,7 +63,7 @@ def kill_once(study: StudyFolder, moments: random.Random) -> bool:
     """A daemon, killed soon after it has got to a moment of its work; False if it was done sooner."""
     study.bury_daemon()
     recorded = len(study.recorded())
-    daemon = study.spawn("daemon", "--idle-exit", "0", "--storage", study.url)
+    daemon = study.daemon()
     reached = moments.choice(
         (
             lambda: study.lease() is not None,
@@ -81,9 +82,17 @@ def kill_once(study: StudyFolder, moments: random.Random) -> bool:
 
 @pytest.mark.fault(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(100, 102))
 def test_kills_at_random_moments(tiny: StudyFolder, tally: Tally, seed: int) -> None:
     kill_at_random(tiny, tally, seed, kills=20)
+
+
+@pytest.mark.fault(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 213))
+def test_kills_of_daemons_that_replay(replayed: ReplayedFolder, tally: Tally, seed: int) -> None:
+    """Many more of them, as there are no ranks to start."""
+    kill_at_random(replayed, tally, seed, kills=20)
 
 
 @pytest.mark.slow

@@ -2,9 +2,12 @@
 
 For each example of examples/scripts: a study, its winner, and then in turn the user's own torchrun
 command and the same under `autotune run best.yaml --`. Optimizer steps of both are counted in the same
-way, by a hook that python loads as it starts. Run by scripts.py.
+way, by a hook that python loads as it starts. Each round has a trial of both configurations as well: a
+shared machine changes from minute to minute, and with it what a configuration is worth. Run by
+scripts.py.
 """
 
+import dataclasses
 import hashlib
 import os
 import random
@@ -15,13 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from autotune.measurement.estimate import paired_ratio
+from autotune.measurement.watch import Limits, Watch
+from autotune.runs.plan import Plan, launcher_of
+from autotune.spec import load
+from autotune.trial.protocol import BlockPlan
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "scripts"
 NAMES = ("ddp", "hf_trainer", "accelerate_loop", "lightning_module", "fsdp2")
@@ -95,17 +102,52 @@ def _in_turn(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     today = [*torchrun, "--nproc-per-node", "2", workload["script"], *workload["args"]]
     tuned = [*OURS, "run", "best.yaml", "--", *today]
-    order, pairs = random.Random(0), []
-    for _ in range(rounds):
-        swapped = order.random() < 0.5
-        rates = [_rate(command, folder, workload["script"], seconds) for command in
-                 ((tuned, today) if swapped else (today, tuned))]  # fmt: skip
-        pairs.append(rates[::-1] if swapped else rates)
-    found = {}
+    spec = load(folder / "study.yaml")
+    best = yaml.safe_load((folder / "best.yaml").read_text())["knobs"]
+    (folder / "agents").mkdir(exist_ok=True)
+    with launcher_of(spec, folder / "agents") as launcher:
+        plan = Plan(spec, launcher)
+
+        def trial(knobs: dict[str, Any], name: str) -> float:
+            return _of_trial(plan, {**plan.baseline, **knobs}, folder, name, seconds)
+
+        runs: dict[str, Callable[[int], Any]] = {
+            "job today": lambda _: _rate(today, folder, workload["script"], seconds),
+            "job tuned": lambda _: _rate(tuned, folder, workload["script"], seconds),
+            "trial today": lambda at: trial({}, f"today-{at}"),
+            "trial tuned": lambda at: trial(best, f"tuned-{at}"),
+        }
+        rounds_run = list(_rounds(runs, rounds))
+    return dict(_compared(rounds_run))
+
+
+def _rounds(runs: dict[str, Callable[[int], Any]], count: int) -> Iterator[dict[str, Any]]:
+    draw = random.Random(0)
+    for number in range(count):
+        yield {name: runs[name](number) for name in draw.sample(list(runs), len(runs))}
+
+
+def _compared(rounds: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Tuned over today's: of trials, of jobs, and how much more the jobs gain."""
+    even = [1.0] * len(rounds)
+    trials = [found["trial tuned"] / found["trial today"] for found in rounds]
+    yield "trials", vars(paired_ratio(trials, even))
     for place, name in enumerate(("applied", "applied_between_pauses")):
-        ratio = paired_ratio([tuned[place] for _, tuned in pairs], [now[place] for now, _ in pairs])
-        found[name] = vars(ratio)
-    return found
+        jobs = [found["job tuned"][place] / found["job today"][place] for found in rounds]
+        yield name, vars(paired_ratio(jobs, even))
+        yield f"{name}_over_trials", vars(paired_ratio(jobs, trials))
+
+
+def _of_trial(plan: Plan, knobs: dict[str, Any], folder: Path, name: str, seconds: float) -> float:
+    """Samples per second of a configuration as a trial of its study."""
+    slot = plan.launcher.slots[0]
+    asked = plan.request(slot, knobs, name=name, workdir=folder, log_dir=folder / "logs" / name)
+    watch = Watch(Limits(warmup=WARM_UP, longest=seconds, precision=1e-9))
+    blocks = BlockPlan(BLOCK_SECONDS, asked.blocks.min_steps)
+    report = slot.run(dataclasses.replace(asked, blocks=blocks), watch)
+    if report.outcome:
+        raise RuntimeError(f"{report.outcome} {report.cause}\n{report.log_tail}")
+    return watch.estimate().rate
 
 
 def _rate(command: list[str], folder: Path, script: str, seconds: float) -> tuple[float, float]:

@@ -87,7 +87,9 @@ def test_a_script_is_diagnosed(tiny: StudyFolder) -> None:
     assert set(found["parts"]) >= {"compute", "communication", "optimizer", "loader"}
     assert all(found["parts"][part] > 0 for part in ("compute", "optimizer", "loader"))
     named = {knob for finding in found["findings"] for knob in finding["knobs"]}
-    assert named == {"micro_batch", "accumulation_steps"}, "what its study turns"
+    # Which part takes most is the machine's; but no knob is named that the study cannot turn.
+    assert named, found["findings"]
+    assert named <= {"micro_batch", "accumulation_steps"}
     assert found["rising"] > 0
     assert len(found["traces"]) == 2
 

@@ -74,9 +74,14 @@ def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
         blocks=BlockPlan(seconds=0.5, min_steps=2),
         log_dir=log_dir,
     )
+    return watched(slot, request, watch)
+
+
+def watched(slot: Slot, request: TrialRequest, watch: Watch) -> float:
+    """Samples per second of a trial, watched to its end."""
     report = slot.run(request, watch)
     if report.outcome:
-        raise SystemExit(f"the trial failed: {report.outcome} {report.cause}")
+        raise SystemExit(f"the trial failed: {report.outcome} {report.cause}\n{report.log_tail}")
     return watch.estimate().rate
 
 

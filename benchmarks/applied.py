@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from agreement import watched
 
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.watch import Limits, Watch
@@ -144,10 +145,7 @@ def _of_trial(plan: Plan, knobs: dict[str, Any], folder: Path, name: str, second
     asked = plan.request(slot, knobs, name=name, workdir=folder, log_dir=folder / "logs" / name)
     watch = Watch(Limits(warmup=WARM_UP, longest=seconds, precision=1e-9))
     blocks = BlockPlan(BLOCK_SECONDS, asked.blocks.min_steps)
-    report = slot.run(dataclasses.replace(asked, blocks=blocks), watch)
-    if report.outcome:
-        raise RuntimeError(f"{report.outcome} {report.cause}\n{report.log_tail}")
-    return watch.estimate().rate
+    return watched(slot, dataclasses.replace(asked, blocks=blocks), watch)
 
 
 def _rate(command: list[str], folder: Path, script: str, seconds: float) -> tuple[float, float]:

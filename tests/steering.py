@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -207,9 +207,8 @@ class StudyFolder(Records):
         return ("daemon", "--idle-exit", "0", "--storage", self.url)
 
     def go_on(self) -> subprocess.CompletedProcess[str]:
-        """Start the study again, and follow it to its end."""
-        how = "--foreground" if self.lease() is None else "--json"
-        return self.run("start", "study.yaml", how, timeout=400)
+        """Start the study again, and stay with it to its end."""
+        return self.run("start", "study.yaml", "--foreground", timeout=400)
 
     def bury_daemon(self) -> None:
         """End the lease of a daemon that is dead, as `autotune start` does."""
@@ -316,13 +315,21 @@ class Command:
         return self._log.read_text(errors="replace")
 
 
+Folder = TypeVar("Folder", bound=StudyFolder)
+
+
+def study_folder(
+    parent: Path, url: str | None = None, name: str = "tiny"
+) -> contextlib.AbstractContextManager[StudyFolder]:
+    """A new folder with a study, in use."""
+    return in_use(StudyFolder(parent / "project", url, name))
+
+
 @contextlib.contextmanager
-def study_folder(parent: Path, url: str | None = None, name: str = "tiny") -> Iterator[StudyFolder]:
-    """A new folder with the tiny workload; whatever still works in it at the end is killed."""
-    folder = parent / "project"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
-    found = StudyFolder(folder, url, name)
+def in_use(found: Folder) -> Iterator[Folder]:
+    """Make the folder, with the tiny workload; whatever still works in it at the end is killed."""
+    found.folder.mkdir(parents=True, exist_ok=True)
+    (found.folder / "tiny.py").write_text(TINY_WORKLOAD.read_text())
     try:
         yield found
     finally:

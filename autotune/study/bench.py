@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from autotune.analysis.wording import counted
 from autotune.errors import ClusterAway, DiskFull, LauncherError, StorageUnreachable
@@ -61,21 +61,16 @@ class _Running(NamedTuple):
     """Its daemon died when it was launched last: nothing else is to share that fate."""
 
 
-class Audience(Protocol):
-    """Called whenever it has been looked whether something has ended."""
-
-    def __call__(self, *, new: bool) -> None:
-        """Take in whether an attempt has been recorded."""
-
-
-def _nobody(*, new: bool) -> None:
-    """Nobody looks."""
+Audience = Callable[[int], None]
+"""Told whenever it has been looked whether something has ended: how many attempts have been recorded."""
 
 
 class Bench:
     """Slots that run attempts, one each at a time, and record what comes of them."""
 
-    def __init__(self, job: Job, check: Callable[[], None], audience: Audience = _nobody) -> None:
+    def __init__(
+        self, job: Job, check: Callable[[], None], audience: Audience = lambda _: None
+    ) -> None:
         """Take the slots of the job's launcher.
 
         Args:
@@ -206,7 +201,7 @@ class Bench:
             self._running, timeout, return_when=concurrent.futures.FIRST_COMPLETED
         )
         self._alive.tell()
-        self._audience(new=False)
+        self._audience(0)
         if not done and time.monotonic() - self._told > _TELL_SECONDS:
             self._tell()
         for future in done:
@@ -222,7 +217,7 @@ class Bench:
             environment = self._environment_of(self._slots[number])
             self._job.own_attempts.finish(attempt, result, blocks, environment)
             self._job.tidy_up(attempt, result)
-            self._audience(new=True)
+            self._audience(1)
             yield Finished(attempt, result)
             if last:
                 self._quarantine(number)

@@ -25,13 +25,13 @@ class Board:
         self._updated = -EVERY_SECONDS
         self._behind = False
 
-    def update(self, *, new: bool) -> None:
+    def update(self, recorded: int) -> None:
         """Show what the records support by now, unless that was done a moment ago.
 
         Args:
-            new: something has been recorded.
+            recorded: how many attempts, since it was called last.
         """
-        self._behind |= new
+        self._behind |= recorded > 0
         if time.monotonic() - self._updated >= EVERY_SECONDS:
             self.catch_up()
 

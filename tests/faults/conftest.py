@@ -7,6 +7,7 @@ import pytest
 
 from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
 from tests.faults.replaying import ReplayedFolder
+from tests.steering import in_use
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,5 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
 @pytest.fixture
 def replayed(tmp_path: Path) -> Iterator[ReplayedFolder]:
     """A user's folder whose daemons replay their trials."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    found = ReplayedFolder(folder)
-    yield found
-    found.kill_everything()
+    with in_use(ReplayedFolder(tmp_path / "project")) as found:
+        yield found

@@ -1,6 +1,6 @@
 """Daemons that replay their trials: real processes and databases, with no agent or rank to start.
 
-    python replaying.py URL [before|after CLASS.METHOD CALL]
+    python -m tests.faults.replaying URL [before|after CLASS.METHOD CALL]
 
 Runs the queue of a database until it is empty, and kills itself with SIGKILL at a call of a method, if
 one is given (see dying_command.py). A trial takes moments of real time, for others to strike in.

@@ -72,8 +72,7 @@ class AgentSlot(Slot):
             run = self._begun(request, watch)
         except (AgentDied, SlotGone) as error:
             return self._lost_before_it_began(request, error, started)
-        launched = run.launched if isinstance(run, StayingRun) else request
-        self._follow(run, [launched], _until(request, started))
+        self._follow(run, [request], _until(request, started))
         self._outdated |= self._preloading.learn(run.built)
         if isinstance(run, StayingRun) and run.rests:
             self._stays = run
@@ -105,7 +104,6 @@ class AgentSlot(Slot):
         if stays is not None:
             stays.end()
             stays.wait()
-            stays.agents.bring([Path(stays.launched.log_dir)])
             if stays.lost_agent or stays.agent_leaves or self._outdated:
                 self.close()
             self.unusable = stays.stuck or self.unusable
@@ -136,13 +134,14 @@ class AgentSlot(Slot):
     def _follow(
         self,
         run: "Run | Residents",
-        launched: Sequence[TrialRequest],
+        requests: Sequence[TrialRequest],
         until: float | None,
     ) -> None:
-        """Wait for the end of what runs; whatever becomes of its agents.
+        """Wait for the end of what runs; whatever becomes of its agents. What it has printed is brought
+        at once, though its ranks may stay: whoever takes them over prints elsewhere.
 
         Args:
-            launched: those by which its ranks were.
+            requests: what runs.
             until: by the monotonic clock, when it is ended.
         """
         agents = self._agents
@@ -158,8 +157,7 @@ class AgentSlot(Slot):
                 self._run = None
         if isinstance(run, StayingRun):
             run.wait()  # where it was ended at its very end
-        if not (isinstance(run, StayingRun) and run.rests):
-            agents.bring([Path(request.log_dir) for request in launched])
+        agents.bring([Path(request.log_dir) for request in requests])
         if run.lost_agent or run.agent_leaves:
             self.close()
         self.unusable = run.stuck or self.unusable

@@ -54,10 +54,11 @@ _ALONE = pytest.StashKey[bool]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that share a fixture of their module stay together; others run where there is room.
 
-    Faults come first, whose groups take longest, and nobody waits for the last of them alone. Tests of
-    launchers are sorted by the kind of their site, so that each kind is opened once.
+    Faults come first, and of them those that share a cluster, which take longest together: nobody waits
+    for the last of them alone. Tests of launchers are sorted by the kind of their site, so that each
+    kind is opened once.
     """
-    items.sort(key=lambda item: (_folder(item) != "faults", _site(item)))
+    items.sort(key=_rank)
     for item in items:
         unknown = [mark for mark in item.iter_markers("fault") if mark.args[0] not in FAULTS]
         assert not unknown, item.nodeid
@@ -66,6 +67,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("machine"))
         elif not item.get_closest_marker("xdist_group") and _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(_FOLDER))))
+
+
+def _rank(item: pytest.Item) -> tuple[bool, bool, tuple[str, str]]:
+    fault = _folder(item) == "faults"
+    return not fault, fault and not _shares_a_fixture(item), _site(item)
 
 
 def _site(item: pytest.Item) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
 import yaml
@@ -193,12 +193,12 @@ class StudyFolder(Records):
         point = f"{when} call {call} of {method}"
         assert code == -signal.SIGKILL, f"did not die {point}, exit {code}:\n{daemon.output()}"
 
-    def dying(self, when: str, method: str, call: int) -> "Command":
+    def dying(self, when: str, method: str, call: int) -> "Process":
         """A daemon that kills itself."""
         arguments = [str(_DYING_COMMAND), when, method, str(call)]
         return Command([*arguments, *self.daemon_command], self.folder)
 
-    def daemon(self) -> "Command":
+    def daemon(self) -> "Process":
         """Start one, which ends once the queue is empty."""
         return self.spawn(*self.daemon_command)
 
@@ -280,6 +280,18 @@ class StudyFolder(Records):
             return not left
 
         wait_for(none_left, f"the processes of {self.folder} end", 20)
+
+
+class Process(Protocol):
+    """One under way."""
+
+    pid: int
+
+    def wait(self, timeout: float = 300) -> int:
+        """Its exit status, negative for a signal."""
+
+    def output(self) -> str:
+        """What it has printed."""
 
 
 class Command:

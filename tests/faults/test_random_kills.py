@@ -164,9 +164,13 @@ def test_a_study_whose_daemon_was_killed_can_be_stopped(tiny: StudyFolder) -> No
 
 
 def agent_pid(tiny: StudyFolder) -> int:
-    """Of the agent: the leader of the session that the fork server and the ranks belong to."""
-    found = processes_in(tiny.folder)
-    return next(pid for pid, line in found.items() if "autotune.trial.node.agent" in line)
+    """Of the agent, once there is one: the leader of the session of the fork server and the ranks."""
+
+    def found() -> int | None:
+        lines = processes_in(tiny.folder).items()
+        return next((pid for pid, line in lines if "autotune.trial.node.agent" in line), None)
+
+    return wait_for(found, "an agent has started")
 
 
 def kill_agent(tiny: StudyFolder, *, after: int) -> None:

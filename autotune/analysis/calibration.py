@@ -1,6 +1,7 @@
 """Run-to-run noise of a study: when the baseline runs again, and what its runs have shown."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from autotune.measurement.estimate import estimate
@@ -32,22 +33,37 @@ class Calibration:
         self._first_runs = first_runs
         self._prior = PRIOR_SIGMA if prior_sigma is None else prior_sigma
 
-    def due(self, attempts: Attempts) -> StoredAttempt | None:
-        """The baseline's own attempt, if it is time to run it once more."""
-        own = attempts.baseline()
-        if own is None or self._first_runs < 2:
-            return None
-        again = sum(a.running or a.recorded for a in attempts.of(Purpose.CALIBRATE))
-        wanted = self._first_runs - 1 + len(attempts.searched()) // _AGAIN_AFTER
-        return own if again < wanted else None
+    def due(
+        self, attempts: Attempts, slots: Sequence[int | None], under_way: Sequence[int | None]
+    ) -> list[int | None]:
+        """Environments in which it is time to run the baseline: once in each, for their rates to be
+        comparable, and again in that in which it has run most.
+
+        Args:
+            slots: environments of all slots.
+            under_way: environments of those on which the baseline runs.
+        """
+        own = attempts.of(Purpose.SEARCH).of_baseline().last
+        if own is None or self._first_runs < 2 or not (own.running or _measured(own)):
+            return []
+        again = attempts.of(Purpose.CALIBRATE).recorded()
+        ended = [own, *again] if own.recorded else again
+        runs = Counter([*(one.environment for one in ended), *under_way])
+        wanted = self._first_runs + len(attempts.searched()) // _AGAIN_AFTER
+        most = max(slots, key=lambda environment: runs[environment], default=None)
+        found = [environment for environment in dict.fromkeys(slots) if not runs[environment]]
+        return [*found, most] if _measured(own) and 0 < runs[most] < wanted else found
 
     def noise(self, attempts: Attempts) -> Noise:
-        """What the runs of the baseline have shown so far, in the environment of the last of them: how
-        far machines lie apart is no noise between runs."""
+        """What the runs of the baseline have shown so far, in the environment in which it last ran
+        again: how far machines lie apart is no noise between runs."""
         own = attempts.baseline()
         runs = [a for a in [own, *attempts.of(Purpose.CALIBRATE)] if a and _measured(a)]
-        here = [self._run(a) for a in runs if a.environment == runs[-1].environment]
-        return run_noise(here, self._prior)
+        count = Counter(a.environment for a in runs)
+        newest_first = [a.environment for a in reversed(runs)]
+        again = [environment for environment in newest_first if count[environment] > 1]
+        here = (again or newest_first)[:1]
+        return run_noise([self._run(a) for a in runs if a.environment in here], self._prior)
 
     def _run(self, attempt: StoredAttempt) -> Run:
         result = attempt.result

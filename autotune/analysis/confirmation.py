@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from autotune.analysis.contenders import likeliest_first
+from autotune.analysis.levels import levelled
 from autotune.measurement.best import comparison
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
 from autotune.measurement.looks import after_each, level
@@ -399,13 +400,14 @@ class _Affordable(NamedTuple):
 
 
 def ranked(attempts: Attempts) -> list[StoredAttempt]:
-    """Complete trials of the search that the numerics gate has not refused, the fastest first."""
-    return _fastest_first(_not_refused(attempts, attempts.searched().complete()))
+    """Complete trials of the search that the numerics gate has not refused, the fastest first; all as
+    if on one node."""
+    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
 
 
 def shown(attempts: Attempts) -> list[StoredAttempt]:
     """The same and those that were stopped early, as far as they were timed."""
-    return _fastest_first(_not_refused(attempts, attempts.searched().measured()))
+    return _fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
 
 
 def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:

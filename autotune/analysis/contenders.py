@@ -10,7 +10,7 @@ from storage import AttemptResult, StoredAttempt
 
 _MOST = 64
 """Trials that are looked at closely: those that were seen fastest."""
-_LEAST_ERROR, _MOST_ERROR = 1e-4, 0.15
+_LEAST_ERROR, MOST_ERROR = 1e-4, 0.15
 """Relative, of a rate: none is known better, and a trial of a step or two is not further off."""
 
 
@@ -45,4 +45,4 @@ def error_of(result: AttemptResult) -> float | None:
 
 def _error(attempt: StoredAttempt) -> float:
     known = error_of(attempt.result)
-    return _MOST_ERROR if known is None else min(max(known, _LEAST_ERROR), _MOST_ERROR)
+    return MOST_ERROR if known is None else min(max(known, _LEAST_ERROR), MOST_ERROR)

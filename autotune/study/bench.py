@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,24 @@ class Bench:
         return bool(self._free) and not any(run.suspect for run in self._running.values())
 
     @property
+    def environments(self) -> list[int | None]:
+        """Ids of those of all slots that can be used, slot by slot."""
+        return [self._environment_of(slot) for slot in self._slots if slot.usable]
+
+    def where_runs(self, knobs: dict[str, Any]) -> list[int | None]:
+        """Environments of the slots on which this configuration runs."""
+        running = (run for run in self._running.values() if run.attempt.knobs == knobs)
+        return [self._environment_of(self._slots[run.slot]) for run in running]
+
+    def has_free_slot_in(self, environment: int | None) -> bool:
+        """Another attempt can be started there."""
+        return self.has_free_slot and bool(self._free_in(environment))
+
+    def _free_in(self, environment: int | None) -> set[int]:
+        slots = self._slots
+        return {n for n in self._free if self._environment_of(slots[n]) == environment}
+
+    @property
     def resident(self) -> dict[str, Any] | None:
         """The configuration of processes that wait on a free slot; None: none do."""
         return self._taking_over.waiting(self._free)
@@ -122,13 +140,14 @@ class Bench:
         purpose: Purpose = Purpose.SEARCH,
         *,
         round_: int = 0,
-        incumbent_low: float = 0.0,
+        incumbent_low: Callable[[int | None], float] = lambda _: 0.0,
         judge: Judge | None = None,
         allowed: Allowance | None = None,
     ) -> None:
         """Record an attempt as begun and launch it on a free slot.
 
         Args:
+            incumbent_low: lower bound of the best rate so far, as it would be in an environment.
             judge: what the run is watched for; its speed if not given.
             allowed: time that it may take, from its launch to its end; None: no limit.
 
@@ -137,9 +156,30 @@ class Bench:
             LauncherError: the study's folder is gone.
         """
         attempt = self._begin(trial, knobs, purpose, round_)
-        number = self._take_slot(attempt)
+        number = self._take_slot(attempt, self._free)
+        low = incumbent_low(self._environment_of(self._slots[number]))
+        judge = judge or TimedRun(self._job.limits(purpose, low, self.noise, allowed))
+        self._launch(attempt, number, judge, allowed)
+
+    def start_in(
+        self,
+        environment: int | None,
+        trial: int,
+        knobs: dict[str, Any],
+        purpose: Purpose,
+        *,
+        allowed: Allowance | None = None,
+    ) -> None:
+        """The same on a free slot in an environment, where there is one."""
+        attempt = self._begin(trial, knobs, purpose, 0)
+        number = self._take_slot(attempt, self._free_in(environment))
+        judge = TimedRun(self._job.limits(purpose, 0.0, self.noise, allowed))
+        self._launch(attempt, number, judge, allowed)
+
+    def _launch(
+        self, attempt: StoredAttempt, number: int, judge: Judge, allowed: Allowance | None
+    ) -> None:
         slot = self._slots[number]
-        judge = judge or TimedRun(self._job.limits(purpose, incumbent_low, self.noise, allowed))
         attempts = self._job.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
             request = self._job.request(attempt, slot, allowed)
@@ -161,8 +201,8 @@ class Bench:
             raise DiskFull(full(folder))
         return self._job.own_attempts.begin(trial, knobs, purpose, round_)
 
-    def _take_slot(self, attempt: StoredAttempt) -> int:
-        number = self._taking_over.slot_for(attempt, self._free)
+    def _take_slot(self, attempt: StoredAttempt, free: Collection[int]) -> int:
+        number = self._taking_over.slot_for(attempt, free)
         self._free.discard(number)
         return number
 
@@ -184,7 +224,7 @@ class Bench:
             DiskFull, LauncherError: as for `start`.
         """
         attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
-        number = self._take_slot(attempts[0])
+        number = self._take_slot(attempts[0], self._free)
         slot, count = self._slots[number], len(members)
         each = allowed and Allowance(allowed.wanted / count, allowed.most)
         limits = self._job.limits(purpose, 0.0, self.noise, each)
@@ -218,7 +258,7 @@ class Bench:
             self._job.own_attempts.finish(attempt, result, blocks, environment)
             self._job.tidy_up(attempt, result)
             self._audience(1)
-            yield Finished(attempt, result)
+            yield Finished(dataclasses.replace(attempt, environment=environment), result)
             if last:
                 self._quarantine(number)
 

@@ -14,6 +14,7 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contenders import error_of
 from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.long_run import with_long_run
 from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
@@ -40,7 +41,15 @@ from autotune.views.machine import measured_on
 from autotune.views.memory import with_memory
 from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
-from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredNoise, TrialLedger
+from storage import (
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Purpose,
+    StoredAttempt,
+    StoredNoise,
+    TrialLedger,
+)
 
 _POLL_SECONDS = 0.2
 _MOST_DOUBT = 0.3
@@ -189,9 +198,11 @@ class Tuner:
             # Trials that were begun before are finished, whatever the budget: none stays open.
             while bench.has_free_slot and unlaunched:
                 self._launch(bench, unlaunched.pop(0), self._job.attempts())
-            while bench.has_free_slot and self._run_baseline_again(bench):
-                pass
-            while bench.has_free_slot and not reason:
+            while bench.has_free_slot:
+                if self._run_baseline_again(bench):
+                    continue
+                if reason:
+                    break
                 reason = self._launch_next(bench)
             if bench.idle and not unlaunched and not (unlaunched := self._recover()):
                 return reason
@@ -204,16 +215,19 @@ class Tuner:
 
     def _run_baseline_again(self, bench: Bench) -> bool:
         """Launch it if that is due; whether it was."""
-        attempts = self._job.attempts()
-        own = self._calibration.due(attempts)
-        if own is not None and not self._schedule.may_calibrate(attempts):
-            own = None
-        own = own or baseline.to_be_tried_again(attempts)
-        if own is None:
-            return False
+        attempts, today = self._job.attempts(), self._plan.baseline
         allowed = self._schedule.for_trial(attempts)
-        bench.start(own.trial, own.knobs, Purpose.CALIBRATE, allowed=allowed)
-        return True
+        if failed := baseline.to_be_tried_again(attempts):
+            bench.start(failed.trial, today, Purpose.CALIBRATE, allowed=allowed)
+            return True
+        own = attempts.of(Purpose.SEARCH).of_baseline().last
+        if own is None or not self._schedule.may_calibrate(attempts):
+            return False
+        due = self._calibration.due(attempts, bench.environments, bench.where_runs(today))
+        for environment in filter(bench.has_free_slot_in, due):
+            bench.start_in(environment, own.trial, today, Purpose.CALIBRATE, allowed=allowed)
+            return True
+        return False
 
     def _check_that_baseline_runs(self) -> None:
         """Nothing is searched around a configuration that fails by itself.
@@ -273,10 +287,12 @@ class Tuner:
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
+        low = _incumbent_low(levelled(attempts), bench.noise.freedom) if racing else 0.0
+        levels = Levels.of(attempts)
         bench.start(
             trial.number,
             knobs,
-            incumbent_low=_incumbent_low(attempts, bench.noise.freedom) if racing else 0.0,
+            incumbent_low=lambda environment: low / levels.at(environment).factor,
             allowed=self._schedule.for_trial(attempts),
         )
 
@@ -286,13 +302,19 @@ class Tuner:
         self._job.record_noise(stored)
 
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
-        number = finished.attempt.trial
         if finished.result.state == AttemptState.LOST:
+            number = finished.attempt.trial
             self._job.say(f"Trial {number}: {finished.result.cause}; it is launched again.")
             unlaunched.append(self._ledger.trials()[number])
             return
-        note = trial_note(finished.attempt, finished.result, self.unit)
-        self._ledger.tell(number, finished.result, note, error_of(finished.result))
+        self._tell_result(finished.attempt, finished.result)
+
+    def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
+        """As it would be where the baseline's own trial ran."""
+        level = Levels.of(self._job.attempts()).at(attempt.environment)
+        result = level.applied(result)
+        note = trial_note(attempt, result, self.unit, factor=level.factor)
+        self._ledger.tell(attempt.trial, result, note, error_of(result))
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""
@@ -306,8 +328,7 @@ class Tuner:
                 complete = self._ledger.complete_params(trial, self._space.distributions())
                 unlaunched.append(complete)
             else:
-                note = trial_note(attempt, attempt.result, self.unit)
-                self._ledger.tell(trial.number, attempt.result, note, error_of(attempt.result))
+                self._tell_result(attempt, attempt.result)
         return unlaunched
 
     def _close_what_is_open(self) -> None:

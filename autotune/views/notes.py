@@ -15,12 +15,18 @@ _MIB = 2**20
 
 
 def trial_note(
-    attempt: StoredAttempt, result: AttemptResult, unit: str, confirmed: Sequence[float] = ()
+    attempt: StoredAttempt,
+    result: AttemptResult,
+    unit: str,
+    *,
+    confirmed: Sequence[float] = (),
+    factor: float = 1.0,
 ) -> str:
     """What one trial has shown: throughput with interval, memory, cause of failure.
 
     Args:
         confirmed: its throughput, round by round, if it was measured again.
+        factor: by which its throughput has been multiplied to be comparable.
     """
     lines = [f"### {result.state}"]
     if result.throughput is not None and result.half_width is not None:
@@ -30,6 +36,11 @@ def trial_note(
             result.throughput * (1 + result.half_width),
         )
         lines.append(f"- throughput: {rate_text(rate, unit)}")
+        if factor != 1.0:
+            lines.append(
+                f"- that is {factor:.3f} times what was measured: by so much is the baseline faster "
+                "where its own trial ran than on this node, as far as its runs tell"
+            )
     if confirmed:
         lines.append(
             f"- measured again in {counted(len(confirmed), 'round')}, which is what counts: "

@@ -75,6 +75,22 @@ def test_what_is_compared_in_the_end_ran_on_one_node(played: Replayed) -> None:
     )
 
 
+def test_trials_are_told_as_if_all_had_run_on_one_node(played: Replayed) -> None:
+    short = {**SHORT["measurement"], "baseline_runs": 2}
+    played.submit(**{**SHORT, "measurement": short})
+    played.machine = Cluster()
+    played.serve()
+    again = [where(played, one) for one in played.recorded("calibrate")]
+    assert sorted(again) == ["far", "replay"], "once on the other node; and here, for the noise"
+    attempts = {one.trial: one for one in played.recorded("search")}
+    assert {where(played, one) for one in attempts.values()} == {"replay", "far"}
+    for trial in played.trials():
+        own = attempts[trial.number]
+        assert trial.value == pytest.approx(rate(own.knobs), rel=0.02), where(played, own)
+        far = where(played, own) == "far"
+        assert own.result.throughput == pytest.approx((SLOWER if far else 1.0) * rate(own.knobs))
+
+
 def test_nodes_that_are_left_out_are_named_once(played: Replayed) -> None:
     played.submit(**SHORT)
     played.machine = Cluster()

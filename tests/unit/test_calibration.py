@@ -11,14 +11,16 @@ from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttemp
 
 BASELINE = defaults()
 NUMBERS = itertools.count(1)
+HERE, THERE, BEYOND = 1, 2, 3
 
 
-def attempt(purpose, *, state="COMPLETE", rate=100.0, **knobs):
+def attempt(purpose, *, state="COMPLETE", rate=100.0, environment=HERE, **knobs):
     figures = {"throughput": rate, "block_half_width": 0.0} if state == "COMPLETE" else {}
     number = next(NUMBERS)
     result = AttemptResult(AttemptState(state), **figures)
     at = 60.0 * number
-    return StoredAttempt(number, 0, purpose, 0, 1, {**BASELINE, **knobs}, at, at + 1, result)
+    where = environment if state not in ("RUNNING", "ABANDONED") else None
+    return StoredAttempt(number, 0, purpose, 0, 1, {**BASELINE, **knobs}, at, at + 1, result, where)
 
 
 def such(*attempts):
@@ -36,36 +38,66 @@ def again(**changes):
 PLAN = Calibration(first_runs=3, prior_sigma=None, blocks=lambda _: ())
 
 
+def due(attempts, *, slots=(HERE,), under_way=(), plan=PLAN):
+    return plan.due(attempts, slots, under_way)
+
+
 def test_nothing_runs_again_before_the_baseline_has_a_figure():
-    assert PLAN.due(such()) is None
-    assert PLAN.due(such(attempt(Purpose.SEARCH, state="RUNNING"))) is None
-    assert PLAN.due(such(attempt(Purpose.SEARCH, state="OOM"))) is None
-    assert PLAN.due(such(attempt(Purpose.SEARCH, micro_batch=64))) is None
+    assert due(such()) == []
+    assert due(such(attempt(Purpose.SEARCH, state="OOM"))) == []
+    assert due(such(attempt(Purpose.SEARCH, micro_batch=64))) == []
+    running = such(attempt(Purpose.SEARCH, state="RUNNING"))
+    assert due(running, under_way=[HERE]) == []
 
 
 def test_the_first_runs_come_before_the_search_goes_on():
-    assert PLAN.due(baseline_and()).knobs == BASELINE
-    assert PLAN.due(baseline_and(again())) is not None
-    assert PLAN.due(baseline_and(again(), again())) is None
+    assert due(baseline_and()) == [HERE]
+    assert due(baseline_and(again())) == [HERE]
+    assert due(baseline_and(again(), again())) == []
 
 
 def test_a_run_that_is_under_way_or_failed_is_not_asked_for_twice_and_a_lost_one_is():
-    assert PLAN.due(baseline_and(again(state="RUNNING"), again(state="ERROR"))) is None
-    assert PLAN.due(baseline_and(again(state="LOST"), again())) is not None
-    assert PLAN.due(baseline_and(again(state="ABANDONED"), again())) is not None
+    under_way = again(state="RUNNING")
+    assert due(baseline_and(under_way, again(state="ERROR")), under_way=[HERE]) == []
+    assert due(baseline_and(again(state="LOST"), again())) == [HERE]
+    assert due(baseline_and(again(state="ABANDONED"), again())) == [HERE]
 
 
 def test_another_run_every_eight_trials_shows_drift():
     trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(7)]
-    assert PLAN.due(baseline_and(again(), again(), *trials)) is not None
-    assert PLAN.due(baseline_and(again(), again(), again(), *trials)) is None
-    assert PLAN.due(baseline_and(again(), again(), *trials[:6])) is None
+    assert due(baseline_and(again(), again(), *trials)) == [HERE]
+    assert due(baseline_and(again(), again(), again(), *trials)) == []
+    assert due(baseline_and(again(), again(), *trials[:6])) == []
+
+
+def test_it_runs_once_on_every_other_node_and_there_as_soon_as_it_runs_at_all():
+    slots = [HERE, THERE, HERE, BEYOND]
+    begun = such(attempt(Purpose.SEARCH, state="RUNNING"))
+    assert due(begun, slots=slots, under_way=[HERE]) == [THERE, BEYOND]
+    assert due(begun, slots=slots, under_way=[HERE, THERE]) == [BEYOND]
+    there = again(environment=THERE)
+    assert due(baseline_and(there), slots=slots) == [BEYOND, HERE]
+    everywhere = [again(), again(), there, again(environment=BEYOND, state="ERROR")]
+    assert due(baseline_and(*everywhere), slots=slots) == []
+
+
+def test_who_has_moved_measures_the_noise_there():
+    moved = baseline_and(again(), again())
+    assert due(moved, slots=[THERE]) == [THERE]
+    first = again(environment=THERE)
+    assert due(such(*moved, first), slots=[THERE]) == [THERE]
+    assert PLAN.noise(such(*moved, first)).runs == 3, (
+        "one run shows none: it is still that of before"
+    )
+    second = again(environment=THERE)
+    assert PLAN.noise(such(*moved, first, second)).runs == 2
+    assert due(such(*moved, first, second, again(environment=THERE)), slots=[THERE]) == []
 
 
 def test_one_run_means_never_again():
     never = Calibration(first_runs=1, prior_sigma=None, blocks=lambda _: ())
     trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(20)]
-    assert never.due(baseline_and(*trials)) is None
+    assert due(baseline_and(*trials), slots=[HERE, THERE], plan=never) == []
     assert never.noise(baseline_and(*trials)).sigma_run == PRIOR_SIGMA
 
 

@@ -1,0 +1,75 @@
+"""Rates of several nodes, by what the baseline runs at on each."""
+
+import itertools
+import math
+
+import pytest
+
+from autotune.analysis.confirmation import ranked
+from autotune.analysis.levels import Levels, levelled
+from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+
+BASELINE = defaults()
+HOME, FAR, NEW = 1, 2, 3
+NUMBERS = itertools.count(1)
+SURE = {"block_half_width": 1e-6, "sigma_run": 0.0}
+
+
+def run(rate, environment=HOME, purpose=Purpose.CALIBRATE, doubt=SURE, trial=0, **knobs):
+    result = AttemptResult(AttemptState.COMPLETE, throughput=rate, **doubt)
+    number = next(NUMBERS)
+    every = {**BASELINE, **knobs}
+    return StoredAttempt(
+        number, trial, purpose, 0, 1, every, number, number + 1, result, environment
+    )
+
+
+def own(rate=100.0, **more):
+    return run(rate, purpose=Purpose.SEARCH, **more)
+
+
+def trial(number, rate, environment):
+    return run(rate, environment, Purpose.SEARCH, trial=number, micro_batch=2**number)
+
+
+def such(*attempts):
+    return Attempts(attempts, BASELINE)
+
+
+def test_on_one_node_nothing_changes():
+    attempts = such(own(), run(90.0), trial(1, 120.0, HOME))
+    assert all(one is before for one, before in zip(levelled(attempts), attempts, strict=True))
+
+
+def test_a_rate_is_what_it_would_be_where_the_baseline_ran_first():
+    attempts = such(own(), run(80.0, FAR), trial(1, 90.0, FAR), trial(2, 110.0, HOME))
+    assert [one.result.throughput for one in levelled(attempts)] == pytest.approx(
+        [100.0, 100.0, 112.5, 110.0]
+    )
+    assert [one.trial for one in ranked(attempts)] == [1, 2, 0]
+
+
+def test_little_knowledge_of_a_node_counts_for_little():
+    rough = {"block_half_width": 0.0, "sigma_run": 0.08}
+    once = Levels.of(such(own(), run(80.0, FAR, doubt=rough))).at(FAR)
+    # As sure of the run as of nodes: half of what was seen.
+    assert once.factor == pytest.approx(math.sqrt(1 / 0.8), rel=1e-3)
+    assert once.error == pytest.approx(0.08 * math.sqrt(0.5), rel=1e-3)
+    often = Levels.of(such(own(), *(run(80.0, FAR, doubt=rough) for _ in range(9)))).at(FAR)
+    assert once.factor < often.factor < 1 / 0.8
+    assert often.error < once.error
+
+
+def test_of_a_node_on_which_it_has_not_run_nothing_but_doubt_is_known():
+    attempts = such(own(), trial(1, 90.0, NEW))
+    level = Levels.of(attempts).at(NEW)
+    assert level.factor == 1.0
+    *_, changed = levelled(attempts)
+    assert changed.result.throughput == 90.0
+    assert changed.result.sigma_run == pytest.approx(level.error)
+
+
+def test_before_the_baseline_has_run_nothing_changes():
+    assert Levels.of(such(trial(1, 90.0, FAR))).at(FAR).factor == 1.0
+    assert Levels.of(such(trial(1, 90.0, FAR))).at(FAR).error == 0.0

@@ -11,9 +11,12 @@ import pytest
 
 from autotune.service.submission import submit
 from autotune.spec import load
+from storage import StoredAttempt
 from tests.fault_table import Tally
 from tests.faults.replaying import ReplayedFolder
 from tests.steering import (
+    TINY_WORKLOAD,
+    Command,
     StudyFolder,
     alive,
     ends_within,
@@ -31,6 +34,7 @@ BACK_SECONDS = 30.0
 LATEST = 1.5
 """Seconds after a moment within which a daemon is killed: about as long as a trial takes."""
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
+HELD_WORKLOAD = TINY_WORKLOAD.with_name("held.py")
 
 
 def kill_daemon(tiny: StudyFolder, pid: int) -> None:
@@ -173,40 +177,64 @@ def agent_pid(tiny: StudyFolder) -> int:
     return wait_for(found, "an agent has started")
 
 
-def kill_agent(tiny: StudyFolder, *, after: int) -> None:
-    """SIGKILL the agent in the trial that runs after so many recorded ones."""
-    running = tiny.wait_running(after=after)
+def hold(tiny: StudyFolder, *micro_batches: int) -> None:
+    """Have trials with these wait in their first step."""
+    new = tiny.folder / "new"
+    new.write_text(" ".join(map(str, micro_batches)))
+    new.rename(tiny.folder / "held")
+
+
+def kill_agent_of_held(tiny: StudyFolder) -> StoredAttempt:
+    """SIGKILL the agent of the next trial that waits in a step."""
+    reached = tiny.folder / "held.reached"
+    wait_for(reached.exists, "a trial waits")
+    running = tiny.wait_running()
     os.kill(agent_pid(tiny), signal.SIGKILL)
 
     def given_up() -> bool:
         return not next(a for a in tiny.attempts() if a.id == running.id).running
 
     wait_for(given_up, "the attempt is given up")
+    reached.unlink()
+    return running
+
+
+@pytest.fixture
+def held(tiny: StudyFolder) -> Command:
+    """A study of two trials beside its baseline, which both wait."""
+    (tiny.folder / "held.py").write_text(HELD_WORKLOAD.read_text())
+    hold(tiny, 4, 8)
+    tiny.write(
+        workload="held:build",
+        resources={"workers": 1},
+        budget={"trials": 3},
+        search_space={"micro_batch": [2, 4, 8]},
+    )
+    return tiny.spawn("start", "study.yaml", "--foreground")
 
 
 @pytest.mark.slow
 @pytest.mark.fault(5)
-def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder) -> None:
-    slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
-    tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)
-    following = tiny.spawn("start", "study.yaml", "--foreground")
-    kill_agent(tiny, after=1)
-    kill_agent(tiny, after=2)  # in the last trial of the budget
-    assert following.wait() == 0, following.output()
-    assert [a.result.state for a in tiny.attempts()].count("LOST") == 2
+def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder, held: Command) -> None:
+    first = kill_agent_of_held(tiny)
+    hold(tiny, *({4, 8} - {first.knobs["micro_batch"]}))
+    last = kill_agent_of_held(tiny)
+    hold(tiny)
+    assert (first.trial, last.trial) == (1, 2), "the last of the budget, too"
+    assert held.wait() == 0, held.output()
+    assert [a.trial for a in tiny.attempts() if a.result.state == "LOST"] == [1, 2]
     tiny.assert_complete(trials=3)
 
 
 @pytest.mark.slow
 @pytest.mark.fault(5)
-def test_a_trial_that_kills_its_agent_every_time_is_a_crash(tiny: StudyFolder) -> None:
-    slow = {"name": "tiny:build", "args": {"sleep": 0.02}}
-    tiny.write(resources={"workers": 1}, budget={"trials": 3}, workload=slow)
-    following = tiny.spawn("start", "study.yaml", "--foreground")
-    tiny.wait_recorded(1)
-    for _ in range(3):
-        kill_agent(tiny, after=1)
-    assert following.wait() == 0, following.output()
+def test_a_trial_that_kills_its_agent_every_time_is_a_crash(
+    tiny: StudyFolder, held: Command
+) -> None:
+    lost = [kill_agent_of_held(tiny) for _ in range(3)]
+    hold(tiny)
+    assert held.wait() == 0, held.output()
+    assert [attempt.trial for attempt in lost] == [1, 1, 1]
     states = [a.result.state for a in tiny.attempts("search") if a.trial == 1]
     assert states == ["LOST", "LOST", "CRASH"]
     tiny.assert_complete(trials=3)

@@ -54,9 +54,9 @@ _ALONE = pytest.StashKey[bool]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that share a fixture of their module stay together; others run where there is room.
 
-    Faults come first, and of them those that share a cluster, which take longest together: nobody waits
-    for the last of them alone. Tests of launchers are sorted by the kind of their site, so that each
-    kind is opened once.
+    Those that share a launcher or a cluster come first, as they take longest together, then faults:
+    nobody waits for the last of them alone. Tests of launchers are sorted by the kind of their site, so
+    that each kind is opened once.
     """
     items.sort(key=_rank)
     for item in items:
@@ -71,7 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _rank(item: pytest.Item) -> tuple[bool, bool, tuple[str, str]]:
     fault = _folder(item) == "faults"
-    return not fault, fault and not _shares_a_fixture(item), _site(item)
+    of_launcher = any(mark.args[0] in ("local", "ray") for mark in item.iter_markers("xdist_group"))
+    shares = of_launcher or (fault and _shares_a_fixture(item))
+    return not shares, not fault, _site(item)
 
 
 def _site(item: pytest.Item) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from torch import nn
 
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
-from autotune.trial.rank.profiling import run_profile, span
+from autotune.trial.rank.profiling import LoopSubject, run_profile, span
 from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
 from tests.one_rank import CPU, WIDTH, group, regression, settings_of_torch
 from tests.trials import knobs, of_one_rank
@@ -14,13 +14,16 @@ from tests.trials import knobs, of_one_rank
 __all__ = ["group", "settings_of_torch"]  # fixtures
 
 
-@pytest.mark.slow
 def trajectory(loop, *rest):
     loop.take(run_trajectory(loop, UpdateNorms(loop), *rest))
 
 
+def profiled(loop, *rest):
+    loop.take(run_profile(LoopSubject(loop, replicas=1), *rest))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("inspection", [trajectory, run_profile])
+@pytest.mark.parametrize("inspection", [trajectory, profiled])
 def test_a_compiled_model_is_compiled_under_inspection(tmp_path, inspection):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

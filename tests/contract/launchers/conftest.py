@@ -27,12 +27,12 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Close the site once the next test wants another one, or none: as long as it is open, studies of
-    other tests wait for it."""
+    """Close the site once the next test wants another one, or none, or one of its own: as long as it is
+    open, studies of other tests wait for it."""
     if _OPEN not in item.config.stash:
         return
     wanted, _, until_closed = item.config.stash[_OPEN]
-    if _wanted(nextitem) != wanted:
+    if _wanted(nextitem) != wanted or wanted.endswith(" to close"):
         del item.config.stash[_OPEN]
         until_closed.close()
 

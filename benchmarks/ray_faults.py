@@ -1,26 +1,60 @@
 """Seconds from a fault of a Ray cluster to the next trial: three nodes of namespaces on this machine.
 
 `python benchmarks/ray_faults.py [--json] [--ranks N] [--overhead] [NAME ...]`; as root, with namespaces.
-With --overhead instead: what a trial takes besides its timed blocks, over one, two and three nodes.
+With --overhead instead: what a trial takes besides its timed blocks, over one, two and three nodes, and
+the same where the name server does not answer.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.faults.ray_nodes import ray_nodes, refusal
+from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
 from tests.faults.ray_strikes import STRIKES, RayStudy, survive
 
+_SILENT = """
+import socket
+server = socket.socket(type=socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+while True:
+    server.recv(512)
+"""
+"""A name server that reads what it is asked, and says nothing."""
 
-def overhead(nodes: int) -> dict[str, object]:
-    """Of the trials of a study with a rank on each of so many nodes: the median, in seconds."""
-    with tempfile.TemporaryDirectory() as folder, ray_nodes(Path(folder)) as cluster:
+
+@contextlib.contextmanager
+def asking_in_vain(cluster: RayNodes, folder: Path) -> Iterator[None]:
+    """No node of the cluster is told a name."""
+    servers = folder / "resolv.conf"
+    servers.write_text("nameserver 127.0.0.1\n")
+    with contextlib.ExitStack() as until_end:
+        for node in cluster.nodes:
+            silent = node.spawn(sys.executable, "-c", _SILENT, cwd=Path("/"))
+            until_end.callback(silent.kill)
+            until_end.enter_context(node.showing(Path("/etc/resolv.conf"), servers))
+        yield
+
+
+def overhead(nodes: int, *, names: bool) -> dict[str, object]:
+    """Of the trials of a study with a rank on each of so many nodes: the median, in seconds.
+
+    Args:
+        names: whether the name server answers.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ray_nodes(Path(folder)) as cluster,
+        contextlib.nullcontext() if names else asking_in_vain(cluster, Path(folder)),
+    ):
         study = RayStudy(cluster, Path(folder) / "project", ranks=nodes)
         study.start()
         study.wait_done()
@@ -31,6 +65,7 @@ def overhead(nodes: int) -> dict[str, object]:
         ]
     return {
         "nodes": nodes,
+        "names": "answered" if names else "not answered",
         "trials": len(besides),
         "overhead": round(statistics.median(besides), 2),
     }
@@ -45,9 +80,11 @@ def main() -> None:
     given = parser.parse_args()
     if why := refusal():
         sys.exit(why)
-    rows = [overhead(count) for count in (1, 2, 3)] if given.overhead else []
-    if rows and not given.json:
-        print(*rows, sep="\n")
+    rows = []
+    for names, count in itertools.product((True, False), (1, 2, 3)) if given.overhead else ():
+        rows.append(overhead(count, names=names))
+        if not given.json:
+            print(rows[-1], flush=True)
     for name in [] if given.overhead else given.names:
         # A cluster each: what one fault leaves is no part of the next one.
         with tempfile.TemporaryDirectory() as folder, ray_nodes(Path(folder)) as nodes:

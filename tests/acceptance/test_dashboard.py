@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from storage import Database, Repository, StoredAttempt
-from tests.steering import TINY_WORKLOAD, autotune, write_study
+from tests.steering import TINY_WORKLOAD, autotune, quick_measurement, write_study
 from tests.waiting import wait_for
 
 CHROMIUM = shutil.which("chromium")
@@ -65,6 +65,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         search_space={"micro_batch": [1, 4, 8]},
         baseline={"micro_batch": 1},
         budget={"trials": 3},
+        measurement=quick_measurement(),
     )
     autotune("start", str(study), cwd=folder, check=True)
     status: dict[str, Any] = {"daemon": "still there"}

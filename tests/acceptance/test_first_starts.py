@@ -49,10 +49,17 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def openers() -> Iterator[list[subprocess.Popen[str]]]:
+    """As many as start at once."""
+    with several(PROCESSES) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def several(count: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that have imported everything and wait for the URL of a database."""
     with contextlib.ExitStack() as stack:
-        started = [stack.enter_context(opener(str(number))) for number in range(PROCESSES)]
-        assert [answer(process) for process in started] == ["ready"] * PROCESSES
+        started = [stack.enter_context(opener(str(number))) for number in range(count)]
+        assert [answer(process) for process in started] == ["ready"] * count
         yield started
 
 
@@ -128,18 +135,17 @@ def assert_sound(url: str) -> None:
 
 
 def test_a_process_that_was_killed_while_it_made_the_tables_blocks_nobody(
-    openers: list[subprocess.Popen[str]], postgres_url: str
+    postgres_url: str,
 ) -> None:
     """Its lock on the server goes with it."""
-    with opener("doomed") as doomed:
-        assert answer(doomed) == "ready"
+    with several(4) as (doomed, *others):
         tell(doomed, postgres_url)
         time.sleep(0.1)
         doomed.kill()
         doomed.wait()
-    for process in openers[:3]:
-        tell(process, postgres_url)
-    assert [answer(process) for process in openers[:3]] == ["ok"] * 3
+        for process in others:
+            tell(process, postgres_url)
+        assert [answer(process) for process in others] == ["ok"] * 3
 
 
 DYING = """

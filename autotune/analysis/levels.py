@@ -40,7 +40,7 @@ class Levels:
 
         Args:
             home: the environment of the baseline's own trial, whose rates stay as they are; None:
-                there is none yet.
+                so do all.
             known: levels of others.
         """
         self._home = home
@@ -49,7 +49,9 @@ class Levels:
     @classmethod
     def of(cls, attempts: Attempts) -> Self:
         """By all runs of the baseline for the search."""
-        own = attempts.baseline()
+        # Most studies have one node, and it is asked for every trial.
+        several = len({attempt.environment for attempt in attempts} - {None}) > 1
+        own = attempts.baseline() if several else None
         if own is None:
             return cls(None, {})
         runs: dict[int | None, list[StoredAttempt]] = {}
@@ -59,6 +61,11 @@ class Levels:
             runs.setdefault(run.environment, []).append(run)
         here = runs.pop(own.environment)
         return cls(own.environment, {there: _level(here, runs[there]) for there in runs})
+
+    @property
+    def differ(self) -> bool:
+        """Some rate may not stay as it is."""
+        return self._home is not None
 
     def at(self, environment: int | None) -> Level:
         """That of an environment."""
@@ -70,6 +77,8 @@ class Levels:
 def levelled(attempts: Attempts) -> Attempts:
     """All of them with such rates."""
     levels = Levels.of(attempts)
+    if not levels.differ:
+        return attempts
 
     def changed(attempt: StoredAttempt) -> StoredAttempt:
         result = levels.at(attempt.environment).applied(attempt.result)

@@ -92,6 +92,8 @@ class Agents:
         """The same, where its node or its cluster was lost, or has stood still."""
         self.silent: frozenset[int] = frozenset()
         """Nodes that have not said anything for too long, while something runs there."""
+        self.delays = [0.0] * len(nodes)
+        """Seconds for which each node has kept the last command to all waiting."""
         self._ended: set[int] = set()
         """Nodes whose agents have ended by themselves."""
         self._closing = False
@@ -133,8 +135,11 @@ class Agents:
 
     def send(self, message: Message) -> None:
         """The same command to all."""
-        for link in self.links:
-            link.send(message.to_line())
+        line = message.to_line()
+        for node, link in enumerate(self.links):
+            began = time.monotonic()
+            link.send(line)
+            self.delays[node] = time.monotonic() - began
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message | None]:
         """(node, message); the message is None when that agent is gone.
@@ -302,7 +307,10 @@ class Ear:
         if isinstance(message, Alive):
             still[node] = max(silence, message.still)
         elif isinstance(message, BlockReport):
-            still = {other: self._silence[other] for other in nodes if other != node}
+            # While a node keeps a command waiting, nobody listens.
+            silences = map(max, self._silence, self._agents.delays)
+            still = {other: long for other, long in enumerate(silences) if other in nodes}
+            still.pop(node, None)
         longest = max(still, key=still.__getitem__, default=node)
         if still.get(longest, 0.0) <= STOOD_SECONDS:
             return ""

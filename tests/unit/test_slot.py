@@ -3,6 +3,7 @@
 The agents are scripts: what each node reports, and when, is the test's to say.
 """
 
+import dataclasses
 import json
 import queue
 import threading
@@ -25,6 +26,8 @@ from autotune.trial.protocol import (
     RankEnd,
     StartTrial,
     TrialReport,
+    TrialRequest,
+    Turn,
     from_line,
 )
 from launchers import agents
@@ -79,14 +82,16 @@ class Scripted(Link):
 class Cluster:
     """A slot over a scripted agent per node."""
 
-    def __init__(self, *nodes: Says) -> None:
-        self.links = [Scripted(says) for says in nodes]
+    def __init__(self, *nodes: Says | Scripted) -> None:
+        self.links = [node if isinstance(node, Scripted) else Scripted(node) for node in nodes]
         connects: list[Callable[[], Link]] = [lambda link=link: link for link in self.links]
         self.slot = AgentSlot("s", [Node(connect, 1) for connect in connects], gpus_per_worker=0)
 
-    def run(self, watch: Callable[[BlockReport], bool]) -> TrialReport:
+    def run(
+        self, watch: Callable[[BlockReport], bool], request: TrialRequest = REQUEST
+    ) -> TrialReport:
         try:
-            return self.slot.run(REQUEST, watch)
+            return self.slot.run(request, watch)
         finally:
             self.slot.close()
 
@@ -129,6 +134,23 @@ def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
     threading.Thread(target=train).start()
     report = cluster.run(enough)
     assert report.not_its_own.startswith("node 1 stood still, or was cut off, for")
+
+
+class Frozen(Scripted):
+    """An agent on a node that stands still as it is to hear of a block."""
+
+    def send(self, line: bytes) -> bool:
+        if isinstance(from_line(line), Turn):
+            time.sleep(0.6)
+        return super().send(line)
+
+
+@pytest.mark.fault(24)
+def test_nor_while_it_kept_the_command_to_train_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "STOOD_SECONDS", 0.5)
+    cluster = Cluster({Turn: [BLOCK], **ended(0)}, Frozen(ended(1)))
+    report = cluster.run(enough, dataclasses.replace(REQUEST, stays=True))
+    assert report.not_its_own == "node 1 stood still, or was cut off, for 1 s"
 
 
 @pytest.mark.fault(24)

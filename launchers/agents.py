@@ -8,7 +8,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from autotune.errors import ClusterAway, LauncherError
@@ -93,7 +93,9 @@ class Agents:
         self.silent: frozenset[int] = frozenset()
         """Nodes that have not said anything for too long, while something runs there."""
         self.delays = [0.0] * len(nodes)
-        """Seconds for which each node has kept the last command to all waiting."""
+        """Seconds for which each node has kept the last that was asked of it waiting."""
+        self._asked: dict[int, float] = {}
+        """Nodes that keep something waiting, by the monotonic clock since when."""
         self._ended: set[int] = set()
         """Nodes whose agents have ended by themselves."""
         self._closing = False
@@ -131,14 +133,24 @@ class Agents:
                 interface=self._interfaces[index],
                 secret=secret,
             )
-            link.send(StartTrial(request, placement).to_line())
+            with self._asking(index):
+                link.send(StartTrial(request, placement).to_line())
 
     def send(self, message: Message) -> None:
         """The same command to all."""
         line = message.to_line()
         for node, link in enumerate(self.links):
-            began = time.monotonic()
-            link.send(line)
+            with self._asking(node):
+                link.send(line)
+
+    @contextlib.contextmanager
+    def _asking(self, node: int) -> Iterator[None]:
+        """What is asked of a node that stands still waits as long as that, and nobody listens."""
+        began = self._asked[node] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._asked[node]
             self.delays[node] = time.monotonic() - began
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message | None]:
@@ -159,14 +171,17 @@ class Agents:
         for index, link in enumerate(self.links):
             if index not in self._ended and index not in self.silent:
                 for folder in folders:
-                    link.bring(folder)
+                    with self._asking(index):
+                        link.bring(folder)
 
     def away(self) -> list[str]:
         """What of them is lost or silent at present, in words."""
+        since = time.monotonic() - STOOD_SECONDS
+        silent = self.silent | {node for node, began in self._asked.copy().items() if began < since}
         return [
             f"{link.where or f'node {index}'} {'lost' if index in self._ended else 'fell silent'}"
             for index, link in enumerate(self.links)
-            if index in self._ended or index in self.silent
+            if index in self._ended or index in silent
         ]
 
     def close(self) -> str:

@@ -49,10 +49,21 @@ def _last_failures(attempts: Attempts) -> list[StoredAttempt]:
     """Of the baseline, in a row, up to its last run; none once its trial is complete."""
     if attempts.baseline():
         return []
+    own = attempts.of(Purpose.SEARCH).of_baseline().last
     failures: list[StoredAttempt] = []
     for run in attempts.of(*_RUNS).of_baseline().recorded():
+        if _beside(run, own):
+            continue
         failures = [*failures, run] if run.result.state in _OWN_FAULT else []
     return failures
+
+
+def _beside(run: StoredAttempt, own: StoredAttempt | None) -> bool:
+    """Whether it ran on another node while the baseline's own trial did: what ails that node says
+    nothing of the baseline."""
+    if run.purpose != Purpose.CALIBRATE:
+        return False
+    return own is None or own.ended is None or run.started < own.ended
 
 
 def _reason(failure: StoredAttempt) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from autotune.measurement.estimate import estimate
 from autotune.measurement.noise import PRIOR_SIGMA, Noise, Run, run_noise
@@ -37,7 +37,7 @@ class Calibration:
         self, attempts: Attempts, slots: Sequence[int | None], under_way: Sequence[int | None]
     ) -> list[int | None]:
         """Environments in which it is time to run the baseline: once in each, for their rates to be
-        comparable, and again in that in which it has run most.
+        comparable, and again in that in which it has run most. A run that is lost is repeated once.
 
         Args:
             slots: environments of all slots.
@@ -46,12 +46,14 @@ class Calibration:
         own = attempts.of(Purpose.SEARCH).of_baseline().last
         if own is None or self._first_runs < 2 or not (own.running or _measured(own)):
             return []
-        again = attempts.of(Purpose.CALIBRATE).recorded()
-        ended = [own, *again] if own.recorded else again
-        runs = Counter([*(one.environment for one in ended), *under_way])
-        wanted = self._first_runs + len(attempts.searched()) // _AGAIN_AFTER
-        most = max(slots, key=lambda environment: runs[environment], default=None)
+        again = [own, *attempts.of(Purpose.CALIBRATE)]
+        runs = Counter([*(one.environment for one in again if one.recorded), *under_way])
+        runs.update(_repeated([one for one in again if one.result.state == AttemptState.LOST]))
         found = [environment for environment in dict.fromkeys(slots) if not runs[environment]]
+        most = max(slots, key=lambda environment: runs[environment], default=None)
+        first = min((one.id for one in again if one.environment == most), default=0)
+        since = sum(trial.id >= first for trial in attempts.searched())
+        wanted = self._first_runs + since // _AGAIN_AFTER
         return [*found, most] if _measured(own) and 0 < runs[most] < wanted else found
 
     def noise(self, attempts: Attempts) -> Noise:
@@ -72,6 +74,12 @@ class Calibration:
         freedom = timed.freedom if timed else math.inf
         half_width = result.block_half_width or 0.0
         return Run(result.throughput or 0.0, half_width, attempt.started, freedom)
+
+
+def _repeated(lost: Iterable[StoredAttempt]) -> Counter[int | None]:
+    """How often more than once a run was lost in each environment: there it is not tried any more."""
+    count = Counter(one.environment for one in lost)
+    return Counter({environment: times - 1 for environment, times in count.items()})
 
 
 def _measured(attempt: StoredAttempt) -> bool:

@@ -10,8 +10,12 @@ from autotune.analysis.contenders import MOST_ERROR, error_of
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt
 
 _SPREAD = 0.08
-"""By how much nodes of one kind differ, as a standard deviation relative to their speed: 8 % on average
-among equal GPUs of five clusters (Sinha et al. 2022, arXiv:2208.11035)."""
+"""Standard deviation of the logarithm of how much faster one node is than another, before anything is
+known: as much as equal GPUs of five clusters vary on average (Sinha et al. 2022, arXiv:2208.11035)."""
+_ODD = 3.0
+"""Nodes that differ by more of its standard deviations than this are not of one kind."""
+_DOUBTS = 2.0
+"""Standard errors of a level that a trial is given before it is stopped early."""
 
 
 class Level(NamedTuple):
@@ -21,14 +25,22 @@ class Level(NamedTuple):
     error: float = _SPREAD
 
     def applied(self, result: AttemptResult) -> AttemptResult:
-        """What a run on the node comes to, with the doubt that this adds."""
-        if result.throughput is None or not self.error:
+        """What a run on the node comes to."""
+        if result.throughput is None or self.factor == 1.0:
             return result
-        return dataclasses.replace(
-            result,
-            throughput=self.factor * result.throughput,
-            sigma_run=math.hypot(self.error, result.sigma_run or 0.0),
-        )
+        return dataclasses.replace(result, throughput=self.factor * result.throughput)
+
+    def doubted(self, error: float | None) -> float | None:
+        """A run's own relative standard error, if it is known, with that of the level."""
+        return None if error is None else math.hypot(error, self.error)
+
+    def least(self, rate: float) -> float:
+        """What a rate comes to on the node, at the least."""
+        return rate / (self.factor * math.exp(_DOUBTS * self.error))
+
+
+AT_HOME = Level(1.0, 0.0)
+"""Where the baseline's own trial ran."""
 
 
 class Levels:
@@ -70,19 +82,23 @@ class Levels:
     def at(self, environment: int | None) -> Level:
         """That of an environment."""
         if self._home is None or environment in (None, self._home):
-            return Level(1.0, 0.0)
+            return AT_HOME
         return self._known.get(environment, Level())
 
 
 def levelled(attempts: Attempts) -> Attempts:
-    """All of them with such rates."""
+    """All of them with such rates; their noise between runs has the doubt of the levels in it."""
     levels = Levels.of(attempts)
     if not levels.differ:
         return attempts
 
     def changed(attempt: StoredAttempt) -> StoredAttempt:
-        result = levels.at(attempt.environment).applied(attempt.result)
-        return attempt if result is attempt.result else dataclasses.replace(attempt, result=result)
+        level = levels.at(attempt.environment)
+        if not level.error:
+            return attempt
+        doubt = level.doubted(attempt.result.sigma_run or 0.0)
+        result = dataclasses.replace(level.applied(attempt.result), sigma_run=doubt)
+        return dataclasses.replace(attempt, result=result)
 
     return attempts.each(changed)
 
@@ -90,8 +106,11 @@ def levelled(attempts: Attempts) -> Attempts:
 def _level(here: Sequence[StoredAttempt], there: Sequence[StoredAttempt]) -> Level:
     """By the mean of logarithms of both, which are normal about the level of each node."""
     error = math.hypot(_error_of_mean(here), _error_of_mean(there))
+    faster = _mean_log(here) - _mean_log(there)
+    if abs(faster) > _ODD * math.hypot(_SPREAD, error):
+        return Level(math.exp(faster), error)
     known = _SPREAD**2 / (_SPREAD**2 + error**2)
-    return Level(math.exp(known * (_mean_log(here) - _mean_log(there))), error * math.sqrt(known))
+    return Level(math.exp(known * faster), error * math.sqrt(known))
 
 
 def _mean_log(runs: Sequence[StoredAttempt]) -> float:
@@ -100,4 +119,5 @@ def _mean_log(runs: Sequence[StoredAttempt]) -> float:
 
 def _error_of_mean(runs: Sequence[StoredAttempt]) -> float:
     errors = [error_of(run.result) for run in runs]
-    return math.hypot(*(MOST_ERROR if e is None else e for e in errors)) / len(runs)
+    most = (MOST_ERROR if error is None else min(error, MOST_ERROR) for error in errors)
+    return math.hypot(*most) / len(runs)

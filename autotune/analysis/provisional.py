@@ -9,6 +9,7 @@ from typing import Any
 from autotune.analysis.batches import change
 from autotune.analysis.confirmation import FEWEST_ROUNDS, replay
 from autotune.analysis.gate import GateRecord, touched
+from autotune.analysis.levels import levelled
 from autotune.analysis.verdict import (
     Finalist,
     Kind,
@@ -195,7 +196,7 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
         if a.result.state != AttemptState.COMPLETE and not (own and a.trial == own.trial)
     }
     runs: dict[int, list[StoredAttempt]] = {}
-    for attempt in _of_one_environment(attempts.of(*_TIMED).complete().measured()):
+    for attempt in levelled(attempts).of(*_TIMED).complete().measured():
         runs.setdefault(attempt.trial, []).append(attempt)
     seen = [
         _seen(searched, runs[searched.trial])
@@ -203,12 +204,6 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
         if searched.trial in runs and searched.trial not in out
     ]
     return sorted(seen, key=lambda one: -one.rate)
-
-
-def _of_one_environment(timed: Attempts) -> Attempts:
-    """Where the baseline has run last, as everything is compared with it; else where anything has."""
-    last = timed.of_baseline().last or timed.last
-    return timed.in_environment(last.environment) if last else timed
 
 
 def _seen(searched: StoredAttempt, runs: Sequence[StoredAttempt]) -> Seen:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 
+from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.study.job import Job
@@ -65,7 +66,7 @@ class Board:
         if verdict.speedup:
             bounds = f"{verdict.speedup.low:.2f} to {verdict.speedup.high:.2f}"
             yield "speed-up", f"{how}: {verdict.speedup.value:.2f}x (95 % interval {bounds})"
-        searched = self._job.attempts().searched().complete()
+        searched = levelled(self._job.attempts()).searched().complete()
         best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
         rate = quantity(best.result.throughput or 0.0)
         yield (
@@ -75,8 +76,12 @@ class Board:
         )
 
     def _note_finalists(self, verdict: Verdict) -> None:
-        searched = {a.trial: a for a in self._job.attempts().of(Purpose.SEARCH).recorded()}
+        attempts = self._job.attempts()
+        searched = {a.trial: a for a in attempts.of(Purpose.SEARCH).recorded()}
+        levels = Levels.of(attempts)
         for finalist in verdict.finalists:
             own = searched[finalist.trial]
-            note = trial_note(own, own.result, self._unit, confirmed=finalist.rates)
+            level = levels.at(own.environment)
+            result, rates = level.applied(own.result), finalist.rates
+            note = trial_note(own, result, self._unit, confirmed=rates, level=level)
             self._ledger.note(note, trial=finalist.trial)

@@ -196,14 +196,16 @@ class Tuner:
         while True:
             self._signals.check()
             # Trials that were begun before are finished, whatever the budget: none stays open.
-            while bench.has_free_slot and unlaunched:
-                self._launch(bench, unlaunched.pop(0), self._job.attempts())
             while bench.has_free_slot:
-                if self._run_baseline_again(bench):
+                searching = bool(unlaunched) or not reason
+                if self._run_baseline_again(bench, searching=searching):
                     continue
-                if reason:
+                if unlaunched:
+                    self._launch(bench, unlaunched.pop(0), self._job.attempts())
+                elif searching:
+                    reason = self._launch_next(bench)
+                else:
                     break
-                reason = self._launch_next(bench)
             if bench.idle and not unlaunched and not (unlaunched := self._recover()):
                 return reason
             for finished in bench.finished(_POLL_SECONDS):
@@ -213,15 +215,19 @@ class Tuner:
                     self._tell(finished, unlaunched)
                 self._check_that_baseline_runs()
 
-    def _run_baseline_again(self, bench: Bench) -> bool:
-        """Launch it if that is due; whether it was."""
+    def _run_baseline_again(self, bench: Bench, *, searching: bool) -> bool:
+        """Launch it if that is due; whether it was.
+
+        Args:
+            searching: trials are to come, for which noise and levels are wanted.
+        """
         attempts, today = self._job.attempts(), self._plan.baseline
         allowed = self._schedule.for_trial(attempts)
         if failed := baseline.to_be_tried_again(attempts):
             bench.start(failed.trial, today, Purpose.CALIBRATE, allowed=allowed)
             return True
         own = attempts.of(Purpose.SEARCH).of_baseline().last
-        if own is None or not self._schedule.may_calibrate(attempts):
+        if own is None or not searching or not self._schedule.may_calibrate(attempts):
             return False
         due = self._calibration.due(attempts, bench.environments, bench.where_runs(today))
         for environment in filter(bench.has_free_slot_in, due):
@@ -292,7 +298,7 @@ class Tuner:
         bench.start(
             trial.number,
             knobs,
-            incumbent_low=lambda environment: low / levels.at(environment).factor,
+            incumbent_low=lambda environment: levels.at(environment).least(low),
             allowed=self._schedule.for_trial(attempts),
         )
 
@@ -312,9 +318,9 @@ class Tuner:
     def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
         """As it would be where the baseline's own trial ran."""
         level = Levels.of(self._job.attempts()).at(attempt.environment)
-        result = level.applied(result)
-        note = trial_note(attempt, result, self.unit, factor=level.factor)
-        self._ledger.tell(attempt.trial, result, note, error_of(result))
+        levelled = level.applied(result)
+        note = trial_note(attempt, levelled, self.unit, level=level)
+        self._ledger.tell(attempt.trial, levelled, note, level.doubted(error_of(result)))
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.analysis.levels import AT_HOME, Level
 from autotune.analysis.verdict import Finalist, Verdict, mean_rate
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio
@@ -20,13 +21,13 @@ def trial_note(
     unit: str,
     *,
     confirmed: Sequence[float] = (),
-    factor: float = 1.0,
+    level: Level = AT_HOME,
 ) -> str:
     """What one trial has shown: throughput with interval, memory, cause of failure.
 
     Args:
         confirmed: its throughput, round by round, if it was measured again.
-        factor: by which its throughput has been multiplied to be comparable.
+        level: by which its throughput has been multiplied already.
     """
     lines = [f"### {result.state}"]
     if result.throughput is not None and result.half_width is not None:
@@ -36,10 +37,11 @@ def trial_note(
             result.throughput * (1 + result.half_width),
         )
         lines.append(f"- throughput: {rate_text(rate, unit)}")
-        if factor != 1.0:
+        if level.error:
             lines.append(
-                f"- that is {factor:.3f} times what was measured: by so much is the baseline faster "
-                "where its own trial ran than on this node, as far as its runs tell"
+                f"- that is {level.factor:.3f} times what was measured: by so much is the baseline "
+                f"faster where its own trial ran than on this node, ±{level.error:.1%} (standard "
+                "error), which comes on top"
             )
     if confirmed:
         lines.append(

@@ -8,6 +8,7 @@ import pytest
 
 from autotune.service.daemon import Daemon, cluster_of
 from autotune.spec import StudySpec
+from autotune.trial.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Behaviour, Launch, ReplayLauncher, ReplaySlot
 from storage import Repository, StoredAttempt
 from tests.control.replayed import PLAIN, Machine, Replayed, rate
@@ -24,12 +25,14 @@ SLOWER = 0.8
 class TwoNodes(ReplayLauncher):
     """A slot on each; the same hardware, but what runs on the second is slower."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
+    def __init__(self, behaviour: Behaviour, fails_far: str) -> None:
         super().__init__(behaviour)
         fast, self._news = self.slots[0], [OTHER]
 
         def answer(*given: Any) -> Any:
             usual, draw = fast._answer(*given)
+            if fails_far and f"-{fails_far}" in given[0].trial:
+                return Answer(outcome=Outcome.ERROR, cause="no such folder"), draw
             return dataclasses.replace(usual, rate=SLOWER * usual.rate), draw
 
         self.slots.append(ReplaySlot("replay-far", FAR, answer, fast._pace))
@@ -42,13 +45,15 @@ class TwoNodes(ReplayLauncher):
 class Cluster(Machine):
     """Opens that, and keeps what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails_far: str = "") -> None:
+        """There, runs for this purpose fail."""
         super().__init__()
+        self._fails_far = fails_far
         self.asked: list[StudySpec] = []
 
     def open(self, *given: Any) -> ReplayLauncher:
         self.asked.append(given[0])
-        self.opened.append(TwoNodes(self.behaviour))
+        self.opened.append(TwoNodes(self.behaviour, self._fails_far))
         return self.opened[-1]
 
 
@@ -86,9 +91,18 @@ def test_trials_are_told_as_if_all_had_run_on_one_node(played: Replayed) -> None
     assert {where(played, one) for one in attempts.values()} == {"replay", "far"}
     for trial in played.trials():
         own = attempts[trial.number]
-        assert trial.value == pytest.approx(rate(own.knobs), rel=0.02), where(played, own)
+        assert trial.value == pytest.approx(rate(own.knobs), rel=0.03), where(played, own)
         far = where(played, own) == "far"
         assert own.result.throughput == pytest.approx((SLOWER if far else 1.0) * rate(own.knobs))
+
+
+def test_a_node_on_which_the_baseline_fails_ends_no_study(played: Replayed) -> None:
+    played.submit(**{**SHORT, "measurement": {**SHORT["measurement"], "baseline_runs": 2}})
+    played.machine = Cluster(fails_far="calibrate")
+    played.serve()
+    assert played.study().state == "DONE", played.study().error
+    ended = {where(played, one): one.result.state for one in played.attempts("calibrate")}
+    assert ended == {"far": "ERROR", "replay": "COMPLETE"}
 
 
 def test_nodes_that_are_left_out_are_named_once(played: Replayed) -> None:

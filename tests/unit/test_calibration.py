@@ -64,10 +64,11 @@ def test_a_run_that_is_under_way_or_failed_is_not_asked_for_twice_and_a_lost_one
 
 
 def test_another_run_every_eight_trials_shows_drift():
+    three = baseline_and(again(), again())
     trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(7)]
-    assert due(baseline_and(again(), again(), *trials)) == [HERE]
-    assert due(baseline_and(again(), again(), again(), *trials)) == []
-    assert due(baseline_and(again(), again(), *trials[:6])) == []
+    assert due(such(*three, *trials)) == [HERE]
+    assert due(such(*three, *trials, again())) == []
+    assert due(such(*three, *trials[:6])) == []
 
 
 def test_it_runs_once_on_every_other_node_and_there_as_soon_as_it_runs_at_all():
@@ -92,6 +93,24 @@ def test_who_has_moved_measures_the_noise_there():
     second = again(environment=THERE)
     assert PLAN.noise(such(*moved, first, second)).runs == 2
     assert due(such(*moved, first, second, again(environment=THERE)), slots=[THERE]) == []
+
+
+def test_who_moves_late_does_not_make_up_for_what_was_measured_before():
+    began = baseline_and()
+    trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(80)]
+    moved = such(*began, *trials, *(again() for _ in range(12)))
+    there = [again(environment=THERE) for _ in range(3)]
+    assert due(such(*moved, *there[:2]), slots=[THERE]) == [THERE]
+    assert due(such(*moved, *there), slots=[THERE]) == []
+    eight = [attempt(Purpose.SEARCH, micro_batch=64, environment=THERE) for _ in range(8)]
+    assert due(such(*moved, *there, *eight), slots=[THERE]) == [THERE]
+
+
+def test_a_node_that_loses_it_twice_is_left_alone():
+    own = baseline_and(again(), again())
+    lost = [again(environment=THERE, state="LOST") for _ in range(2)]
+    assert due(such(*own, lost[0]), slots=[HERE, THERE]) == [THERE]
+    assert due(such(*own, *lost), slots=[HERE, THERE]) == []
 
 
 def test_one_run_means_never_again():

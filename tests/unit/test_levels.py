@@ -61,6 +61,21 @@ def test_little_knowledge_of_a_node_counts_for_little():
     assert often.error < once.error
 
 
+def test_machines_that_are_not_alike_are_not_taken_for_nearly_alike():
+    rough = {"block_half_width": 0.0, "sigma_run": 0.02}
+    level = Levels.of(such(own(), run(50.0, FAR, doubt=rough))).at(FAR)
+    assert level.factor == pytest.approx(2.0)
+    assert level.error == pytest.approx(0.02, rel=1e-3)
+
+
+def test_a_trial_is_stopped_early_for_being_slow_and_not_for_its_node():
+    rough = {"block_half_width": 0.0, "sigma_run": 0.02}
+    levels = Levels.of(such(own(), run(80.0, FAR, doubt=rough), trial(1, 1.0, NEW)))
+    assert levels.at(HOME).least(100.0) == 100.0
+    assert 75.0 < levels.at(FAR).least(100.0) < 80.0
+    assert levels.at(NEW).least(100.0) < 90.0, "nothing is known of it"
+
+
 def test_of_a_node_on_which_it_has_not_run_nothing_but_doubt_is_known():
     attempts = such(own(), trial(1, 90.0, NEW))
     level = Levels.of(attempts).at(NEW)

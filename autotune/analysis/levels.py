@@ -47,14 +47,17 @@ class Levels:
     """How fast nodes are, by what the baseline runs at on each; the environments of attempts tell them
     apart. What little is known of a node counts for little: its level is drawn towards 1."""
 
-    def __init__(self, home: int | None, known: Mapping[int | None, Level]) -> None:
+    def __init__(
+        self, *, differ: bool, home: int | None = None, known: Mapping[int | None, Level] = {}
+    ) -> None:
         """Take in the levels.
 
         Args:
-            home: the environment of the baseline's own trial, whose rates stay as they are; None:
-                so do all.
+            differ: there are several environments; else all rates stay as they are.
+            home: that of the baseline's own trial, whose rates stay as well; None: not known.
             known: levels of others.
         """
+        self.differ = differ
         self._home = home
         self._known = known
 
@@ -62,26 +65,22 @@ class Levels:
     def of(cls, attempts: Attempts) -> Self:
         """By all runs of the baseline for the search."""
         # Most studies have one node, and it is asked for every trial.
-        several = len({attempt.environment for attempt in attempts} - {None}) > 1
-        own = attempts.baseline() if several else None
-        if own is None:
-            return cls(None, {})
+        if len({attempt.environment for attempt in attempts} - {None}) < 2:
+            return cls(differ=False)
+        if (own := attempts.baseline()) is None:
+            return cls(differ=True)
         runs: dict[int | None, list[StoredAttempt]] = {}
         for run in (
             attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete().measured()
         ):
             runs.setdefault(run.environment, []).append(run)
         here = runs.pop(own.environment)
-        return cls(own.environment, {there: _level(here, runs[there]) for there in runs})
-
-    @property
-    def differ(self) -> bool:
-        """Some rate may not stay as it is."""
-        return self._home is not None
+        known = {there: _level(here, runs[there]) for there in runs}
+        return cls(differ=True, home=own.environment, known=known)
 
     def at(self, environment: int | None) -> Level:
         """That of an environment."""
-        if self._home is None or environment in (None, self._home):
+        if not self.differ or environment in (None, self._home):
             return AT_HOME
         return self._known.get(environment, Level())
 

@@ -184,10 +184,14 @@ def hold(tiny: StudyFolder, *micro_batches: int) -> None:
     new.rename(tiny.folder / "held")
 
 
-def kill_agent_of_held(tiny: StudyFolder) -> StoredAttempt:
-    """SIGKILL the agent of the next trial that waits in a step."""
+def kill_agent_of_held(tiny: StudyFolder, *micro_batches: int) -> StoredAttempt:
+    """SIGKILL the agent of the next trial with one of these that waits in a step."""
     reached = tiny.folder / "held.reached"
-    wait_for(reached.exists, "a trial waits")
+
+    def waits() -> bool:
+        return reached.exists() and reached.read_text() in map(str, micro_batches)
+
+    wait_for(waits, "a trial waits")
     running = tiny.wait_running()
     os.kill(agent_pid(tiny), signal.SIGKILL)
 
@@ -216,9 +220,10 @@ def held(tiny: StudyFolder) -> Command:
 @pytest.mark.slow
 @pytest.mark.fault(5)
 def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder, held: Command) -> None:
-    first = kill_agent_of_held(tiny)
-    hold(tiny, *({4, 8} - {first.knobs["micro_batch"]}))
-    last = kill_agent_of_held(tiny)
+    first = kill_agent_of_held(tiny, 4, 8)
+    (other,) = {4, 8} - {first.knobs["micro_batch"]}
+    hold(tiny, other)
+    last = kill_agent_of_held(tiny, other)
     hold(tiny)
     assert (first.trial, last.trial) == (1, 2), "the last of the budget, too"
     assert held.wait() == 0, held.output()
@@ -231,7 +236,7 @@ def test_a_trial_whose_agent_was_killed_is_launched_again(tiny: StudyFolder, hel
 def test_a_trial_that_kills_its_agent_every_time_is_a_crash(
     tiny: StudyFolder, held: Command
 ) -> None:
-    lost = [kill_agent_of_held(tiny) for _ in range(3)]
+    lost = [kill_agent_of_held(tiny, 4, 8) for _ in range(3)]
     hold(tiny)
     assert held.wait() == 0, held.output()
     assert [attempt.trial for attempt in lost] == [1, 1, 1]

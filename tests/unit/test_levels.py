@@ -85,6 +85,9 @@ def test_of_a_node_on_which_it_has_not_run_nothing_but_doubt_is_known():
     assert changed.result.sigma_run == pytest.approx(level.error)
 
 
-def test_before_the_baseline_has_run_nothing_changes():
-    assert Levels.of(such(trial(1, 90.0, FAR))).at(FAR).factor == 1.0
-    assert Levels.of(such(trial(1, 90.0, FAR))).at(FAR).error == 0.0
+def test_before_the_baseline_has_run_several_nodes_are_all_in_doubt():
+    assert Levels.of(such(trial(1, 90.0, FAR))).at(FAR) == (1.0, 0.0)
+    several = Levels.of(such(trial(1, 90.0, FAR), trial(2, 90.0, NEW)))
+    assert several.at(FAR) == several.at(NEW)
+    assert several.at(FAR).factor == 1.0
+    assert several.at(FAR).error > 0.05

@@ -9,7 +9,7 @@ import tiny
 HELD = Path("held")
 """Lists sizes of batches that wait, with a space between."""
 REACHED = Path("held.reached")
-"""Is there once one does."""
+"""Size of the batch that waits."""
 
 
 def build():
@@ -17,8 +17,8 @@ def build():
     workload = tiny.build()
 
     def loss(model, batch):
-        while str(len(batch[0])) in HELD.read_text().split():
-            REACHED.touch()
+        while (size := str(len(batch[0]))) in HELD.read_text().split():
+            REACHED.write_text(size)
             time.sleep(0.01)
         return workload.loss(model, batch)
 

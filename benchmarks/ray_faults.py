@@ -45,7 +45,8 @@ def asking_in_vain(cluster: RayNodes, folder: Path) -> Iterator[None]:
 
 
 def overhead(nodes: int, *, names: bool) -> dict[str, object]:
-    """Of the trials of a study with a rank on each of so many nodes: the median, in seconds.
+    """Of the trials of a study with a rank on each of so many nodes: the median, in seconds, of those
+    that launch their ranks, as the rounds of the confirmation do, and of those that take over ranks.
 
     Args:
         names: whether the name server answers.
@@ -58,17 +59,24 @@ def overhead(nodes: int, *, names: bool) -> dict[str, object]:
         study = RayStudy(cluster, Path(folder) / "project", ranks=nodes)
         study.start()
         study.wait_done()
+        ended = study.recorded("search")[nodes:]  # the first on each slot starts its agents
+        ended += study.recorded("confirm")
         blocks = study.repository.attempts.blocks
-        besides = [
-            one.result.wall_seconds - sum(block.seconds for block in blocks(one.id))
-            for one in study.recorded("search")[nodes:]  # the first on each slot starts its agents
-        ]
+        besides: dict[bool, list[float]] = {True: [], False: []}
+        for one in ended:
+            timed = sum(block.seconds for block in blocks(one.id))
+            besides[one.result.resident_of is None].append(one.result.wall_seconds - timed)
     return {
         "nodes": nodes,
         "names": "answered" if names else "not answered",
-        "trials": len(besides),
-        "overhead": round(statistics.median(besides), 2),
+        "new_processes": _median(besides[True]),
+        "waiting_processes": _median(besides[False]),
     }
+
+
+def _median(seconds: list[float]) -> dict[str, float | None]:
+    found = round(statistics.median(seconds), 2) if seconds else None
+    return {"trials": len(seconds), "overhead": found}
 
 
 def main() -> None:

@@ -94,8 +94,9 @@ class Agents:
         """Nodes that have not said anything for too long, while something runs there."""
         self.delays = [0.0] * len(nodes)
         """Seconds for which each node has kept the last that was asked of it waiting."""
-        self._asked: dict[int, float] = {}
-        """Nodes that keep something waiting, by the monotonic clock since when."""
+        self._asked: dict[tuple[int, int], float] = {}
+        """Nodes that keep something waiting and the thread that waits, as a trial is ended by another
+        thread than its own: by the monotonic clock since when."""
         self._ended: set[int] = set()
         """Nodes whose agents have ended by themselves."""
         self._closing = False
@@ -146,11 +147,12 @@ class Agents:
     @contextlib.contextmanager
     def _asking(self, node: int) -> Iterator[None]:
         """What is asked of a node that stands still waits as long as that, and nobody listens."""
-        began = self._asked[node] = time.monotonic()
+        waiting = node, threading.get_ident()
+        began = self._asked[waiting] = time.monotonic()
         try:
             yield
         finally:
-            del self._asked[node]
+            del self._asked[waiting]
             self.delays[node] = time.monotonic() - began
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message | None]:
@@ -177,7 +179,8 @@ class Agents:
     def away(self) -> list[str]:
         """What of them is lost or silent at present, in words."""
         since = time.monotonic() - STOOD_SECONDS
-        silent = self.silent | {node for node, began in self._asked.copy().items() if began < since}
+        asked = self._asked.copy().items()
+        silent = self.silent | {node for (node, _), began in asked if began < since}
         return [
             f"{link.where or f'node {index}'} {'lost' if index in self._ended else 'fell silent'}"
             for index, link in enumerate(self.links)

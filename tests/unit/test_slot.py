@@ -170,6 +170,25 @@ def test_a_node_that_keeps_a_command_waiting_is_away(monkeypatch: pytest.MonkeyP
     assert away == [["node 1 fell silent"]]
 
 
+def test_a_trial_can_be_ended_while_a_node_keeps_a_command_waiting() -> None:
+    turns: list[bytes] = []
+
+    class Asked(Scripted):
+        def send(self, line: bytes) -> bool:
+            if isinstance(from_line(line), Turn):
+                turns.append(line)
+                if turns[1:]:
+                    ending = threading.Thread(target=cluster.slot.end)
+                    ending.start()
+                    ending.join()
+            return super().send(line)
+
+    cluster = Cluster({Turn: [BLOCK], **ended(0)}, Asked(ended(1)))
+    report = cluster.run(go_on, dataclasses.replace(REQUEST, stays=True))
+    assert (report.outcome, report.lost_agent) == (None, False)
+    assert len(turns) == 2
+
+
 @pytest.mark.fault(24)
 def test_nor_while_it_did_not_run_by_its_own_clock_even_if_that_is_heard_later() -> None:
     late = {EndTrial: [Alive("t", still=35.0), cleared(1)]}

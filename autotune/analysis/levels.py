@@ -57,7 +57,7 @@ class Levels:
             home: that of the baseline's own trial, whose rates stay as well; None: not known.
             known: levels of others.
         """
-        self.differ = differ
+        self._differ = differ
         self._home = home
         self._known = known
 
@@ -80,26 +80,26 @@ class Levels:
 
     def at(self, environment: int | None) -> Level:
         """That of an environment."""
-        if not self.differ or environment in (None, self._home):
+        if not self._differ or environment in (None, self._home):
             return AT_HOME
         return self._known.get(environment, Level())
 
+    def applied(self, attempts: Attempts) -> Attempts:
+        """All of them with such rates; their noise between runs has the doubt of the levels in it."""
+        return attempts.each(self._applied) if self._differ else attempts
 
-def levelled(attempts: Attempts) -> Attempts:
-    """All of them with such rates; their noise between runs has the doubt of the levels in it."""
-    levels = Levels.of(attempts)
-    if not levels.differ:
-        return attempts
-
-    def changed(attempt: StoredAttempt) -> StoredAttempt:
-        level = levels.at(attempt.environment)
+    def _applied(self, attempt: StoredAttempt) -> StoredAttempt:
+        level = self.at(attempt.environment)
         if not level.error:
             return attempt
         doubt = level.doubted(attempt.result.sigma_run or 0.0)
         result = dataclasses.replace(level.applied(attempt.result), sigma_run=doubt)
         return dataclasses.replace(attempt, result=result)
 
-    return attempts.each(changed)
+
+def levelled(attempts: Attempts) -> Attempts:
+    """All of them, by the levels that they show."""
+    return Levels.of(attempts).applied(attempts)
 
 
 def _level(here: Sequence[StoredAttempt], there: Sequence[StoredAttempt]) -> Level:

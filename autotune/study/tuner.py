@@ -14,7 +14,7 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contenders import error_of
 from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.levels import Levels, levelled
+from autotune.analysis.levels import Levels
 from autotune.analysis.long_run import with_long_run
 from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
@@ -293,8 +293,8 @@ class Tuner:
         knobs = self._space.complete(trial.params)
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
-        low = _incumbent_low(levelled(attempts), bench.noise.freedom) if racing else 0.0
         levels = Levels.of(attempts)
+        low = _incumbent_low(levels.applied(attempts), bench.noise.freedom) if racing else 0.0
         bench.start(
             trial.number,
             knobs,
@@ -318,9 +318,9 @@ class Tuner:
     def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
         """As it would be where the baseline's own trial ran."""
         level = Levels.of(self._job.attempts()).at(attempt.environment)
-        levelled = level.applied(result)
-        note = trial_note(attempt, levelled, self.unit, level=level)
-        self._ledger.tell(attempt.trial, levelled, note, level.doubted(error_of(result)))
+        told = level.applied(result)
+        note = trial_note(attempt, told, self.unit, level=level)
+        self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)))
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""

@@ -20,15 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
 from tests.faults.ray_strikes import STRIKES, RayStudy, survive
-
-_SILENT = """
-import socket
-server = socket.socket(type=socket.SOCK_DGRAM)
-server.bind(("127.0.0.1", 53))
-while True:
-    server.recv(512)
-"""
-"""A name server that reads what it is asked, and says nothing."""
+from tests.silent_names import SERVER
 
 
 @contextlib.contextmanager
@@ -38,7 +30,8 @@ def asking_in_vain(cluster: RayNodes, folder: Path) -> Iterator[None]:
     servers.write_text("nameserver 127.0.0.1\n")
     with contextlib.ExitStack() as until_end:
         for node in cluster.nodes:
-            silent = node.spawn(sys.executable, "-c", _SILENT, cwd=Path("/"))
+            asked = str(folder / f"{node.name}.asked")
+            silent = node.spawn(sys.executable, "-c", SERVER, asked, cwd=Path("/"))
             until_end.callback(silent.kill)
             until_end.enter_context(node.showing(Path("/etc/resolv.conf"), servers))
         yield

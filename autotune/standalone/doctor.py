@@ -35,6 +35,7 @@ _OPTIONAL = {
     "pandas": "autotune export --trials",
 }
 """Package -> what alone needs it."""
+_LOOPBACK = "127.0.0.1"
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
 _COUNTED = ("micro_batch", "accumulation_steps")
@@ -120,9 +121,8 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
 
 def _names(spec: StudySpec | None) -> Iterator[Check]:
     host = (spec.ray_address or "").rpartition(":")[0] if spec else ""
-    if host and "://" not in host:
-        soon, text = name_lookup.judged(host)
-        yield Check("name server", "ok" if soon else "warn", text)
+    soon, text = name_lookup.judged(host if host and "://" not in host else _LOOPBACK)
+    yield Check("name server", "ok" if soon else "warn", text)
 
 
 def _launched(spec: StudySpec | None) -> Iterator[Check]:

@@ -1,27 +1,11 @@
 """How long this machine takes to find the name of an address: torch asks for it as ranks meet."""
 
-import contextlib
-import socket
-import threading
 import time
+
+from autotune.trial.node.names import SOON_SECONDS, as_torch_asks, look_up
 
 MOST_SECONDS = 3.0
 """Nobody waits for longer to be told that it takes too long."""
-_SLOW_SECONDS = 0.5
-
-
-def seconds_to_name(address: str) -> float:
-    """Seconds until there is a name, or word that there is none; MOST_SECONDS if that takes longer."""
-
-    def look_up() -> None:
-        with contextlib.suppress(OSError):
-            socket.getnameinfo((address, 0), 0)
-
-    began = time.monotonic()
-    asking = threading.Thread(target=look_up, daemon=True)
-    asking.start()
-    asking.join(MOST_SECONDS)
-    return min(time.monotonic() - began, MOST_SECONDS)
 
 
 def judged(address: str) -> tuple[bool, str]:
@@ -30,13 +14,17 @@ def judged(address: str) -> tuple[bool, str]:
     Args:
         address: of a node.
     """
-    seconds = seconds_to_name(address)
+    began = time.monotonic()
+    look_up(address).join(MOST_SECONDS)
+    seconds = min(time.monotonic() - began, MOST_SECONDS)
     more = " or more" if seconds >= MOST_SECONDS else ""
     text = f"the name of {address} is looked up in {seconds:.2f} s{more}"
-    if seconds < _SLOW_SECONDS:
+    if seconds < SOON_SECONDS:
         return True, text
     return False, (
-        f"{text}: torch asks for it as ranks meet, so that every trial across nodes waits for the name "
-        "server; name the nodes' addresses in /etc/hosts on each of them, or have `options timeout:1 "
-        "attempts:1` in /etc/resolv.conf"
+        f"{text}: torch asks for it as ranks meet, so that every launch of them waits for the name "
+        "server; with PyTorch 2.9 or newer only agents that start do. Have the line "
+        f"`{as_torch_asks(address)} NAME` in /etc/hosts for each node on all of them (torch asks for "
+        "IPv4 addresses within IPv6, which lines without `::ffff:` do not answer), or "
+        "`options timeout:1 attempts:1` in /etc/resolv.conf"
     )

@@ -1,22 +1,33 @@
-"""What `doctor` says of a name server."""
+"""A name server that does not answer: what `doctor` says of it, and what launches make of it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from autotune.standalone.name_lookup import judged
+from tests import silent_names
 from tests.waiting import wait_for
 
-_SILENT = """
-import socket
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-    server.bind(("127.0.0.1", 53))
-    from autotune.standalone.name_lookup import judged
-    print(*judged("10.1.2.3"))
+_JUDGED = """
+from autotune.standalone.name_lookup import judged
+print(*judged("10.1.2.3"))
 """
-_ALONE = 'ip link set lo up && mount --bind "$1" /etc/resolv.conf && exec "$2" -c "$3"'
+_LAUNCHES = """
+import sys
+from pathlib import Path
+import launchers
+from tests.contract.launchers.sites import go_on
+from tests.trials import trial
+folder, workloads = map(Path, sys.argv[1:])
+two = launchers.Resources(2, None, 1, None)
+with launchers.open_launcher("local", two, folder, None) as launcher:
+    for _ in range(3):
+        report = launcher.slots[0].run(trial(workloads, log_dir=str(folder)), go_on)
+        assert report.outcome is None, report.cause
+        print((folder / "asked").stat().st_size)
+"""
+_WORKLOADS = Path(__file__).parents[1] / "workloads"
 
 
 def test_a_name_that_is_found_at_once() -> None:
@@ -24,18 +35,32 @@ def test_a_name_that_is_found_at_once() -> None:
 
 
 @pytest.mark.fault(33)
-def test_a_name_server_that_does_not_answer(tmp_path: Path) -> None:
-    servers = tmp_path / "resolv.conf"
-    servers.write_text("nameserver 127.0.0.1\n")
-    command = ["unshare", "--net", "--mount", "sh", "-c", _ALONE, "sh"]
-    found = subprocess.run(
-        [*command, str(servers), sys.executable, _SILENT],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    if "not permitted" in found.stderr:
-        pytest.skip(found.stderr)
-    assert found.stdout.startswith("False the name of 10.1.2.3 is looked up in 3.00 s or more: ")
-    assert "/etc/hosts" in found.stdout
+def test_doctor_tells_of_a_name_server_that_does_not_answer(tmp_path: Path) -> None:
+    told = silent_names.run(tmp_path, "-c", _JUDGED, seconds=5)
+    assert told.startswith("False the name of 10.1.2.3 is looked up in 3.00 s or more: ")
+    assert "`::ffff:10.1.2.3 NAME` in /etc/hosts" in told
+
+
+def test_a_line_within_ipv6_answers_what_torch_asks(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    found = {}
+    for address in ("10.1.2.3", "::ffff:10.1.2.3"):
+        hosts.write_text(f"{address} node-a\n")
+        binds = f"import os; assert not os.system('mount --bind {hosts} /etc/hosts')"
+        folder = tmp_path / f"{len(found)}"
+        folder.mkdir()
+        told = silent_names.run(folder, "-c", f"{binds}\n{_JUDGED}", seconds=1)
+        found[address] = told.split()[0], (folder / "asked").stat().st_size > 0
+    assert found == {"10.1.2.3": ("False", True), "::ffff:10.1.2.3": ("True", False)}
+
+
+@pytest.mark.fault(33)
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9),
+    reason="it asks again at every meeting",
+)
+def test_launches_ask_no_more_once_nobody_has_answered(tmp_path: Path) -> None:
+    told = silent_names.run(tmp_path, "-c", _LAUNCHES, str(tmp_path), str(_WORKLOADS), seconds=1)
+    asked = set(map(int, told.split()))
+    assert len(asked) == 1, asked
+    assert asked != {0}

@@ -1,5 +1,5 @@
-"""Importing this module imports what the study's workload needs: all that a fork server can be told
-before it forks is which modules to import."""
+"""Importing this module imports what the study's workload needs, and has torch find out about names: all
+that a fork server can be told before it forks is which modules to import."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,13 @@ from pathlib import Path
 import torch
 
 from autotune.trial import imports
+from autotune.trial.node import names
 from autotune.trial.protocol import Preload, from_line
 
 
 def _load() -> str:
+    if host := os.environ.pop(names.HOST, ""):
+        names.settle(host)
     path = os.environ.pop(imports.PRELOAD_FILE, None)
     if path is None:
         return ""

@@ -170,11 +170,20 @@ class Agents:
 
     def bring(self, folders: Collection[Path]) -> None:
         """Have here what trials have left in these folders on nodes that do not share them."""
-        for index, link in enumerate(self.links):
-            if index not in self._ended and index not in self.silent:
-                for folder in folders:
-                    with self._asking(index):
-                        link.bring(folder)
+        asking = [
+            threading.Thread(target=self._bring, args=(index, folders), daemon=True)
+            for index, link in enumerate(self.links)
+            if link.where and index not in self._ended and index not in self.silent
+        ]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+
+    def _bring(self, node: int, folders: Collection[Path]) -> None:
+        for folder in folders:
+            with self._asking(node):
+                self.links[node].bring(folder)
 
     def away(self) -> list[str]:
         """What of them is lost or silent at present, in words."""

@@ -70,7 +70,7 @@ class Link(ABC):
         return ""
 
     def bring(self, folder: Path) -> None:
-        """Bring what a trial has left there in its folder to this machine, as far as that is another."""
+        """Bring what a trial has left in its folder on another node to this machine."""
         return
 
     def give_up(self) -> None:

@@ -89,8 +89,6 @@ class RayLink(Link):
         self._cluster.avoided.add(self._node.id)
 
     def bring(self, folder: Path) -> None:
-        if not self._cluster.is_shared:
-            return
         token = f"brought-{secrets.token_hex(8)}"
         with contextlib.suppress(DriverLost, Refused, OSError):
             make_private(folder)

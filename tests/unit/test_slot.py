@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,25 @@ def enough(_: BlockReport) -> bool:
 
 def go_on(_: BlockReport) -> bool:
     return False
+
+
+class Keeping(Scripted):
+    """An agent of another node, which has logs."""
+
+    where = "node-b"
+
+    def __init__(self, says: Says, asked: threading.Barrier) -> None:
+        super().__init__(says)
+        self._asked = asked
+
+    def bring(self, folder: Path) -> None:
+        self._asked.wait(60)
+
+
+def test_all_nodes_are_asked_for_their_logs_at_once() -> None:
+    asked = threading.Barrier(3)
+    Cluster(training(), *(Keeping(ended(node), asked) for node in (1, 2, 3))).run(enough)
+    assert not asked.broken
 
 
 @pytest.mark.fault(24)

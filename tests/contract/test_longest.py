@@ -10,30 +10,31 @@ from autotune.runs.plan import on_longest
 from launchers import Launcher, Resources, open_launcher
 from tests.trials import knobs, trial
 
-# One sample in a hundred is long: it holds 32 MB and all others eight bytes.
+# One sample in a hundred is long: it holds 8 MB and all others eight bytes.
 WORKLOAD = """
 import torch
 import autotune
 
-LONG = 8_000_000
-
 
 class Unequal(torch.utils.data.Dataset):
+    def __init__(self, longest):
+        self.longest = longest
+
     def __len__(self):
         return 400
 
     def __getitem__(self, place):
-        return torch.ones(LONG if place % 100 == 7 else 2)
+        return torch.ones(self.longest if place % 100 == 7 else 2)
 
 
 def padded(samples):
     return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
 
-def build(told=True):
+def build(told=True, longest=2_000_000):
     return autotune.Workload(
         model=torch.nn.Linear(1, 1),
-        dataset=Unequal(),
+        dataset=Unequal(longest),
         collate=padded,
         loss=lambda model, batch: model(batch[:, :, None]).square().mean(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
@@ -52,14 +53,19 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 def test_every_batch_is_as_long_as_the_longest(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "unequal.py").write_text(WORKLOAD)
-    asked = on_longest(trial(tmp_path, "unequal:build", knobs=knobs(micro_batch=4)))
-    judge = FitRun()
-    report = launcher.slots[0].run(asked, judge)
-    result = judge.result(report)
-    assert result.state == "COMPLETE", result.cause
-    assert report.blocks[0].observed["tells_longest"] == 1
-    batch = 4 * 8_000_000 * 4
-    assert result.peak_bytes > 2 * batch  # the batch, and what the model makes of it
+    peaks = []
+    for longest in (2, 2_000_000):
+        asked = trial(
+            tmp_path, "unequal:build", args={"longest": longest}, knobs=knobs(micro_batch=4)
+        )
+        judge = FitRun()
+        report = launcher.slots[0].run(on_longest(asked), judge)
+        result = judge.result(report)
+        assert result.state == "COMPLETE", result.cause
+        assert report.blocks[0].observed["tells_longest"] == 1
+        peaks.append(result.peak_bytes)
+    batch = 4 * 2_000_000 * 4
+    assert peaks[1] - peaks[0] > 2 * batch  # the batch, and what the model makes of it
 
 
 def test_a_workload_that_does_not_know_them_is_not_run_on_others(

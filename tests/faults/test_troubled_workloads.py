@@ -47,7 +47,7 @@ def searched(tiny: StudyFolder, state: str) -> list[StoredAttempt]:
 def test_out_of_memory_is_recorded_and_nothing_larger_is_launched(tiny: StudyFolder) -> None:
     found = run(
         tiny,
-        {"trouble": "oom", "above": 4},
+        {"trouble": "oom", "above": 4, "at": 1},
         resources=MEMORY,
         search_space={"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 10]},
         budget={"trials": 7, "least_gain": 0},  # six configurations fit, so one at least does not

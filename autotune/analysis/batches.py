@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.levels import levelled
 from autotune.analysis.wording import difference
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.constraints import global_batch
@@ -21,7 +22,7 @@ class BatchBest:
         global_batch: samples per optimizer step over all ranks.
         trial: that it was tried in.
         knobs: of it.
-        throughput: as the search saw it, once.
+        throughput: as the search saw it, once; of another node as it would be where the baseline ran.
         speedup: over the baseline: of the rounds that both ran, else as the search saw both, without an
             interval; None where the baseline did not run.
         rounds: that the speed-up rests on; 0: it was seen once.
@@ -41,7 +42,7 @@ def best_per_batch(attempts: Attempts, world_size: int) -> list[BatchBest]:
     refused = {
         a.trial for a in attempts.of(Purpose.NUMERICS) if a.result.state == AttemptState.REFUSED
     }
-    grouped: dict[int, list[BatchBest]] = {}
+    attempts, grouped = levelled(attempts), dict[int, list[BatchBest]]()
     for attempt in attempts.searched().measured():
         if attempt.trial not in refused:
             one = _seen(attempts, attempt, world_size)

@@ -11,6 +11,7 @@ from autotune.analysis.batches import at_both
 from autotune.analysis.confirmation import ALIKE, Confirmation
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord, Refusal, touched
+from autotune.analysis.levels import levelled
 from autotune.analysis.memory import Memory
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio, paired_ratio
@@ -358,6 +359,7 @@ def not_enough_time(attempts: Attempts, unit: str, missing: float) -> Verdict:
     Args:
         missing: seconds of what would lead to a verdict.
     """
+    attempts = levelled(attempts)
     today = attempts.baseline()
     complete = attempts.searched().complete()
     best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)

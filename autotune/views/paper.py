@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
+from autotune.analysis.levels import levelled
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT
@@ -226,7 +227,8 @@ def _lacks_for_drift(attempts: Attempts) -> str:
 
 
 def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
-    searched = sorted(attempts.searched().complete(), key=lambda a: -(a.result.throughput or 0.0))
+    complete = levelled(attempts).searched().complete()
+    searched = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
     if not searched:
         return
     yield f"### Best trials of the search ({spec.objective.unit}, seen once)"

@@ -98,6 +98,7 @@ CASES: dict[str, Case] = {
     "nccl_registration": Case(True, "mlp"),
     "cuda_connections": Case(1, "mlp"),
     "numa_binding": Case(True, "gpt"),
+    "cpu_affinity": Case("share", "gpt"),
     "fsdp_prefetch": Case(2, "gpt", {"micro_batch": 32, "parallelism": "fsdp"}),
     "fsdp_reduce_dtype": Case("bf16", "gpt", {"micro_batch": 32, "parallelism": "fsdp"}),
     "loss_placement": Case("inside", "convnet", {"parallelism": "data_parallel"}),

@@ -619,6 +619,19 @@ _KNOBS = (
         because="launches and copies do not cross sockets",
     ),
     Knob(
+        name="cpu_affinity",
+        domain=Choice(("none", "share")),
+        default="none",
+        summary="share: the ranks of a node divide its processors among them, neighbours together, and "
+        "each stays on its own",
+        acts_on=PROCESS,
+        applied="os.sched_setaffinity of all threads, in the order of sockets and cores",
+        source="PyTorch torch.backends.xeon.run_cpu, which gives each rank cores of its own",
+        parts=("compute", "communication", "loader", "launching"),
+        promising="share",
+        because="ranks and their caches do not wander from core to core",
+    ),
+    Knob(
         name="stream_prefetch",
         domain=_SWITCH,
         default=False,

@@ -136,6 +136,7 @@ CONFLICTS = (
         "expandable_segments",
         "PyTorch switches registration off where segments grow",
     ),
+    _never_both("numa_binding", "cpu_affinity", "both say on which processors a rank runs"),
     _not_beside(
         "numa_binding",
         "parallelism",

@@ -15,7 +15,7 @@ OPTIMIZER = "an optimizer of torch.optim"
 THROUGH: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            *("cpu_threads", "cudnn_benchmark", "freeze_gc", "attention"),
+            *("cpu_threads", "cpu_affinity", "cudnn_benchmark", "freeze_gc", "attention"),
             *("nccl_algo", "nccl_proto", "nccl_channels", "nccl_ctas", "nccl_registration"),
             *("cuda_connections", "expandable_segments"),
         ),

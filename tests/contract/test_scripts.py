@@ -16,7 +16,7 @@ from autotune.trial.protocol import BlockPlan, Outcome, Script, TrialReport
 from launchers import Resources, Slot
 from search_spaces import CATALOGUE
 from search_spaces.scripts import THROUGH
-from tests.trials import knobs, trial
+from tests.trials import knobs, shares_of_processors, trial
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 RANKS = 2
@@ -361,10 +361,12 @@ def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path)
         "is_module": False,
         "flags": {"micro_batch": "--batch", "accumulation_steps": "$EXTRA"},
         "turned": {"micro_batch": 8, "accumulation_steps": 2},
-        "changes": ["bucket_cap_mb", "optimizer_kernels", "precision"],
+        "changes": ["bucket_cap_mb", "optimizer_kernels", "precision", "cpu_affinity"],
         "digest": None,
     }
-    chosen = knobs(bucket_cap_mb=5, optimizer_kernels="fused", precision="bf16")
+    chosen = knobs(
+        bucket_cap_mb=5, optimizer_kernels="fused", precision="bf16", cpu_affinity="share"
+    )
     best = {"format": 1, "knobs": chosen, "world_size": 2, "throughput": {}, "speedup": None}
     content = {**best, "provenance": {}, "unusual": [], "script": script}
     (tmp_path / "best.yaml").write_text(yaml.safe_dump(content))
@@ -383,6 +385,12 @@ def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path)
         assert told["argv"] == ["--batch", "8", "--bare "]
         assert (told["bucket"], told["fused"], told["dtype"]) == (5 * 2**20, True, "torch.bfloat16")
         assert told["extra"] == "2"
+    assert [told["processors"] for told in bench.told()] == shares_of_processors(2)
+
+
+def test_a_rank_of_a_script_stays_on_its_share_of_the_processors(bench: Bench) -> None:
+    assert_well(bench.run("telling.py", blocks=2, cpu_affinity="share"), blocks=2)
+    assert [told["processors"] for told in bench.told()] == shares_of_processors(2)
 
 
 def test_every_knob_that_acts_from_outside_is_one() -> None:

@@ -64,6 +64,7 @@ def tell(model, loader, optimizer):
             name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         },
         "extra": os.environ.get("EXTRA"),
+        "processors": sorted(os.sched_getaffinity(0)),
     }
     with open(f"{os.environ['TOLD']}-{dist.get_rank()}", "w") as file:  # noqa: PTH123
         json.dump(told, file)

@@ -273,16 +273,32 @@ def test_nothing_is_bound_unless_asked(processors):
     assert sorted(os.sched_getaffinity(0)) == processors
 
 
-# Shares of the processors, for ranks that take turns
+# cpu_affinity
 
 
 def test_ranks_divide_the_processors_evenly(processors):
     half = len(processors) // 2
-    binding.own_share(1, 2)
+    binding.own_share(knobs(cpu_affinity="share"), 1, 2)
     wanted = set(processors[half : 2 * half]) if half else set(processors)
     assert os.sched_getaffinity(0) == wanted
 
 
 def test_where_there_are_fewer_than_ranks_the_system_divides_them(processors):
-    binding.own_share(0, len(processors) + 1)
+    binding.own_share(knobs(cpu_affinity="share"), 0, len(processors) + 1)
     assert sorted(os.sched_getaffinity(0)) == processors
+
+
+def test_nothing_is_divided_unless_asked(processors):
+    binding.own_share(knobs(), 1, 2)
+    assert sorted(os.sched_getaffinity(0)) == processors
+
+
+def test_neighbours_stay_together(tmp_path):
+    """Two sockets of two cores with two threads each, numbered as Linux often does; 9 is not told."""
+    for number in range(8):
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{number % 2}\n")
+        (topology / "core_id").write_text(f"{number // 2 % 2}\n")
+    assert binding.in_order(range(8), tmp_path) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert binding.in_order([9, 1, 0], tmp_path) == [0, 9, 1]

@@ -130,6 +130,7 @@ def looking(*, folder):
         "first_path": sys.path[0],
         "threads": torch.get_num_threads(),
         "pools": sorted({pool["num_threads"] for pool in threadpoolctl.threadpool_info()}),
+        "processors": sorted(os.sched_getaffinity(0)),
         "draws": [random.random(), torch.rand(()).item()],
         "stdin": sys.stdin.read(),
     }

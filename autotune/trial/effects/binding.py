@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from autotune.trial.protocol import Knobs
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
+_PROCESSORS = Path("/sys/devices/system/cpu")
 _ADDRESS_BYTES = 32
 
 
@@ -47,19 +49,35 @@ def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
     _bind_threads(near)
 
 
-def own_share(local_rank: int, ranks: int) -> None:
-    """All threads of this process, and processes to come, on this rank's share of the node's processors:
-    they are divided among the ranks, evenly and in order. Where there are fewer than ranks, the
-    system goes on dividing them.
+def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
+    """cpu_affinity: all threads of this process, and processes to come, on this rank's share of the
+    node's processors: they are divided among the ranks, evenly, those of a core and of a socket
+    together. Where there are fewer than ranks, the system goes on dividing them.
 
     Args:
         local_rank: of this process, from 0.
-        ranks: of its trial on this node.
+        ranks: of its training on this node.
     """
-    usable = sorted(os.sched_getaffinity(0))
+    usable = in_order(os.sched_getaffinity(0))
     each = len(usable) // ranks
-    if each:
+    if each and knobs["cpu_affinity"] == "share":
         _bind_threads(set(usable[local_rank * each : (local_rank + 1) * each]))
+
+
+def in_order(numbers: Iterable[int], processors: Path = _PROCESSORS) -> list[int]:
+    """Of processors: by socket, core and number.
+
+    Args:
+        processors: the folder in which Linux describes them; what it does not tell counts as 0.
+    """
+
+    def told(number: int, what: str) -> int:
+        try:
+            return int((processors / f"cpu{number}" / "topology" / what).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    return sorted(numbers, key=lambda n: (told(n, "physical_package_id"), told(n, "core_id"), n))
 
 
 def _bind_threads(numbers: set[int]) -> None:

@@ -6,6 +6,7 @@ in the script to act on is named by `idle`: a run must not be taken for what it 
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,8 @@ class Changes:
         """What is not here was done before torch was used: see effects.process."""
         knobs, names = self._knobs, self._names
         done = {"cpu_threads", *_OF_ENVIRONMENT}
+        if "LOCAL_RANK" in os.environ:
+            done.add("cpu_affinity")
         if "cudnn_benchmark" in names:
             torch.backends.cudnn.benchmark = knobs["cudnn_benchmark"]
             done.add("cudnn_benchmark")

@@ -68,12 +68,19 @@ def begin(command: Sequence[str]) -> None:
     order = Order.from_text(text)
     if runs(command) != (order.target, order.is_module):
         return
+    from autotune.trial.effects import binding
     from autotune.trial.inject.changes import Changes
 
     copies = Copies(order.copies)
     copies.begin()
     changes = Changes(order.knobs, order.changes)
     changes.begin()
+    if "cpu_affinity" in order.changes:
+        binding.own_share(
+            order.knobs,
+            int(os.environ.get("LOCAL_RANK", "0")),
+            int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
     _say_what_is_idle(changes, copies)
     if address := os.environ.get(pace.ADDRESS):
         from autotune.trial.inject import meter

@@ -240,8 +240,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
         process.allocator(request.knobs)
         torch.cuda.set_device(context.device)
         binding.near_device(request.knobs, context.device)
-    elif request.takes_turns:
-        binding.own_share(context.local_rank, placement.local_world_size)
+    binding.own_share(request.knobs, context.local_rank, placement.local_world_size)
     for device in context.devices:
         memory.reset_peak(device)
         if request.memory_per_rank is not None:

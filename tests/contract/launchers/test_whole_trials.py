@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ from autotune.trial.protocol import BlockPlan
 from launchers import Resources
 from tests.contract.launchers.sites import Site, fork_server, go_on, sites
 from tests.steering import TINY_WORKLOAD
-from tests.trials import knobs
+from tests.trials import knobs, shares_of_processors
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
@@ -72,6 +73,19 @@ def test_a_factory_finds_what_it_was_promised(site: Site, tmp_path: Path) -> Non
         assert view["pools"] == [1]
         assert view["stdin"] == ""
     assert seen[0]["draws"] == seen[1]["draws"], "ranks would build different models"
+
+
+@sites("local")
+def test_ranks_divide_the_processors_if_asked(site: Site, tmp_path: Path) -> None:
+    for knob, wanted in (
+        ("share", shares_of_processors(2)),
+        ("none", [sorted(os.sched_getaffinity(0))] * 2),
+    ):
+        chosen = knobs(cpu_affinity=knob)
+        report = site.run("odd:looking", args={"folder": str(tmp_path)}, knobs=chosen)
+        assert report.outcome is None, report.cause
+        views = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+        assert [view["processors"] for view in views] == wanted
 
 
 @sites("local")

@@ -58,9 +58,10 @@ def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
         local_rank: of this process, from 0.
         ranks: of its training on this node.
     """
+    if knobs["cpu_affinity"] != "share":
+        return
     usable = in_order(os.sched_getaffinity(0))
-    each = len(usable) // ranks
-    if each and knobs["cpu_affinity"] == "share":
+    if each := len(usable) // ranks:
         _bind_threads(set(usable[local_rank * each : (local_rank + 1) * each]))
 
 

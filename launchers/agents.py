@@ -104,7 +104,8 @@ class Agents:
             for node in nodes:
                 self.links.append(node.connect())
             for link, preload in zip(self.links, preloading.by_node, strict=True):
-                link.send(preload.to_line())
+                there = dataclasses.replace(preload, host=self.links[0].host)
+                link.send(there.to_line())
             for index, link in enumerate(self.links):
                 threading.Thread(target=self._listen, args=(index, link), daemon=True).start()
             hellos = self._hellos()

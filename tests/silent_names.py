@@ -44,6 +44,7 @@ def run(folder: Path, *arguments: str, seconds: int) -> str:
         text=True,
         cwd=Path(__file__).parents[1],
         check=False,
+        timeout=300,
     )
     if "not permitted" in found.stderr:
         pytest.skip(found.stderr)

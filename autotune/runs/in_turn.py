@@ -1,7 +1,7 @@
 """Runs that are resident on one slot at once and take turns, block by block."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autotune.measurement import turns
 from autotune.measurement.watch import Limits, Watch
@@ -17,20 +17,14 @@ _FEWEST_CYCLES = 5
 """Before an interval over them means anything."""
 
 
-def taking_turns(together: Sequence[TrialRequest]) -> list[TrialRequest]:
-    """The same trials beside each other, in blocks that are short. On the CPU all ranks have processors
-    of their own meanwhile, as they get into each other's way less, unless that is what differs."""
-    unlike = {asked.knobs["cpu_affinity"] for asked in together} != {"none"}
-    apart = {} if unlike or together[0].device != "cpu" else {"cpu_affinity": "share"}
-    return [_taking_turns(asked, apart) for asked in together]
-
-
-def _taking_turns(asked: TrialRequest, apart: Mapping[str, str]) -> TrialRequest:
+def taking_turns(asked: TrialRequest) -> TrialRequest:
+    """The same trial beside others, in blocks that are short. On the CPU all ranks stay on processors of
+    their own meanwhile, as they get into each other's way less."""
     plan = asked.blocks
     seconds, steps = min(TURN_SECONDS, plan.seconds), min(_TURN_STEPS, plan.min_steps)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
     blocks = BlockPlan(seconds, steps, most, plan.longest)
-    knobs = {**asked.knobs, **apart}
+    knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
     return dataclasses.replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -120,9 +121,20 @@ def _ray_security(spec: StudySpec | None) -> Iterator[Check]:
 
 
 def _names(spec: StudySpec | None) -> Iterator[Check]:
-    host = (spec.ray_address or "").rpartition(":")[0] if spec else ""
-    soon, text = name_lookup.judged(host if host and "://" not in host else _LOOPBACK)
-    yield Check("name server", "ok" if soon else "warn", text)
+    if address := _where_ranks_meet(spec):
+        soon, text = name_lookup.judged(address)
+        yield Check("name server", "ok" if soon else "warn", text)
+
+
+def _where_ranks_meet(spec: StudySpec | None) -> str:
+    """An address, of the cluster's head for all of its nodes; empty if it is not known."""
+    if spec is None or spec.launcher != "ray" or spec.ray_address is None:
+        return _LOOPBACK
+    host = spec.ray_address.rpartition(":")[0].strip("[]")
+    if host and "://" not in spec.ray_address:
+        with contextlib.suppress(OSError):
+            return str(socket.getaddrinfo(host, None)[0][4][0])
+    return ""
 
 
 def _launched(spec: StudySpec | None) -> Iterator[Check]:

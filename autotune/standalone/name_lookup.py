@@ -23,8 +23,8 @@ def judged(address: str) -> tuple[bool, str]:
         return True, text
     return False, (
         f"{text}: torch asks for it as ranks meet, so that every launch of them waits for the name "
-        "server; with PyTorch 2.9 or newer only agents that start do. Have the line "
-        f"`{as_torch_asks(address)} NAME` in /etc/hosts for each node on all of them (torch asks for "
-        "IPv4 addresses within IPv6, which lines without `::ffff:` do not answer), or "
+        "server; with PyTorch 2.9 or newer only agents that start do, if it never answers. "
+        f"Have the line `{as_torch_asks(address)} NAME` in /etc/hosts for each node on all of them "
+        "(torch asks for IPv4 addresses within IPv6, which lines without `::ffff:` do not answer), or "
         "`options timeout:1 attempts:1` in /etc/resolv.conf"
     )

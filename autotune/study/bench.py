@@ -229,7 +229,7 @@ class Bench:
         each = allowed and Allowance(allowed.wanted / count, allowed.most)
         limits = self._job.limits(purpose, 0.0, self.noise, each)
         group = InTurn(dataclasses.replace(limits, whole=count * limits.whole), count)
-        requests = taking_turns([self._job.request(one, slot, each) for one in attempts])
+        requests = [taking_turns(self._job.request(one, slot, each)) for one in attempts]
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]
         self._pool.submit(_settle, futures, lambda: slot.run_in_turn(requests, group))
         for future, attempt, judge in zip(futures, attempts, group.judges, strict=True):

@@ -55,6 +55,9 @@ class TakingTurns:
             return "a command that starts its own ranks cannot be paused"
         if len(knobs) < 2:
             return "there is only one"
+        on_processors = self._job.plan.launcher.slots[0].device == "cpu"
+        if on_processors and len({one["cpu_affinity"] for one in knobs}) > 1:
+            return "they differ in cpu_affinity, and who takes turns has processors of its own"
         costs = self._job.costs()
         longest = max(map(costs.step, knobs))
         if longest > _LONGEST_STEP:

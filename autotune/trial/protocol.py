@@ -258,6 +258,8 @@ class Preload(Message):
     workdir: str = "."
     import_paths: tuple[str, ...] = ()
     """What ranks search before sys.path, and what building the workload has added to that."""
+    host: str = ""
+    """Address at which the ranks of all nodes meet."""
 
 
 @dataclass(frozen=True)

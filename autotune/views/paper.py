@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 
 from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
-from autotune.analysis.levels import levelled
+from autotune.analysis.levels import Levels
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
-from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT
+from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT, total_half_width
 from autotune.spec import StudySpec
 from autotune.views.composition import composition_table, held_back, recorded_facts
 from autotune.views.memory import memory_lines
@@ -227,7 +227,8 @@ def _lacks_for_drift(attempts: Attempts) -> str:
 
 
 def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
-    complete = levelled(attempts).searched().complete()
+    levels = Levels.of(attempts)
+    complete = levels.applied(attempts).searched().complete()
     searched = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
     if not searched:
         return
@@ -237,9 +238,10 @@ def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for attempt in searched[:_SHOWN]:
         result = attempt.result
+        doubt = total_half_width(result.half_width or 0.0, levels.at(attempt.environment).error)
         changed = difference(attempt.knobs, spec.full_baseline())
         yield (
             f"| {attempt.trial} | {quantity(result.throughput or 0.0)} | "
-            f"{100 * (result.half_width or 0.0):.1f} % | "
+            f"{100 * doubt:.1f} % | "
             f"{quantity(result.peak_bytes / _MIB)} | {changed} |"
         )

@@ -302,3 +302,32 @@ def test_neighbours_stay_together(tmp_path):
         (topology / "core_id").write_text(f"{number // 2 % 2}\n")
     assert binding.in_order(range(8), tmp_path) == [0, 4, 2, 6, 1, 5, 3, 7]
     assert binding.in_order([9, 1, 0], tmp_path) == [0, 9, 1]
+
+
+@pytest.mark.parametrize(
+    ("told", "bound"),
+    [
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, True),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, False),
+        ({"LOCAL_RANK": "one", "LOCAL_WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_a_job_whose_launcher_does_not_tell_its_ranks_stays_as_it_is(
+    processors, monkeypatch, told, bound
+):
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert binding.share_of_job(knobs(cpu_affinity="share")) == bound
+    assert sorted(os.sched_getaffinity(0)) == processors
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to divide")
+def test_a_rank_that_its_launcher_has_bound_stays_there(processors, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    os.sched_setaffinity(0, processors[1:])
+    assert not binding.share_of_job(knobs(cpu_affinity="share"))
+    assert sorted(os.sched_getaffinity(0)) == processors[1:]

@@ -18,7 +18,7 @@ from autotune.trial.protocol import BlockPlan, Outcome, TrialReport
 from launchers.behaviours import noisy, running_at
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, Unrest
 from storage import AttemptResult, AttemptState
-from tests.trials import knobs, trial
+from tests.trials import trial
 
 LIMITS = Limits(warmup=0.5, longest=4.0, precision=0.01)
 EQUAL = running_at(lambda _: 100.0)
@@ -99,12 +99,10 @@ def play(
 ) -> tuple[list[AttemptResult], list[TrialReport]]:
     """What is judged, and reported, of trials t-0, t-1 and so on that take turns."""
     group = InTurn(limits, members)
-    requests = taking_turns(
-        [
-            trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5))
-            for number in range(members)
-        ]
-    )
+    requests = [
+        taking_turns(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
+        for number in range(members)
+    ]
     reports = ReplayLauncher(behaviour, **machine).slots[0].run_in_turn(requests, group)
     return [judge.result(r) for judge, r in zip(group.judges, reports, strict=True)], reports
 
@@ -205,20 +203,11 @@ def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None
 def test_short_blocks_need_more_of_them() -> None:
     asked = trial(Path("/w"), blocks=BlockPlan(1.0, 5, 100, 9.0))
     hasty = trial(Path("/w"), blocks=BlockPlan(0.02, 1, 100))
-    plans = [one.blocks for one in taking_turns([asked, hasty])]
+    plans = [taking_turns(one).blocks for one in (asked, hasty)]
     assert plans == [BlockPlan(0.1, 2, 1000, 9.0), hasty.blocks]
 
 
-@pytest.mark.parametrize(
-    ("device", "today", "become"),
-    [
-        ("cpu", ["none", "none"], ["share", "share"]),
-        ("cpu", ["none", "share"], ["none", "share"]),
-        ("cuda", ["none", "none"], ["none", "none"]),
-    ],
-)
-def test_processors_are_divided_unless_that_is_what_differs(
-    device: str, today: list[str], become: list[str]
-) -> None:
-    asked = [trial(Path("/w"), device=device, knobs=knobs(cpu_affinity=one)) for one in today]
-    assert [one.knobs["cpu_affinity"] for one in taking_turns(asked)] == become
+@pytest.mark.parametrize(("device", "becomes"), [("cpu", "share"), ("cuda", "none")])
+def test_ranks_on_the_cpu_stay_on_processors_of_their_own(device: str, becomes: str) -> None:
+    asked = trial(Path("/w"), device=device)
+    assert taking_turns(asked).knobs["cpu_affinity"] == becomes

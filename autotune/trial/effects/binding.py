@@ -49,10 +49,22 @@ def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
     _bind_threads(near)
 
 
+def share_of_job(knobs: Knobs) -> bool:
+    """The same for a rank of the user's own job; whether it was done: not where the launcher does not
+    say which rank this is, or has given it processors already."""
+    local_rank, ranks = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+    if not (local_rank.isdecimal() and ranks.isdecimal() and int(local_rank) < int(ranks)):
+        return False
+    if os.sched_getaffinity(os.getppid()) != os.sched_getaffinity(0):
+        return False
+    own_share(knobs, int(local_rank), int(ranks))
+    return True
+
+
 def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
     """cpu_affinity: all threads of this process, and processes to come, on this rank's share of the
-    node's processors: they are divided among the ranks, evenly, those of a core and of a socket
-    together. Where there are fewer than ranks, the system goes on dividing them.
+    node's processors: they are divided among the ranks, evenly, in the order of sockets and cores.
+    Where there are fewer than ranks, the system goes on dividing them.
 
     Args:
         local_rank: of this process, from 0.
@@ -66,7 +78,7 @@ def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
 
 
 def in_order(numbers: Iterable[int], processors: Path = _PROCESSORS) -> list[int]:
-    """Of processors: by socket, core and number.
+    """Of processors: by socket, die, core and number.
 
     Args:
         processors: the folder in which Linux describes them; what it does not tell counts as 0.
@@ -78,7 +90,8 @@ def in_order(numbers: Iterable[int], processors: Path = _PROCESSORS) -> list[int
         except (OSError, ValueError):
             return 0
 
-    return sorted(numbers, key=lambda n: (told(n, "physical_package_id"), told(n, "core_id"), n))
+    levels = ("physical_package_id", "die_id", "core_id")
+    return sorted(numbers, key=lambda n: (*(told(n, level) for level in levels), n))
 
 
 def _bind_threads(numbers: set[int]) -> None:

@@ -6,7 +6,6 @@ in the script to act on is named by `idle`: a run must not be taken for what it 
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +74,10 @@ class Changes:
         if "optimizer_kernels" in self._names:
             register_optimizer_step_pre_hook(self._before_update)
 
+    def met(self, name: str) -> None:
+        """This knob has been done elsewhere."""
+        self._met.add(name)
+
     def idle(self, *, draws: bool = True) -> list[str]:
         """Names of knobs that have found nothing to act on so far, and of such as the script has set
         back.
@@ -95,8 +98,6 @@ class Changes:
         """What is not here was done before torch was used: see effects.process."""
         knobs, names = self._knobs, self._names
         done = {"cpu_threads", *_OF_ENVIRONMENT}
-        if "LOCAL_RANK" in os.environ:
-            done.add("cpu_affinity")
         if "cudnn_benchmark" in names:
             torch.backends.cudnn.benchmark = knobs["cudnn_benchmark"]
             done.add("cudnn_benchmark")

@@ -75,12 +75,8 @@ def begin(command: Sequence[str]) -> None:
     copies.begin()
     changes = Changes(order.knobs, order.changes)
     changes.begin()
-    if "cpu_affinity" in order.changes:
-        binding.own_share(
-            order.knobs,
-            int(os.environ.get("LOCAL_RANK", "0")),
-            int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        )
+    if "cpu_affinity" in order.changes and binding.share_of_job(order.knobs):
+        changes.met("cpu_affinity")
     _say_what_is_idle(changes, copies)
     if address := os.environ.get(pace.ADDRESS):
         from autotune.trial.inject import meter

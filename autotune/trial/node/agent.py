@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 from autotune.trial import processes
 from autotune.trial.imports import PRELOAD_FILE
-from autotune.trial.node.names import HOST
 from autotune.trial.node.network import interface_of
 from autotune.trial.node.store import StoreProcess
 from autotune.trial.node.trial import NodeTrial
@@ -95,12 +94,11 @@ class Agent:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         os.environ[PRELOAD_FILE] = self._file_of_first_command()
-        os.environ[HOST] = host
         # What most ranks have: numerical libraries read it as they are loaded. A rank that has another
         # tells them so.
         os.environ["OMP_NUM_THREADS"] = "1"
         forkserver.ensure_running()
-        del os.environ[PRELOAD_FILE], os.environ[HOST]
+        del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())
         self._trials: dict[str, NodeTrial] = {}
         self._looked = self._told = time.monotonic()

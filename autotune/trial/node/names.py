@@ -1,7 +1,8 @@
 """torch asks for the name of the address at which ranks meet, whenever one comes there, for its log.
 
 Where the name server does not answer, each of them waits for it, 10 s with a resolver's usual settings.
-Since version 2.9 torch asks no more once it was not answered, and neither do the forks of that process.
+Since version 2.9 torch asks no more once nobody has answered, and neither do the forks of that process.
+An answer that comes late does not stop it.
 """
 
 import contextlib
@@ -9,11 +10,11 @@ import datetime
 import socket
 import threading
 
-HOST = "AUTOTUNE_HOST"
-"""Environment variable that tells a fork server the address of this node at which ranks meet."""
 SOON_SECONDS = 0.5
 """An answer that takes longer holds up who waits for it."""
-_TIMEOUT = datetime.timedelta(seconds=60)
+_AT_ONCE = datetime.timedelta(seconds=1)
+_DISCARD = 9
+"""A port at which no store is served."""
 
 
 def as_torch_asks(address: str) -> str:
@@ -37,12 +38,17 @@ def settle(address: str) -> None:
     """Have torch find out in this process, if nobody answers soon, for all that are forked from it.
 
     Args:
-        address: of this node.
+        address: at which ranks meet, here or on another node.
     """
-    from autotune.trial.rank.meeting import open_store
+    import torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    if torch.__version__ < "2.9":
+        return  # it would ask again and again
     asking = look_up(address)
     asking.join(SOON_SECONDS)
-    if asking.is_alive():
-        open_store(address, _TIMEOUT)
-        asking.join()  # no thread may run where ranks are forked
+    if not asking.is_alive():
+        return
+    with contextlib.suppress(RuntimeError):  # nobody listens there: it asks before it sees that
+        TCPStore(address, _DISCARD, is_master=False, wait_for_workers=False, timeout=_AT_ONCE)
+    asking.join()  # no thread may run where ranks are forked

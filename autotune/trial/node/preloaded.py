@@ -12,13 +12,13 @@ from autotune.trial.protocol import Preload, from_line
 
 
 def _load() -> str:
-    if host := os.environ.pop(names.HOST, ""):
-        names.settle(host)
     path = os.environ.pop(imports.PRELOAD_FILE, None)
     if path is None:
         return ""
     wanted = from_line(Path(path).read_bytes())
     assert isinstance(wanted, Preload)
+    if wanted.host:
+        names.settle(wanted.host)
     global _WANTED
     _WANTED = bool(wanted.modules)
     return imports.load(wanted) if _WANTED else ""

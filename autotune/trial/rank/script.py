@@ -184,6 +184,7 @@ class ScriptRun:
         spawning.watch(lambda why: self._leave(Outcome.ERROR, why))
         self._copies.begin()
         self._changes.begin()
+        self._changes.met("cpu_affinity")  # as every rank's, before it began
         self.watch()
         ended = execute(self._script)
         taken = self._training.steps_done if self._training else 0

@@ -622,8 +622,8 @@ _KNOBS = (
         name="cpu_affinity",
         domain=Choice(("none", "share")),
         default="none",
-        summary="share: the ranks of a node divide its processors among them, neighbours together, and "
-        "each stays on its own",
+        summary="share: the ranks of a trial divide the processors of their node among them, neighbours "
+        "together, and each stays on its own; a single rank has them all",
         acts_on=PROCESS,
         applied="os.sched_setaffinity of all threads, in the order of sockets and cores",
         source="PyTorch torch.backends.xeon.run_cpu, which gives each rank cores of its own",

@@ -503,4 +503,5 @@ def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
         process.environment(without)
         process.threads(without, 1)
         binding.near_device(without, CPU)
+        binding.own_share(without, local_rank=0, ranks=1)
         TrainingLoop(regression(), request, RankContext(0, 0, 1, (CPU,)), lambda: None).step()

@@ -364,8 +364,7 @@ class Day:
         for user in self.users:
             user.unit.start()
         # Else `autotune start` would start one beside it.
-        units = {user.unit.pid for user in self.users}
-        self.until(lambda: units <= self._holders(), "the daemons have their leases")
+        self._wait_for_daemons()
         for user in self.users:
             user.queue()
         happens: list[Callable[[], None]] = [
@@ -382,11 +381,19 @@ class Day:
         ]
         for count, event in enumerate(happens, start=1):
             self.done(count)
+            # One that cannot open the storage as it starts leaves, and is started again.
+            self._wait_for_daemons()
             event()
         for count in range(len(happens) + 1, STUDIES * len(self.users) + 1):
             self.done(count)
         for user in self.users:
             user.unit.stop()
+
+    def _wait_for_daemons(self) -> None:
+        def working() -> bool:
+            return {user.unit.pid for user in self.users} <= self._holders()
+
+        self.until(working, "the daemons have their leases")
 
     def sums(self) -> dict[str, Any]:
         """What of the day's work is lost, done twice, left over."""

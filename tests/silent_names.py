@@ -17,7 +17,7 @@ with open(sys.argv[1], "wb", buffering=0) as asked:
         asked.write(b"?")
 """
 """Its argument: a file that gets a byte for each question."""
-RESOLVER = "nameserver 127.0.0.1\noptions timeout:{seconds} attempts:1\n"
+_RESOLVER = "nameserver 127.0.0.1\noptions timeout:{seconds} attempts:1\n"
 _MACHINE = """
 ip link set lo up && mount --bind "$1/resolv.conf" /etc/resolv.conf || exit 99
 "$2" "$1/server.py" "$1/asked" &
@@ -35,7 +35,7 @@ def run(folder: Path, *arguments: str, seconds: int) -> str:
         folder: empty.
         seconds: that whoever asks waits.
     """
-    (folder / "resolv.conf").write_text(RESOLVER.format(seconds=seconds))
+    (folder / "resolv.conf").write_text(_RESOLVER.format(seconds=seconds))
     (folder / "server.py").write_text(SERVER)
     machine = ["unshare", *_NAMESPACES, "sh", "-c", _MACHINE, "sh", str(folder)]
     found = subprocess.run(

@@ -1,12 +1,10 @@
 """Trials to ask for: the one builder of requests that all tests share."""
 
-import os
 import uuid
 from pathlib import Path
 from typing import Any, TypeVar
 
 import search_spaces
-from autotune.trial.effects import binding
 from autotune.trial.node.agent_process import AgentProcess
 from autotune.trial.protocol import BlockPlan, Deadlines, Message, TrialRequest, from_line
 
@@ -42,15 +40,6 @@ def trial(folder: Path, factory: str = "tiny:build", **changes: Any) -> TrialReq
         "log_dir": str(folder / "logs" / name),
     }
     return TrialRequest(**{**fields, **changes})
-
-
-def shares_of_processors(ranks: int) -> list[list[int]]:
-    """Of this machine, by cpu_affinity."""
-    usable = binding.in_order(os.sched_getaffinity(0))
-    each = len(usable) // ranks
-    if not each:
-        return [sorted(usable)] * ranks
-    return [sorted(usable[rank * each : (rank + 1) * each]) for rank in range(ranks)]
 
 
 def of_one_rank(chosen: dict[str, Any], **changes: Any) -> TrialRequest:

@@ -42,7 +42,8 @@ def best_per_batch(attempts: Attempts, world_size: int) -> list[BatchBest]:
     refused = {
         a.trial for a in attempts.of(Purpose.NUMERICS) if a.result.state == AttemptState.REFUSED
     }
-    attempts, grouped = levelled(attempts), dict[int, list[BatchBest]]()
+    attempts = levelled(attempts)
+    grouped: dict[int, list[BatchBest]] = {}
     for attempt in attempts.searched().measured():
         if attempt.trial not in refused:
             one = _seen(attempts, attempt, world_size)

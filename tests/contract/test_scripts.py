@@ -16,7 +16,8 @@ from autotune.trial.protocol import BlockPlan, Outcome, Script, TrialReport
 from launchers import Resources, Slot
 from search_spaces import CATALOGUE
 from search_spaces.scripts import THROUGH
-from tests.trials import knobs, shares_of_processors, trial
+from tests.processors import shares_of_processors
+from tests.trials import knobs, trial
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 RANKS = 2

@@ -49,18 +49,6 @@ def bind(address: str, devices: Path = _PCI_DEVICES) -> None:
     _bind_threads(near)
 
 
-def share_of_job(knobs: Knobs) -> bool:
-    """The same for a rank of the user's own job; whether it was done: not where the launcher does not
-    say which rank this is, or has given it processors already."""
-    local_rank, ranks = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
-    if not (local_rank.isdecimal() and ranks.isdecimal() and int(local_rank) < int(ranks)):
-        return False
-    if os.sched_getaffinity(os.getppid()) != os.sched_getaffinity(0):
-        return False
-    own_share(knobs, int(local_rank), int(ranks))
-    return True
-
-
 def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
     """cpu_affinity: all threads of this process, and processes to come, on this rank's share of the
     node's processors: they are divided among the ranks, evenly, in the order of sockets and cores.
@@ -75,6 +63,18 @@ def own_share(knobs: Knobs, local_rank: int, ranks: int) -> None:
     usable = in_order(os.sched_getaffinity(0))
     if each := len(usable) // ranks:
         _bind_threads(set(usable[local_rank * each : (local_rank + 1) * each]))
+
+
+def share_of_job(knobs: Knobs) -> bool:
+    """The same for a rank of the user's own job; whether it was done: not where the launcher does not
+    say which rank this is, or has given it processors already."""
+    local_rank, ranks = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+    if not (local_rank.isdecimal() and ranks.isdecimal() and int(local_rank) < int(ranks)):
+        return False
+    if os.sched_getaffinity(os.getppid()) != os.sched_getaffinity(0):
+        return False
+    own_share(knobs, int(local_rank), int(ranks))
+    return True
 
 
 def in_order(numbers: Iterable[int], processors: Path = _PROCESSORS) -> list[int]:

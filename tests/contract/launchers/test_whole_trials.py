@@ -13,8 +13,9 @@ import launchers
 from autotune.trial.protocol import BlockPlan
 from launchers import Resources
 from tests.contract.launchers.sites import Site, fork_server, go_on, sites
+from tests.processors import shares_of_processors
 from tests.steering import TINY_WORKLOAD
-from tests.trials import knobs, shares_of_processors
+from tests.trials import knobs
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)

@@ -103,7 +103,7 @@ class TrialLedger:
             for orphan in self.trials()[before:]:
                 self._study.tell(orphan.number, state=TrialState.FAIL)
             raise
-        return self._frozen(trial.number)
+        return self._frozen(trial)
 
     @_fenced
     def complete_params(
@@ -113,7 +113,7 @@ class TrialLedger:
         asked = Trial(self._study, trial._trial_id)
         for name, distribution in distributions.items():
             asked._suggest(name, distribution)
-        return self._frozen(trial.number)
+        return self._frozen(asked)
 
     @_fenced
     def tell(
@@ -127,10 +127,9 @@ class TrialLedger:
         Args:
             error: relative standard error of its throughput, if it is known.
         """
-        frozen = self._frozen(number)
-        if frozen.state.is_finished():
+        trial = self._of_number(number)
+        if trial._cached_frozen_trial.state.is_finished():
             return
-        trial = Trial(self._study, frozen._trial_id)
         try:
             trial.set_user_attr("end", result.state)
             if result.cause:
@@ -152,8 +151,7 @@ class TrialLedger:
     def note(self, body: str, *, trial: int | None = None) -> None:
         """The study's own note in the dashboard, or that of a trial, which may have ended."""
         if dashboard := _dashboard():
-            of = self._study if trial is None else Trial(self._study, self._frozen(trial)._trial_id)
-            dashboard.save_note(of, body)
+            dashboard.save_note(self._study if trial is None else self._of_number(trial), body)
 
     @_fenced
     def set_attributes(self, wanted: Mapping[str, str]) -> None:
@@ -197,8 +195,13 @@ class TrialLedger:
                 raise TrialsGone(self._name) from error
             raise
 
-    def _frozen(self, number: int) -> FrozenTrial:
-        return self.trials()[number]
+    def _of_number(self, number: int) -> Trial:
+        """Optuna knows by heart which it is: the other trials are not read for it."""
+        storage, study = self._study._storage, self._study._study_id
+        return Trial(self._study, storage.get_trial_id_from_study_id_trial_number(study, number))
+
+    def _frozen(self, trial: Trial) -> FrozenTrial:
+        return self._study._storage.get_trial(trial._trial_id)
 
 
 def _is_of(

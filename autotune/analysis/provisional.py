@@ -21,7 +21,7 @@ from autotune.analysis.verdict import (
 )
 from autotune.analysis.wording import counted, difference, rate_text
 from autotune.measurement.estimate import Ratio
-from autotune.spec.study import MeasurementSpec
+from autotune.spec.sections import MeasurementSpec
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _SHOWN = 4

@@ -3,9 +3,10 @@ throughput is read."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.spec import mistakes
+from autotune.spec.sections import ThroughputSpec, WorkloadSpec
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
 
@@ -13,24 +14,6 @@ FOLDER = "folder"
 """The placeholder that is no knob: a folder of the trial's own."""
 _BRACES = re.compile(r"(\{\{)|(\}\})|\{([^{}]*)\}|([{}])")
 _OF_SCRIPTS = ("args", "over_all_ranks", "samples")
-
-
-class Throughput(Protocol):
-    """A part of the section."""
-
-    @property
-    def json_lines(self) -> str | None: ...
-    @property
-    def pattern(self) -> str | None: ...
-
-
-class Workload(Protocol):
-    """The section of a study file."""
-
-    @property
-    def command(self) -> list[str] | None: ...
-    @property
-    def throughput(self) -> Throughput | None: ...
 
 
 def placeholders(text: str) -> list[str]:
@@ -61,7 +44,7 @@ def argv(command: Sequence[str], knobs: Mapping[str, Any], folder: str) -> tuple
 # What is wrong with it
 
 
-def of_workload(workload: Workload) -> mistakes.Problems:
+def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
     """What is wrong with the section by itself."""
     problems: mistakes.Problems = {
         ("workload", field): "is for scripts only; take it out"
@@ -75,7 +58,7 @@ def of_workload(workload: Workload) -> mistakes.Problems:
     return problems | _of_throughput(workload.throughput)
 
 
-def _of_throughput(throughput: Throughput | None) -> mistakes.Problems:
+def _of_throughput(throughput: ThroughputSpec | None) -> mistakes.Problems:
     if throughput is None:
         return {}
     path = ("workload", "throughput")
@@ -106,7 +89,7 @@ def _of_pattern(pattern: str) -> str | None:
 
 
 def of_knobs(
-    workload: Workload,
+    workload: WorkloadSpec,
     space: Mapping[str, Sequence[Any]],
     own: Collection[str],
     baseline: Mapping[str, Any],

@@ -5,10 +5,11 @@ import itertools
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.spec import arguments, mistakes, scripts
 from autotune.spec.document import shown
+from autotune.spec.sections import OwnKnobSpec
 from search_spaces import CATALOGUE
 from search_spaces.constraints import asked_by, asked_of
 from search_spaces.expressions import FUNCTIONS, Expression, Mixed, Unreadable, parse
@@ -30,18 +31,7 @@ _FEW_TRIED = 200
 """Of those, to see that it makes sense: the values of a knob are much of a kind."""
 
 
-class OwnKnob(Protocol):
-    """The section of a study file."""
-
-    @property
-    def values(self) -> list[KnobValue]: ...
-    @property
-    def flag(self) -> str | None: ...
-    @property
-    def default(self) -> KnobValue | None: ...
-
-
-Knobs = Mapping[str, OwnKnob]
+Knobs = Mapping[str, OwnKnobSpec]
 
 
 def kind(value: object) -> str:
@@ -79,13 +69,15 @@ def of_arguments(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _told(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> KnobValue | None:
+def _told(
+    knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str]
+) -> KnobValue | None:
     value = _parsed(kind(knob.values[0]), _text(knob, given, variables))
     # What follows a switch is an argument of its own.
     return True if value is None and _is_switch(knob) and knob.flag in given else value
 
 
-def _is_switch(knob: OwnKnob) -> bool:
+def _is_switch(knob: OwnKnobSpec) -> bool:
     flag = knob.flag or ""
     bare = flag.startswith("-") and not (flag.endswith(arguments.ASSIGNMENT) or _is_field(flag))
     return bare and kind(knob.values[0]) == "boolean"
@@ -96,7 +88,7 @@ def _is_field(flag: str | None) -> bool:
     return arguments.FIELD in (flag or "")
 
 
-def _text(knob: OwnKnob, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
+def _text(knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
     if knob.flag is None or _is_field(knob.flag):
         return None
     if knob.flag.startswith(arguments.ENVIRONMENT):
@@ -158,7 +150,7 @@ def _of_name(name: str) -> str | None:
     return None
 
 
-def _of_values(name: str, knob: OwnKnob) -> mistakes.Problems:
+def _of_values(name: str, knob: OwnKnobSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     path = ("knobs", name, "values")
     if not knob.values:
@@ -207,7 +199,7 @@ def of_values_today(
     return problems
 
 
-def _of_unknown(knob: OwnKnob) -> str:
+def _of_unknown(knob: OwnKnobSpec) -> str:
     if knob.flag is None or _is_field(knob.flag):
         return "nobody knows its value of today; say it under baseline"
     return (

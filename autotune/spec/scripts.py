@@ -4,11 +4,12 @@ what it does today."""
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from autotune.spec import arguments, commands, fields, mistakes
+from autotune.spec.sections import WorkloadSpec
 from autotune.trial.surveyed import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
@@ -22,32 +23,7 @@ _FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNOREC
 _FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 
 
-class Workload(Protocol):
-    """The section of a study file."""
-
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def script(self) -> str | None: ...
-    @property
-    def module(self) -> str | None: ...
-    @property
-    def args(self) -> dict[str, Any] | list[Any]: ...
-    @property
-    def flags(self) -> dict[str, str]: ...
-    @property
-    def over_all_ranks(self) -> list[str]: ...
-    @property
-    def samples(self) -> int | None: ...
-    @property
-    def command(self) -> list[str] | None: ...
-    @property
-    def throughput(self) -> commands.Throughput | None: ...
-    @property
-    def arguments(self) -> tuple[str, ...]: ...
-
-
-def of_workload(workload: Workload) -> mistakes.Problems:
+def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
     """What is wrong with the section by itself."""
     kinds = [kind for kind in _KINDS if getattr(workload, kind) is not None]
     if not kinds:
@@ -72,7 +48,7 @@ def of_workload(workload: Workload) -> mistakes.Problems:
     return problems | _of_flags(workload)
 
 
-def _of_flags(workload: Workload) -> mistakes.Problems:
+def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     for knob, flag in workload.flags.items():
         wrong = of_flag(flag) if workload.command is None else of_field(flag)
@@ -87,7 +63,7 @@ def _of_flags(workload: Workload) -> mistakes.Problems:
     return problems
 
 
-def _of_factory(workload: Workload) -> mistakes.Problems:
+def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
@@ -131,7 +107,7 @@ def of_field(flag: str) -> str | None:
 
 
 def of_knobs(
-    workload: Workload,
+    workload: WorkloadSpec,
     space: Mapping[str, Sequence[Any]],
     baseline: Mapping[str, Any],
     full_baseline: Mapping[str, Any],
@@ -201,7 +177,7 @@ class Recipe:
 
 
 def recipe(
-    workload: Workload,
+    workload: WorkloadSpec,
     flags: Mapping[str, str],
     baseline: Mapping[str, Any],
     knobs: Mapping[str, Any],
@@ -232,7 +208,7 @@ def recipe(
 
 
 def samples_of_step(
-    workload: Workload, baseline: Mapping[str, Any], knobs: Mapping[str, Any]
+    workload: WorkloadSpec, baseline: Mapping[str, Any], knobs: Mapping[str, Any]
 ) -> int | None:
     """What one rank has in a step of a configuration, as the study tells it of the baseline: a larger
     micro-batch has more. None where it tells nothing.
@@ -257,7 +233,7 @@ def told(flags: Mapping[str, str]) -> bool:
     return not {*_COUNTED} & flags.keys()
 
 
-def of_arguments(workload: Workload) -> dict[str, Any]:
+def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
     """What the script's arguments say of the knobs that it turns."""
     told: dict[str, Any] = {}
     for name, flag in workload.flags.items():

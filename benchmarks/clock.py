@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from launchers.tables import SECONDS, Row
+from launchers.replay.tables import SECONDS, Row
 from search_spaces import defaults
 from search_spaces.residency import why_not_live
 

@@ -37,8 +37,8 @@ from autotune.trial.protocol import Knobs
 from autotune.views import paper
 from autotune.views.overview import status_of
 from autotune.views.recompute import recomputed_verdict
-from launchers.behaviours import noisy, running_at
 from launchers.replay import Answer, Launch, ReplayLauncher
+from launchers.replay.behaviours import noisy, running_at
 from storage import Database, Lease, Repository, StudyState, TrialLedger
 from storage.models import AttemptRow, BlockRow
 

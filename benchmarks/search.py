@@ -63,7 +63,15 @@ from autotune.search.space import key
 from autotune.spec import StudySpec
 from autotune.standalone.simulation import Simulation, simulate
 from autotune.study.worth import Stakes, Worth
-from launchers.tables import SECONDS, STATE, THROUGHPUT, Row, read_origin, read_table, write_table
+from launchers.replay.tables import (
+    SECONDS,
+    STATE,
+    THROUGHPUT,
+    Row,
+    read_origin,
+    read_table,
+    write_table,
+)
 from search_spaces import CATALOGUE
 
 BUILT_ON = ("gpt", "mlp", "images", "translation")

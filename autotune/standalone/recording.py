@@ -23,7 +23,7 @@ from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
 from autotune.spec import StudySpec, withheld
 from launchers import Slot
-from launchers.tables import (
+from launchers.replay.tables import (
     SECONDS,
     STATE,
     THROUGHPUT,

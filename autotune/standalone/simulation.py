@@ -23,9 +23,9 @@ from autotune.spec import StudySpec, withheld
 from autotune.study.job import Job
 from autotune.study.tuner import Signals, Tuner
 from launchers.base import DEFAULT_CPU_WORKERS
-from launchers.behaviours import noisy, recorded
 from launchers.replay import ReplayLauncher
-from launchers.tables import THROUGHPUT, Origin, Table, read_origin, read_table
+from launchers.replay.behaviours import noisy, recorded
+from launchers.replay.tables import THROUGHPUT, Origin, Table, read_origin, read_table
 from search_spaces.knob import written
 from storage import Database, Repository
 

@@ -10,9 +10,17 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, Outcome, TrialRequest
-from launchers.behaviours import noisy, recorded, running_at, where, within_memory
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
-from launchers.tables import SECONDS, STATE, THROUGHPUT, Table, read_origin, read_table, write_table
+from launchers.replay.behaviours import noisy, recorded, running_at, where, within_memory
+from launchers.replay.tables import (
+    SECONDS,
+    STATE,
+    THROUGHPUT,
+    Table,
+    read_origin,
+    read_table,
+    write_table,
+)
 from search_spaces import defaults
 from tests.trials import trial
 

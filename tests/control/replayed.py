@@ -9,8 +9,8 @@ from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
 from autotune.spec import load
 from autotune.trial.protocol import Knobs
-from launchers.behaviours import running_at
 from launchers.replay import Behaviour, ReplayLauncher
+from launchers.replay.behaviours import running_at
 from storage import Database, Repository, StoredAttempt
 from tests.records import Records
 from tests.steering import write_study

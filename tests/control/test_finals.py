@@ -12,8 +12,8 @@ from autotune.views import paper
 from autotune.views.frame import attempts_frame
 from autotune.views.overview import describe, status_of
 from autotune.views.recompute import recomputed_verdict
-from launchers.behaviours import noisy, running_at, where
 from launchers.replay import Launch
+from launchers.replay.behaviours import noisy, running_at, where
 from tests.control.replayed import PLAIN, Replayed, configuration, rate
 
 PRECISION = {"micro_batch": [2, 4], "precision": ["fp32", "bf16"]}

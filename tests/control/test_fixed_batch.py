@@ -9,8 +9,8 @@ import pytest
 from autotune.analysis.verdict import Verdict
 from autotune.trial.protocol import Knobs, Outcome
 from autotune.views.paper import report
-from launchers.behaviours import running_at, where, within_memory
 from launchers.replay import Launch
+from launchers.replay.behaviours import running_at, where, within_memory
 from tests.control.replayed import PLAIN, Replayed, configuration
 
 KEEP = {"global_batch": "keep"}

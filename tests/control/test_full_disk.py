@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from autotune.trial.protocol import Outcome
-from launchers.behaviours import where
 from launchers.replay import Launch
+from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN, Replayed
 from tests.unit.database.opening import in_private_mounts, needs_mounts
 

@@ -23,8 +23,8 @@ from autotune.trial.protocol import Outcome
 from autotune.views.in_hand import in_hand
 from autotune.views.notes import study_note
 from autotune.views.recompute import recomputed_verdict
-from launchers.behaviours import noisy, where
 from launchers.replay import Behaviour, Launch
+from launchers.replay.behaviours import noisy, where
 from storage import Repository, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
 from tests.records import Records

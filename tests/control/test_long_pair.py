@@ -4,8 +4,8 @@ import json
 
 from autotune.trial.protocol import Outcome
 from autotune.views.recompute import recomputed_verdict
-from launchers.behaviours import noisy, where
 from launchers.replay import Behaviour, Launch
+from launchers.replay.behaviours import noisy, where
 from tests.control.replayed import PLAIN, Replayed
 
 SPACE = {"micro_batch": [1, 2, 4]}

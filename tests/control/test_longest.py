@@ -9,8 +9,8 @@ from autotune.export.writing import document
 from autotune.trial.protocol import Outcome
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
-from launchers.behaviours import where
 from launchers.replay import ENVIRONMENT, Launch
+from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN, Replayed
 
 GIB = 2**30

@@ -16,8 +16,8 @@ from autotune.trial.protocol import Knobs, Outcome
 from autotune.views.frame import attempts_frame
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
-from launchers.behaviours import running_at, where
 from launchers.replay import Answer, Behaviour, Launch
+from launchers.replay.behaviours import running_at, where
 from storage import AttemptState
 from tests.control.replayed import Replayed
 

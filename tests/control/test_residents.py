@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.trial.protocol import Outcome
-from launchers.behaviours import where
 from launchers.replay import Launch
+from launchers.replay.behaviours import where
 from storage import StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
 

@@ -9,8 +9,8 @@ from autotune.analysis.verdict import Verdict
 from autotune.trial.protocol import Knobs, Outcome
 from autotune.views import paper
 from autotune.views.recompute import recomputed_attempts
-from launchers.behaviours import noisy, running_at, where, within_memory
 from launchers.replay import ENVIRONMENT, Launch, Unrest
+from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from storage import StoredAttempt
 from tests.control.deaths import Died
 from tests.control.replayed import PLAIN, Replayed, rate

@@ -7,8 +7,8 @@ import pytest
 from autotune.analysis.verdict import Verdict
 from autotune.views import paper
 from autotune.views.overview import describe, status_of
-from launchers.behaviours import noisy, running_at, where
 from launchers.replay import Launch
+from launchers.replay.behaviours import noisy, running_at, where
 from tests.control.replayed import Replayed
 
 SPACE = {"micro_batch": [4, 8, 16], "bucket_cap_mb": [5, 25, 100], "log_interval": [1, 10]}

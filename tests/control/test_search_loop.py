@@ -8,8 +8,8 @@ import pytest
 from autotune.service.submission import submit
 from autotune.spec import load
 from autotune.trial.protocol import Outcome
-from launchers.behaviours import noisy, running_at, where, within_memory
 from launchers.replay import Answer, Launch, ReplayLauncher
+from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from storage import Database
 from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
 from tests.steering import write_study

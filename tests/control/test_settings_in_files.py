@@ -10,7 +10,7 @@ import pytest
 
 from autotune.export.best import load
 from autotune.export.job import tuned
-from launchers.behaviours import running_at
+from launchers.replay.behaviours import running_at
 from storage import StudyState
 from tests.control.replayed import Replayed
 from tests.steering import ask

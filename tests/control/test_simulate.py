@@ -11,7 +11,7 @@ from autotune.errors import BadInput
 from autotune.spec import StudySpec
 from autotune.standalone.simulation import described, simulate
 from launchers.replay import ENVIRONMENT
-from launchers.tables import SECONDS, STATE, THROUGHPUT, write_table
+from launchers.replay.tables import SECONDS, STATE, THROUGHPUT, write_table
 from tests.control.replayed import MEASUREMENT, SPACE, rate
 from tests.steering import ask, write_study
 

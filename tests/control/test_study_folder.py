@@ -10,8 +10,8 @@ from autotune.service import retrying
 from autotune.service.cleaning import clean, delete
 from autotune.trial.files import TrialFiles
 from autotune.trial.protocol import Outcome
-from launchers.behaviours import where
 from launchers.replay import Answer, Launch
+from launchers.replay.behaviours import where
 from storage import Database, Purpose, Repository
 from tests.control.replayed import PLAIN, Replayed
 from tests.steering import ask

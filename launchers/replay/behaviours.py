@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.trial.protocol import Knobs, Outcome
-from launchers.replay import Answer, Behaviour, Launch
-from launchers.tables import SECONDS, STATE, THROUGHPUT, Table
+from launchers.replay.answers import Answer, Behaviour, Launch
+from launchers.replay.tables import SECONDS, STATE, THROUGHPUT, Table
 
 _SECONDS_PER_HOUR = 3600.0
 

@@ -1,0 +1,104 @@
+"""What rank 0 would have reported of a launch that is played, block by block, and how it ends."""
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+from autotune.trial.protocol import BlockReport, Observed, Outcome, TrialReport, TrialRequest
+from autotune.trial.rank.trace import PARTS
+from launchers.replay.answers import Answer
+
+_HOT_AFTER = 60.0
+"""Seconds after which a device is as good as hot by two thirds."""
+_FALLING = 0.98
+"""The loss of a step over that of the step before."""
+
+
+def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iterator[BlockReport]:
+    """As rank 0 reports them, until all that were asked for are done."""
+    knobs, workers = request.knobs, request.world_size * request.replicas
+    samples_per_step = knobs["micro_batch"] * knobs["accumulation_steps"] * workers
+    step = samples_per_step / answer.rate
+    loss, at = answer.loss, 0.0
+    for index, steps in enumerate(_steps(request, step)):
+        seconds = steps * step * math.exp(draw.gauss(0.0, answer.block_sigma))
+        seconds /= 1 - answer.slows * -math.expm1(-at / _HOT_AFTER)
+        at += seconds
+        yield BlockReport(
+            trial=request.trial,
+            index=index,
+            steps=steps,
+            samples=steps * samples_per_step,
+            tokens=steps * samples_per_step * answer.tokens_per_sample,
+            seconds=seconds,
+            rank_seconds=(seconds,) * request.world_size,
+            wait_seconds=seconds * answer.parts.get("loader", 0.0),
+            loss=loss,
+            peak_bytes=answer.peak_bytes,
+            observed=_observed(request, answer, seconds / steps)
+            | ({"tells_longest": 1} if answer.tells_longest and not index else {}),
+        )
+        loss *= _FALLING if request.trajectory else 1.0
+
+
+def _steps(request: TrialRequest, step: float) -> Iterator[int]:
+    """Optimizer steps of each block."""
+    if request.trajectory:
+        return itertools.repeat(1, request.trajectory)
+    if request.profile:
+        return iter([request.profile])
+    plan = request.blocks
+    usual = max(plan.min_steps, round(plan.seconds / step))
+    if usual * step > plan.longest:
+        usual = max(1, math.floor(plan.longest / step))
+    # The first one is for what happens once.
+    return itertools.islice(itertools.chain([1], itertools.repeat(usual)), plan.max_blocks)
+
+
+def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
+    observed = Observed()
+    if request.trajectory:
+        observed["gradient_norm"] = answer.gradient_norm
+        observed["replica_spread"] = answer.replica_spread
+    elif request.profile:
+        ranks = request.world_size
+        if answer.parts:
+            observed["parts"] = {name: [answer.parts.get(name, 0.0)] * ranks for name in PARTS}
+        observed["peaks"] = [answer.peak_bytes] * ranks
+    else:
+        observed["step_p50"] = observed["step_p95"] = observed["step_max"] = step
+    if request.replicas > 1:
+        observed["replicas"] = request.replicas
+    return observed
+
+
+def ended(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
+    """The trial with these blocks, at its own end or at somebody's wish."""
+    wall_seconds = answer.startup + math.fsum(block.seconds for block in seen)
+    return TrialReport(request.trial, None, "", tuple(seen), wall_seconds)
+
+
+def cut(request: TrialRequest, seen: Sequence[BlockReport], seconds: float) -> TrialReport:
+    """Of a trial that has had all the time it may have."""
+    return TrialReport(request.trial, None, "", tuple(seen), seconds)
+
+
+def failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
+    """The trial as its answer has it fail, after these blocks."""
+    report = ended(request, answer, seen)
+    return dataclasses.replace(
+        report,
+        outcome=answer.outcome,
+        cause=answer.cause,
+        wall_seconds=report.wall_seconds + waited(request, answer, seen),
+        lost_agent=answer.lost_agent,
+    )
+
+
+def waited(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> float:
+    """Seconds until somebody sees that it has failed."""
+    if answer.outcome is not Outcome.HANG:
+        return 0.0
+    return request.deadlines.step if seen else request.deadlines.startup

@@ -1,0 +1,67 @@
+"""A trial that is played by turns with others."""
+
+import dataclasses
+import random
+
+from autotune.trial.protocol import BlockReport, Observed, TrialReport, TrialRequest
+from launchers.replay import blocks
+from launchers.replay.answers import Answer
+from launchers.replay.unrest import Wandering
+
+
+class Resident:
+    """A trial that takes turns with others."""
+
+    def __init__(self, request: TrialRequest, answer: Answer, draw: random.Random) -> None:
+        self._request = request
+        self._answer = answer
+        self._blocks = blocks.reported(request, answer, draw)
+        self._seen: list[BlockReport] = []
+        self._wall_seconds = 0.0
+        self._failed = False
+        self.latest = 0.0
+        """Seconds of its latest turn."""
+
+    def turn(self, number: int, left_out: int, pace: Wandering) -> BlockReport | None:
+        """The block of a turn; None if it has failed in it, or is over."""
+        answer = self._answer
+        self.latest = 0.0 if self._wall_seconds else answer.startup
+        pace.go_on(self.latest)
+        block = None
+        if answer.outcome and len(self._seen) == answer.after:
+            self._failed = True
+            self.latest += blocks.waited(self._request, answer, self._seen)
+        elif block := next(self._blocks, None):
+            step = block.seconds / block.steps
+            pace.go_on(left_out * step)
+            block = pace.of(block)
+            self.latest += left_out * step + block.seconds
+            observed = Observed(turn=number, left_out_seconds=left_out * step)
+            block = dataclasses.replace(block, observed=block.observed | observed)
+            self._seen.append(block)
+        self._wall_seconds += self.latest
+        return block
+
+    @property
+    def lost_agent(self) -> bool:
+        """It has failed, and its agent died with it."""
+        return self._failed and self._answer.lost_agent
+
+    def cut(self, seconds: float, block: BlockReport | None) -> None:
+        """There were only so many for its latest turn, whose block it has not shown then."""
+        self._wall_seconds += seconds - self.latest
+        self._failed = False
+        if block:
+            self._seen.pop()
+
+    def report(self) -> TrialReport:
+        answer, seconds = self._answer, self._wall_seconds
+        if not self._failed:
+            return TrialReport(self._request.trial, None, "", tuple(self._seen), seconds)
+        return TrialReport(
+            self._request.trial,
+            answer.outcome,
+            answer.cause,
+            tuple(self._seen),
+            seconds,
+        )

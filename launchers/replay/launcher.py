@@ -1,0 +1,266 @@
+"""Slots that play trials instead of running them.
+
+A behaviour (launchers.replay.answers) says what a launch comes to: how fast it runs, or how it fails.
+The slot turns that into the blocks that rank 0 would have reported, and asks the watch about each, so
+whatever stands above a launcher works as it does over ranks, a trial in a millisecond.
+
+Each slot has a time of its own, which goes on by what its trials would have taken; the launcher's clock
+is that of the slot that is furthest. What waits for a trial waits no time, so a slot that has long
+trials holds nobody up: with several slots the clock tells how long the busiest of them took. What
+chance decides in a launch is drawn from the seed, the knobs and the name of the launch; neither
+threads nor the order of launches matter. Only how the speed of a machine wanders goes with the time of
+its slot, so that what runs at about the same time is slow together.
+"""
+
+import dataclasses
+import itertools
+import math
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.trial.protocol import BlockReport, Knobs, TrialReport, TrialRequest
+from launchers.base import Launcher, Slot, TrialWatch, Turns
+from launchers.replay import blocks
+from launchers.replay.answers import Answer, Behaviour, Launch
+from launchers.replay.in_turn import Resident
+from launchers.replay.unrest import Unrest, Wandering
+from search_spaces import defaults
+from search_spaces.residency import why_not_live
+
+ENVIRONMENT: Mapping[str, Any] = {
+    "host": "replay",
+    "cpu": "replayed processor",
+    "cores": 2,
+    "memory_bytes": 2**34,
+    "kernel": "none",
+    "python": "none",
+    "torch": "none",
+    "cuda": None,
+    "nccl": None,
+    "driver": None,
+    "devices": [],
+    "autotune": "none",
+}
+"""Fingerprint of a node that does not exist; see autotune.trial.node.environment."""
+
+_NONE = Unrest()
+
+
+def never(_: Knobs) -> str:
+    """No configuration is refused."""
+    return ""
+
+
+class ReplayLauncher(Launcher):
+    """Slots over one behaviour."""
+
+    slots: list["ReplaySlot"]
+
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        *,
+        workers: int = 2,
+        slots: int = 1,
+        environment: Mapping[str, Any] = ENVIRONMENT,
+        seed: int = 0,
+        refusal: Callable[[Knobs], str] = never,
+        unrest: Unrest = _NONE,
+    ) -> None:
+        """Open it.
+
+        Args:
+            behaviour: what launches come to.
+            workers: ranks of a trial.
+            slots: trials at a time.
+            environment: fingerprint of the node that is played; one CUDA device per rank if it has any.
+            seed: of all chance.
+            refusal: why a configuration is outside of what can be played; empty: it is not.
+            unrest: of the machine of each slot.
+        """
+        self.workers = workers
+        self._behaviour = behaviour
+        self._seed = seed
+        self._refusal = refusal
+        self._launches: Counter[Any] = Counter()
+        self._lock = threading.Lock()
+        self._unrest = unrest
+        self.slots = [self.slot(f"replay-{number}", environment) for number in range(slots)]
+
+    def slot(self, name: str, environment: Mapping[str, Any]) -> "ReplaySlot":
+        """Another one, which is not among its slots yet."""
+        pace = Wandering(self._unrest, f"{self._seed}/{name}")
+        return ReplaySlot(name, environment, self._answer, pace)
+
+    def refusal(self, knobs: Knobs) -> str:
+        return self._refusal(knobs)
+
+    def clock(self) -> float:
+        return max(slot.time for slot in self.slots)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _answer(
+        self, request: TrialRequest, at: float, live: bool = False
+    ) -> tuple[Answer, random.Random]:
+        knobs = tuple(sorted(request.knobs.items()))
+        with self._lock:
+            self._launches[knobs] += 1
+            number = self._launches[knobs]
+        draw = random.Random(f"{self._seed}/{_unusual(request.knobs)}/{request.trial}")
+        answer = self._behaviour(Launch(request, number, at, draw, live))
+        return (dataclasses.replace(answer, startup=answer.switch) if live else answer), draw
+
+
+class ReplaySlot(Slot):
+    """Plays one trial after another."""
+
+    def __init__(
+        self,
+        name: str,
+        environment: Mapping[str, Any],
+        answer: Callable[[TrialRequest, float, bool], tuple[Answer, random.Random]],
+        pace: Wandering,
+    ) -> None:
+        self.name = name
+        self.environment = dict(environment)
+        on_device = bool(environment["devices"])
+        self.device = "cuda" if on_device else "cpu"
+        self.devices_per_rank = float(on_device)
+        self.nodes = 1
+        self.time = 0.0
+        """Virtual seconds that its trials took."""
+        self._answer = answer
+        self._pace = pace
+        self._ending = False
+        self._stays: _Stays | None = None
+        self.launches = 0
+        """Of processes."""
+
+    @property
+    def resident(self) -> Knobs | None:
+        return self._stays.request.knobs if self._stays else None
+
+    def dismiss(self) -> None:
+        self._stays = None
+
+    def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
+        self._ending = False
+        before, self._stays = self._stays, None
+        launched = before.launched if before and before.takes(request) else ""
+        self.launches += not launched
+        answer, draw = self._answer(request, self.time, bool(launched))
+        enough = _Enough(watch)
+        report = self._played(request, enough, answer, draw)
+        report = dataclasses.replace(report, not_its_own=answer.not_its_own, resident_of=launched)
+        self.time += report.wall_seconds
+        if request.stays and enough.seen and answer.stays:
+            self._stays = _Stays(request, launched or request.trial)
+        return report
+
+    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+        self._ending, self._stays = False, None
+        longest = requests[0].seconds
+        until = math.inf if longest is None else self.time + longest
+        residents: dict[int, Resident] = {}
+        trains, died = None, False
+        for number in itertools.count(1):
+            member = turns.next()
+            if member is None or self._ending:
+                break
+            returns = member in residents
+            if not returns:
+                residents[member] = Resident(
+                    requests[member], *self._answer(requests[member], self.time, False)
+                )
+            resident = residents[member]
+            left_out = int(returns and member != trains)
+            block = resident.turn(number, left_out, self._pace)
+            trains = member
+            if self.time + resident.latest > until:
+                resident.cut(until - self.time, block)
+                self.time = until
+                break
+            self.time += resident.latest
+            if block:
+                turns.trained(member, block)
+            elif resident.lost_agent:
+                died = True
+                break
+            else:
+                turns.lost(member)
+        unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]
+        reports = [
+            residents[number].report() if number in residents else report
+            for number, report in enumerate(unseen)
+        ]
+        return [dataclasses.replace(report, lost_agent=died) for report in reports]
+
+    def end(self) -> None:
+        self._ending = True
+
+    def _played(
+        self, request: TrialRequest, watch: TrialWatch, answer: Answer, draw: random.Random
+    ) -> TrialReport:
+        seen: list[BlockReport] = []
+        longest = math.inf if request.seconds is None else request.seconds
+        left = longest - answer.startup
+        self._pace.go_on(answer.startup)
+        for block in map(self._pace.of, blocks.reported(request, answer, draw)):
+            if request.profile and left < block.seconds:
+                # Its ranks see after a step that there is no time for more.
+                return blocks.cut(
+                    request, seen, min(longest, answer.startup + block.seconds / block.steps)
+                )
+            if self._ending:
+                return blocks.ended(request, answer, seen)
+            if answer.outcome and len(seen) == answer.after:
+                report = blocks.failed(request, answer, seen)
+                return (
+                    report if report.wall_seconds <= longest else blocks.cut(request, seen, longest)
+                )
+            left -= block.seconds
+            if left < 0:
+                return blocks.cut(request, seen, longest)
+            seen.append(block)
+            if watch(block):
+                return blocks.ended(request, answer, seen)
+        failed = answer.outcome and len(seen) <= answer.after
+        return (
+            blocks.failed(request, answer, seen) if failed else blocks.ended(request, answer, seen)
+        )
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """Processes that wait, after this trial."""
+
+    request: TrialRequest
+    launched: str
+    """By which trial."""
+
+    def takes(self, request: TrialRequest) -> bool:
+        return request.stays and not why_not_live(self.request.knobs, request.knobs)
+
+
+class _Enough:
+    """Whether the watch has ended the trial."""
+
+    def __init__(self, watch: TrialWatch) -> None:
+        self._watch = watch
+        self.seen = False
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.seen = self._watch(block)
+        return self.seen
+
+
+def _unusual(knobs: Knobs) -> dict[str, Any]:
+    """What is not as by default: a catalogue that grows changes no draw."""
+    usual = defaults()
+    return {name: value for name, value in sorted(knobs.items()) if usual.get(name) != value}

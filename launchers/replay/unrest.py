@@ -1,0 +1,47 @@
+"""How the speed of a machine that is played wanders."""
+
+import dataclasses
+import math
+import random
+from dataclasses import dataclass
+
+from autotune.trial.protocol import BlockReport
+
+
+@dataclass(frozen=True)
+class Unrest:
+    """How the speed of a machine wanders, for whatever runs on it.
+
+    Attributes:
+        sigma: relative standard deviation.
+        seconds: after which it has forgotten two thirds of where it was.
+    """
+
+    sigma: float = 0.0
+    seconds: float = 10.0
+
+
+class Wandering:
+    """The pace of one machine: an Ornstein-Uhlenbeck process in the logarithm."""
+
+    def __init__(self, unrest: Unrest, seed: str) -> None:
+        self._unrest = unrest
+        self._draw = random.Random(seed)
+        self._now = self._draw.gauss(0.0, unrest.sigma) if unrest.sigma else 0.0
+
+    def go_on(self, seconds: float) -> None:
+        """So much later."""
+        if not self._unrest.sigma:
+            return
+        kept = math.exp(-seconds / self._unrest.seconds)
+        news = self._unrest.sigma * math.sqrt(1.0 - kept**2)
+        self._now = kept * self._now + self._draw.gauss(0.0, news)
+
+    def of(self, block: BlockReport) -> BlockReport:
+        """The block as it comes now; it is over when this returns."""
+        if not self._unrest.sigma:
+            return block
+        self.go_on(block.seconds)
+        seconds = block.seconds * math.exp(self._now)
+        ranks = (seconds,) * len(block.rank_seconds)
+        return dataclasses.replace(block, seconds=seconds, rank_seconds=ranks)

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from search_spaces.catalogue import CATALOGUE, CUDA, FP8, HOPPER, NCCL, SWITCH, TF32
+from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
 from search_spaces.knob import Knob, KnobValue, written
+from search_spaces.needs import CUDA, FP8, HOPPER, NCCL, SWITCH, TF32
 
 _CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
 """The lowest that is enough."""

@@ -50,6 +50,9 @@ class Choice:
         return ", ".join(written(value) for value in self.values)
 
 
+ON_OR_OFF = Choice((False, True))
+
+
 @dataclass(frozen=True)
 class Range:
     """A domain of numbers from `low` to `high`, both included."""

@@ -184,7 +184,7 @@ def test_other_precisions_run_on_the_cpu(precision):
 
 def test_every_unmet_need_has_a_reason_of_its_own():
     reasons = infeasible({**defaults(), **NEEDY}, CPU)
-    assert [reason.partition("=")[0] for reason in reasons] == list(NEEDY)
+    assert sorted(reason.partition("=")[0] for reason in reasons) == sorted(NEEDY)
 
 
 def test_needs_of_a_single_knob_can_be_asked_for():

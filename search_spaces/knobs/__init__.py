@@ -1,0 +1,1 @@
+"""Knobs, an entry each, by where they act."""

@@ -34,29 +34,38 @@ the best?
 """
 
 import argparse
-import itertools
 import json
-import math
 import os
 import random
 import statistics
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 from clock import Clock
-from denoised import Denoised, denoised
+from courses import (
+    LEVELS,
+    MOST,
+    OURS,
+    REGRETS,
+    Course,
+    by_launch,
+    calibration,
+    compare,
+    stops,
+    summary,
+    summary_of_studies,
+)
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
+from recorded import Table
 
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
@@ -66,111 +75,19 @@ from autotune.study.worth import Stakes, Worth
 from launchers.replay.tables import (
     SECONDS,
     STATE,
-    THROUGHPUT,
     Row,
     read_origin,
-    read_table,
-    write_table,
 )
 from search_spaces import CATALOGUE
 
 BUILT_ON = ("gpt", "mlp", "images", "translation")
-OURS = "model"
 OPENINGS = ("expert", "random")
-MOST = 60
 _MOST_PRICED = 200
-LEVELS = {"5": 0.05, "2": 0.02}
-REGRETS = (10, 20, 30)
-_NAMED = ("micro_batch", "accumulation_steps")
 _PATIENCE = {"gp": 3}  # it takes a second to answer, and then proposes much the same again
 _USUAL_PATIENCE = 20
-_ROOM = 0.7
 _NORMAL_95 = 1.96
-_RESAMPLED = 2000
 _STAKES = Stakes(job_hours=168.0, rounds=10)
 """Of a study that says nothing of them."""
-
-
-class Table:
-    """A recorded table without its noise: what rows are worth, and the runs of each."""
-
-    def __init__(self, path: Path, *, anonymous: bool = False, noise: float | None = None) -> None:
-        self.name, self.path = path.stem, path
-        found = read_table(path)
-        self.known_as = {name: _hidden(name, anonymous) for name in found.names}
-        self.names = list(self.known_as.values())
-        self.values = {self.known_as[name]: values for name, values in found.values.items()}
-        self.denoised: Denoised = denoised(path, found.names)
-        self.best = math.exp(max(self.denoised.truth.values()))
-        self.noise = self.denoised.noise if noise is None else noise
-        self._drawn = noise is not None
-        self._real = {key({name: row[name] for name in found.names}): row for row in found.rows}
-        self.rows = {key(self._hide(row)): row for row in found.rows}
-
-    def baseline(self, seed: int) -> dict[str, Any]:
-        """What a user may have today: with seed 0 the row nearest to the defaults of all knobs, else a
-        random one with room above it."""
-        return self._hide(self.recorded_baseline(seed))
-
-    def recorded_baseline(self, seed: int) -> dict[str, Any]:
-        """The same under its own names."""
-        truth = self.denoised.truth
-        if seed:
-            slow = [c for c, worth in truth.items() if math.exp(worth) < _ROOM * self.best]
-            drawn = dict(random.Random(seed).choice(slow or list(truth)))
-            return {name: drawn[name] for name in self.known_as}
-
-        def apart(row: Mapping[str, Any]) -> tuple[int, float]:
-            known = [name for name in self.known_as if name in CATALOGUE]
-            other = [n for n in known if row[n] != CATALOGUE[n].default]
-            return len(other), sum(_rank_distance(n, row[n]) for n in other)
-
-        nearest = min((self._real[configuration] for configuration in truth), key=apart)
-        return {name: nearest[name] for name in self.known_as}
-
-    def worth(self, row: Row) -> float:
-        """What a row is worth, as a share of the best; 0 for one that failed."""
-        own = self.denoised.truth.get(self._configuration(row))
-        return 0.0 if own is None else math.exp(own) / self.best
-
-    def served(self, row: Row, draw: random.Random) -> float:
-        """The rate of one of its runs, or one drawn around what it is worth."""
-        if self._drawn:
-            return self.worth(row) * self.best * math.exp(draw.gauss(0.0, self.noise))
-        return draw.choice(self.denoised.served[self._configuration(row)])
-
-    def ran(self, row: Row) -> bool:
-        """Whether it has never failed."""
-        return self._configuration(row) in self.denoised.truth
-
-    def write(self, folder: Path) -> Path:
-        """As a table of what rows are worth, and runs that lie as far apart as they do here."""
-        rows = [
-            {**row, THROUGHPUT: self.worth(row) * self.best if self.ran(row) else None}
-            for row in self.rows.values()
-        ]
-        path = folder / self.path.name
-        write_table(path, list(self.known_as), rows)
-        origin = json.loads(self.path.with_suffix(".json").read_text("utf-8"))
-        path.with_suffix(".json").write_text(json.dumps({**origin, "noise": self.noise}))
-        return path
-
-    def _configuration(self, row: Row) -> Any:
-        return key({name: row[name] for name in self.known_as})
-
-    def _hide(self, row: Row) -> dict[str, Any]:
-        return {shown: row[name] for name, shown in self.known_as.items()}
-
-
-def _hidden(name: str, anonymous: bool) -> str:
-    return f"x_{name}"[::-1] if anonymous and name not in _NAMED else name
-
-
-def _rank_distance(name: str, value: Any) -> float:
-    default = CATALOGUE[name].default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.0
-    return abs(float(np.log2(max(value, 1e-3)) - np.log2(max(float(default), 1e-3))))
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -216,42 +133,6 @@ def _to_params(table: Table, values: Mapping[str, Any], *, ours: bool) -> dict[s
     return {
         n: table.values[n].index(v) if _numeric(table.values[n]) else v for n, v in values.items()
     }
-
-
-@dataclass
-class Course:
-    """One replay.
-
-    Attributes:
-        trials: to each level; None: missed.
-        seconds: the same on the clock of the table.
-        infeasible: trials that failed.
-        regret: after each trial, how far the row that was seen fastest is from the best.
-        stated: ours: after each trial until it stops, what it expects to be left beyond the
-            finalists, and what is left.
-        stopped: ours: after so many trials it would have stopped; None: not in the trials replayed.
-    """
-
-    table: str
-    sampler: str
-    opening: str
-    seed: int
-    trials: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(LEVELS))
-    seconds: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(LEVELS))
-    infeasible: int = 0
-    regret: list[float] = field(default_factory=list)
-    stated: list[tuple[int, float, float]] = field(default_factory=list)
-    stopped: int | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether all has happened that is waited for."""
-        return len(self.regret) >= max(REGRETS) and None not in self.trials.values()
-
-    @property
-    def left(self) -> float | None:
-        """Ours: what was left when it stopped."""
-        return next((true for at, _, true in self.stated if at == self.stopped), None)
 
 
 class _Replay:
@@ -404,145 +285,6 @@ def study(table: str, seed: int) -> Simulation:
     with tempfile.TemporaryDirectory() as folder:
         path = known.write(Path(folder))
         return simulate(path, StudySpec.model_validate({**own, **changes}), seed)
-
-
-def summary_of_studies(found: Sequence[Simulation]) -> dict[str, Any]:
-    """Medians over seeds; a study without a recommendation falls short of everything."""
-    shortfalls = [1.0 if s.shortfall is None else s.shortfall for s in found]
-    return {
-        "median_trials": statistics.median(s.trials for s in found),
-        "median_launches": statistics.median(s.launches for s in found),
-        "median_seconds": statistics.median(s.seconds for s in found),
-        "median_shortfall": statistics.median(shortfalls),
-        "worst_shortfall": max(shortfalls),
-        "verdicts": dict(Counter(s.verdict for s in found)),
-    }
-
-
-# Figures
-
-
-def summary(courses: Sequence[Course]) -> dict[str, Any]:
-    """Of the courses of a sampler over one table."""
-    found: dict[str, Any] = {}
-    for level in LEVELS:
-        trials = _restricted(courses, level)
-        reached = [s for c in courses if (s := c.seconds[level]) is not None]
-        found[f"within_{level}_percent"] = {
-            "geometric_mean": round(statistics.geometric_mean(trials), 2),
-            "median_trials": statistics.median(trials),
-            "p90_trials": float(np.quantile(trials, 0.9, method="higher")),
-            "median_seconds": statistics.median(reached) if reached else None,
-            "misses": sum(course.trials[level] is None for course in courses),
-        }
-    found["mean_regret"] = {
-        str(at): round(statistics.mean(c.regret[min(at, len(c.regret)) - 1] for c in courses), 4)
-        for at in REGRETS
-    }
-    found["infeasible_launched"] = statistics.mean(course.infeasible for course in courses)
-    return found
-
-
-def stops(courses: Sequence[Course]) -> dict[str, Any]:
-    """When ours stops, and what is left then."""
-    stopped = [c for c in courses if c.stopped is not None]
-    left = [c.left or 0.0 for c in stopped]
-    if not stopped:
-        return {"stopped": 0, "courses": len(courses)}
-    return {
-        "stopped": len(stopped),
-        "courses": len(courses),
-        "median_trials": statistics.median(c.stopped or 0 for c in stopped),
-        "share_with_more_than_2_percent_left": round(
-            statistics.mean(share > LEVELS["2"] for share in left), 3
-        ),
-        "mean_left": round(statistics.mean(left), 4),
-        "worst_left": round(max(left), 4),
-    }
-
-
-_STATED = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, math.inf)
-
-
-def calibration(courses: Iterable[Course]) -> list[dict[str, float]]:
-    """What was expected to be left beyond the finalists, and what was."""
-    pairs = [(stated, true) for course in courses for _, stated, true in course.stated]
-    rows = []
-    for low, high in itertools.pairwise(_STATED):
-        own = [(stated, true) for stated, true in pairs if low <= stated < high]
-        if own:
-            rows.append(
-                {
-                    "stated_from": low,
-                    "times": len(own),
-                    "mean_stated": round(statistics.mean(stated for stated, _ in own), 4),
-                    "mean_true": round(statistics.mean(true for _, true in own), 4),
-                    "share_with_more_than_2_percent": round(
-                        statistics.mean(true > LEVELS["2"] for _, true in own), 3
-                    ),
-                }
-            )
-    return rows
-
-
-def compare(courses: Sequence[Course], level: str = "2") -> dict[str, Any]:
-    """How many times the trials of ours each other sampler takes, from the same openings: geometric mean
-    over tables and seeds, with its 95 % interval."""
-    trials = {(c.table, c.sampler, c.opening, c.seed): _restricted([c], level)[0] for c in courses}
-    found = {}
-    for other in dict.fromkeys(c.sampler for c in courses if c.sampler != OURS):
-        ratios: dict[str, list[float]] = {}
-        for (table, sampler, opening, seed), own in trials.items():
-            if sampler == OURS and (table, other, opening, seed) in trials:
-                theirs = trials[table, other, opening, seed]
-                ratios.setdefault(table, []).append(math.log(theirs / own))
-        if ratios:
-            low, high = _bootstrap(list(ratios.values()))
-            mean = statistics.mean(map(statistics.mean, ratios.values()))
-            found[other] = {
-                "times_the_trials": round(math.exp(mean), 2),
-                "interval": [round(math.exp(low), 2), round(math.exp(high), 2)],
-                "tables": {t: round(math.exp(statistics.mean(r)), 2) for t, r in ratios.items()},
-            }
-    return found
-
-
-def by_launch(found: Mapping[tuple[str, str, int, float, bool], float]) -> list[dict[str, Any]]:
-    """Of each table and launch: geometric means of the seconds, and how many times as many it takes not
-    to know what trials cost, with the 95 % interval."""
-    rows = []
-    for table, launch in dict.fromkeys((table, launch) for table, _, _, launch, _ in found):
-        own = {case: took for case, took in found.items() if (case[0], case[3]) == (table, launch)}
-        pairs = [(took, own[*case[:4], False]) for case, took in own.items() if case[4]]
-        ratios = [math.log(without / with_) for with_, without in pairs]
-        low, high = _bootstrap([ratios])
-        rows.append(
-            {
-                "table": table,
-                "launch": launch,
-                "seconds_with_cost": round(statistics.geometric_mean(p[0] for p in pairs), 1),
-                "seconds_without": round(statistics.geometric_mean(p[1] for p in pairs), 1),
-                "times": round(math.exp(statistics.mean(ratios)), 2),
-                "interval": [round(math.exp(low), 2), round(math.exp(high), 2)],
-            }
-        )
-    return rows
-
-
-def _bootstrap(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % interval of the mean of the groups' means: groups drawn again, and members within them."""
-    draw = np.random.default_rng(0)
-    arrays = [np.array(group) for group in groups]
-    means = []
-    for _ in range(_RESAMPLED):
-        chosen = [arrays[index] for index in draw.integers(0, len(arrays), len(arrays))]
-        means.append(np.mean([draw.choice(one, len(one)).mean() for one in chosen]))
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _restricted(courses: Iterable[Course], level: str) -> list[int]:
-    return [course.trials[level] or MOST + 1 for course in courses]
 
 
 # The command

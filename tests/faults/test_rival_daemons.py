@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autotune.service.daemon import LEASE_SECONDS
 from tests.steering import StudyFolder
 from tests.waiting import wait_for
 
@@ -39,7 +38,7 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
         lease = tiny.lease()
         return lease is not None and lease.pid == rival.pid
 
-    wait_for(taken_over, "the second daemon takes over", 3 * LEASE_SECONDS)
+    wait_for(taken_over, "the second daemon takes over")
     at_takeover = len(tiny.recorded())
     if comes_back == "in mid study":
         wait_for(lambda: len(tiny.recorded()) >= at_takeover + 2, "the second daemon records")

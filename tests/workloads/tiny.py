@@ -20,7 +20,9 @@ def _raise():
 def _start_escaping_grandchild():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", code, "escaping-grandchild"], start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "escaping-grandchild"], start_new_session=True
+    )
 
 
 def _exhaust_memory():
@@ -35,6 +37,7 @@ TROUBLE = {
     "hang": lambda: time.sleep(600),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "grandchild": _start_escaping_grandchild,
+    "grandchild that is waited for": lambda: _start_escaping_grandchild().wait(),
 }
 
 

@@ -1,7 +1,6 @@
 """Trouble, and its typed outcome."""
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, Outcome
 from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, ranks, sites
 from tests.trials import ENDLESS, knobs
+from tests.waiting import stopwatch
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -36,7 +36,7 @@ def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) ->
     if site.kind == "cluster" and trouble not in {"raise", "abort", "hang"}:
         pytest.skip("nothing about it depends on the number of nodes")
     outcome, cause, changes = NAMED_TROUBLE[trouble]
-    started = time.monotonic()
+    took = stopwatch()
     report = site.run(args={"trouble": trouble}, **{"blocks": BlockPlan(0.01, 2, 50), **changes})
     assert report.outcome is outcome, report.cause
     assert re.search(cause, report.cause), report.cause
@@ -44,7 +44,7 @@ def test_trouble_in_training_gets_its_typed_outcome(site: Site, trouble: str) ->
     assert len(report.blocks) < 50
     assert site.strays() == []
     if outcome is Outcome.HANG:
-        assert time.monotonic() - started < HASTY.step + HASTE_SLACK
+        assert took() < HASTY.step + HASTE_SLACK
     site.check_next_trial()
 
 
@@ -107,12 +107,12 @@ def test_rare_trouble(site: Site, deed: str, outcome: Outcome, cause: str) -> No
 
 @sites("local")
 def test_a_factory_that_hangs_meets_the_startup_deadline(site: Site) -> None:
-    started = time.monotonic()
+    took = stopwatch()
     report = site.run("odd:stuck", deadlines=Deadlines(startup=1.5, step=60))
     assert report.outcome is Outcome.HANG
     assert "start-up took more than 1.5 s" in report.cause
     assert "in stuck" in report.log_tail
-    assert time.monotonic() - started < 1.5 + HASTE_SLACK
+    assert took() < 1.5 + HASTE_SLACK
     assert site.strays() == []
 
 

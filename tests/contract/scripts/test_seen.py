@@ -1,88 +1,28 @@
 """Training scripts that nobody has changed: run as under torchrun, seen, changed from outside."""
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import launchers
-from autotune.trial.protocol import BlockPlan, Outcome, Script, TrialReport
-from launchers import Resources, Slot
+from autotune.trial.protocol import Outcome
+from launchers import Resources
 from search_spaces import CATALOGUE
 from search_spaces.scripts import THROUGH
+from tests.contract.scripts.bench import (
+    EVALUATES,
+    RANKS,
+    REDIRECTED,
+    TRAINS,
+    Bench,
+    assert_well,
+)
 from tests.processors import shares_of_processors
-from tests.trials import knobs, trial
-
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-RANKS = 2
-
-
-@pytest.fixture(scope="module")
-def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
-    logs = str(tmp_path_factory.mktemp("agents"))
-    with launchers.open_launcher("local", Resources(RANKS, 0, 1, 1), logs, None) as launcher:
-        yield launcher.slots[0]
-
-
-class Bench:
-    """A folder with scripts, and a slot to run them on."""
-
-    def __init__(self, slot: Slot, folder: Path) -> None:
-        self._slot = slot
-        self._folder = folder
-        self._told = folder / "told"
-        for script in SCRIPTS.glob("*.py"):
-            (folder / script.name).write_text(script.read_text())
-
-    def write(self, text: str) -> str:
-        (self._folder / "own.py").write_text(text)
-        return "own.py"
-
-    def run(
-        self,
-        path: str,
-        *args: str,
-        blocks: int = 4,
-        env: dict[str, str] | None = None,
-        samples: int = 0,
-        trajectory: int = 0,
-        told: dict[str, Any] | None = None,
-        **changes: Any,
-    ) -> TrialReport:
-        """A trial of the script; keyword arguments are knobs that act from outside."""
-        request = trial(
-            self._folder,
-            "",
-            world_size=RANKS,
-            knobs=knobs(**changes),
-            import_paths=(),
-            script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
-            blocks=BlockPlan(0.05, 2, max_blocks=blocks),
-            trajectory=trajectory,
-            env={"TOLD": str(self._told), **(env or {})},
-        )
-        return self._slot.run(request, lambda _: False)
-
-    def told(self) -> list[dict[str, Any]]:
-        """By the ranks of telling.py."""
-        paths = [Path(f"{self._told}-{rank}") for rank in range(RANKS)]
-        return [json.loads(path.read_text()) for path in paths]
-
-
-@pytest.fixture
-def bench(slot: Slot, tmp_path: Path) -> Bench:
-    return Bench(slot, tmp_path)
-
-
-def assert_well(report: TrialReport, blocks: int = 4) -> None:
-    assert report.outcome is None, f"{report.cause}\n{report.log_tail}"
-    assert len(report.blocks) == blocks
+from tests.trials import knobs
 
 
 def test_samples_and_steps_are_seen(bench: Bench) -> None:
@@ -93,30 +33,9 @@ def test_samples_and_steps_are_seen(bench: Bench) -> None:
     assert "exposed_seconds" in report.blocks[-1].observed
 
 
-_TRAINS = """
-import torch, torch.distributed as dist
-from torch.utils.data import DataLoader, TensorDataset
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-training = DataLoader(TensorDataset(torch.randn(64, 8)), 4)
-evaluation = DataLoader(TensorDataset(torch.randn(64, 8)), 4, num_workers=1, persistent_workers=True)
-while True:
-    for number, (x,) in enumerate(training):
-        model(x).square().mean().backward()
-        optimizer.step()
-"""
-_EVALUATES = f"""{_TRAINS}\
-        if number % 8 == 7:
-            for (y,) in evaluation:
-                with torch.no_grad():
-                    model.module(y)
-"""
-
-
 def test_what_a_script_evaluates_is_not_counted(bench: Bench) -> None:
     """Though gradients are off only inside the loop, when its batch is there already."""
-    report = bench.run(bench.write(_EVALUATES), samples=4, blocks=5)
+    report = bench.run(bench.write(EVALUATES), samples=4, blocks=5)
     assert_well(report, blocks=5)
     assert all(block.samples == 4 * RANKS * block.steps for block in report.blocks)
     assert sum(block.steps for block in report.blocks) > 8
@@ -182,111 +101,6 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     assert "8 a step, are not the 16 that the configuration says" in report.cause
 
 
-def test_a_baseline_that_the_script_does_not_have_is_no_measurement(bench: Bench) -> None:
-    text = _EVALUATES.replace("Linear(8, 2))", "Linear(8, 2), bucket_cap_mb=100)")
-    told = {"kept": ("bucket_cap_mb", "static_graph", "broadcast_buffers")}
-    report = bench.run(bench.write(text), told=told)
-    assert report.outcome == Outcome.ERROR
-    assert "bucket_cap_mb 100: is what the script has by itself" in report.cause
-    assert_well(bench.run(bench.write(_EVALUATES), told=told))
-    assert_well(bench.run(bench.write(text), bucket_cap_mb=5, told=told))
-    own = bench.write(_EVALUATES.replace("Linear(8, 2))", "Linear(8, 2), broadcast_buffers=False)"))
-    assert "broadcast_buffers False" in bench.run(own, told=told).cause
-    assert_well(bench.run(own, broadcast_buffers=True))
-
-
-_OWN = """
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-while True:
-    for x in DataLoader(torch.ones(64, 8), batch_size=4, num_workers=1, multiprocessing_context="fork"):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(x).float().square().mean() * 0 + 3
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-"""
-
-
-@pytest.mark.parametrize(
-    ("knob", "value", "own"),
-    [("loader_workers", 0, "loader_workers 1"), ("precision", "fp32", "precision bf16")],
-)
-def test_what_else_the_script_has_by_itself_is_compared(
-    bench: Bench, knob: str, value: Any, own: str
-) -> None:
-    report = bench.run(bench.write(_OWN), told={"kept": (knob,)})
-    assert report.outcome == Outcome.ERROR
-    assert f"{own}: is what the script has by itself" in report.cause
-
-
-_OF_ITS_LOADER = _OWN.replace(
-    "num_workers=1", "num_workers=1, prefetch_factor=4, persistent_workers=True"
-)
-
-
-@pytest.mark.parametrize(
-    ("knob", "value", "own"),
-    [
-        ("prefetch_factor", 2, "prefetch_factor 4"),
-        ("persistent_workers", False, "persistent_workers True"),
-    ],
-)
-def test_arguments_of_its_loader_are_compared(
-    bench: Bench, knob: str, value: Any, own: str
-) -> None:
-    script = bench.write(_OF_ITS_LOADER)
-    report = bench.run(script, told={"kept": (knob,)})
-    assert report.outcome == Outcome.ERROR
-    assert f"{own}: is what the script has by itself" in report.cause
-    assert_well(bench.run(script, told={"kept": ("loader_workers",)}, loader_workers=0))
-    assert_well(bench.run(script, **{knob: value}))
-
-
-_SET_UP = "model = DistributedDataParallel(torch.nn.Linear(8, 2))\n"
-
-
-def test_a_hook_of_its_own_is_compared(bench: Bench) -> None:
-    hooks = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-    hooks += "model.register_comm_hook(None, default_hooks.HOOK)\n"
-    told = {"kept": ("gradient_compression",)}
-    narrow = _OWN.replace(_SET_UP, _SET_UP + hooks.replace("HOOK", "fp16_compress_hook"))
-    report = bench.run(bench.write(narrow), told=told)
-    assert "gradient_compression fp16: is what the script has by itself" in report.cause
-    plain = _OWN.replace(_SET_UP, _SET_UP + hooks.replace("HOOK", "allreduce_hook"))
-    assert_well(bench.run(bench.write(plain), told=told))
-    assert_well(bench.run(bench.write(_OWN), gradient_compression="fp16"))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activations_that_it_computes_anew_are_compared(bench: Bench, reentrant: bool) -> None:
-    anew = "from torch.utils.checkpoint import checkpoint\n" + _OWN.replace(
-        "model(x)", f"checkpoint(model, x.requires_grad_(), use_reentrant={reentrant})"
-    )
-    told = {"kept": ("activation_checkpointing",)}
-    report = bench.run(bench.write(anew), told=told)
-    assert "activation_checkpointing on: is what the script has by itself" in report.cause
-    assert_well(bench.run(bench.write(_OWN), told=told))
-    assert_well(bench.run("telling.py", activation_checkpointing=1))
-
-
-def test_the_loss_is_told_without_its_scale(bench: Bench) -> None:
-    report = bench.run(bench.write(_OWN), told={"kept": ("bucket_cap_mb",)})
-    assert_well(report)
-    assert [block.loss for block in report.blocks] == [3.0] * 4
-
-
-def test_a_loader_can_lose_the_workers_that_it_has_arguments_for(bench: Bench) -> None:
-    text = _EVALUATES.replace("num_workers=1,", "num_workers=1, timeout=9, prefetch_factor=3,")
-    context = text.replace("timeout=9", "timeout=9, multiprocessing_context='fork'")
-    assert_well(bench.run(bench.write(context), loader_workers=0))
-
-
 _OWN_BATCHES = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -342,19 +156,6 @@ def test_a_trial_does_not_see_what_an_earlier_one_has_left(bench: Bench) -> None
         assert_well(bench.run("telling.py", blocks=2), blocks=2)
 
 
-def test_what_a_script_computes_is_compared(bench: Bench) -> None:
-    plain, again, narrow = (
-        bench.run("telling.py", trajectory=4, **changes)
-        for changes in ({}, {}, {"precision": "bf16"})
-    )
-    losses = [[block.loss for block in run.blocks] for run in (plain, again, narrow)]
-    assert len(losses[0]) == 4
-    assert losses[0] == losses[1]
-    assert losses[0] != losses[2] == pytest.approx(losses[0], rel=0.05)
-    assert plain.blocks[0].observed["gradient_norm"] > 0
-    assert plain.blocks[-1].observed["replica_spread"] < 1e-6
-
-
 @pytest.mark.slow
 def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path) -> None:
     script = {
@@ -405,67 +206,16 @@ def test_samples_that_ranks_share_are_the_users_to_say(bench: Bench) -> None:
     assert all(block.samples == 8 * RANKS * block.steps for block in report.blocks)
 
 
-_REDIRECTED = """
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-dist.init_process_group("gloo")
-model = torch.nn.Linear(8, 2)
-wrapper = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, FUSED)
-forward = model.forward
-def training_step(x):
-    model.forward = forward
-    return model(x).square().mean()
-def closure():
-    optimizer.zero_grad()
-    model.forward = training_step
-    loss = wrapper(next(batches))
-    loss.backward()
-    return loss
-def without_end():
-    while True:
-        yield from DataLoader(torch.ones(64, 8), batch_size=4)
-batches = without_end()
-while True:
-    optimizer.step(closure)
-"""
-
-
 def test_a_framework_that_redirects_forward_and_steps_by_a_closure(bench: Bench) -> None:
     """As Lightning does: gradients are there after the step only, not before."""
-    script = bench.write(_REDIRECTED.replace("FUSED", ""))
+    script = bench.write(REDIRECTED.replace("FUSED", ""))
     assert_well(bench.run(script, precision="bf16", bucket_cap_mb=5, samples=4))
     run = bench.run(script, trajectory=3)
     assert_well(run, blocks=3)
     assert all(block.observed["gradient_norm"] > 0 for block in run.blocks)
 
 
-def test_optimizer_kernels_of_the_script_are_compared(bench: Bench) -> None:
-    fused = bench.write(_REDIRECTED.replace("FUSED", "fused=True"))
-    report = bench.run(fused, told={"kept": ("optimizer_kernels",)})
-    assert report.outcome == Outcome.ERROR
-    assert "optimizer_kernels fused: is what the script has by itself" in report.cause
-    back = bench.run(fused, optimizer_kernels="default")
-    assert "optimizer_kernels fused: is what the script has set, over what it" in back.cause
-
-
-def test_what_the_script_sets_afterwards_is_no_measurement(bench: Bench) -> None:
-    text = _EVALUATES.replace("while True", "training.num_workers = 0\nwhile True", 1)
-    report = bench.run(bench.write(text), loader_workers=1)
-    assert report.outcome == Outcome.ERROR
-    assert "loader_workers 0: is what the script has set, over" in report.cause
-
-
-def test_autocast_inside_of_the_wrapped_model_is_seen(bench: Bench) -> None:
-    """Accelerate puts it around the forward pass of what it wraps."""
-    around = "m = model.module\nm.forward = torch.autocast('cpu', torch.bfloat16)(m.forward)\n"
-    script = bench.write(_EVALUATES.replace("while True", around + "while True", 1))
-    report = bench.run(script, told={"kept": ("precision",)})
-    assert "precision bf16: is what the script has by itself" in report.cause
-
-
-_LEFT = f"""{_TRAINS}\
+_LEFT = f"""{TRAINS}\
         if number % 4 == 3:
             model.eval()
             for place, (y,) in enumerate(evaluation):
@@ -496,7 +246,7 @@ def test_a_loader_that_only_evaluates_is_none_to_act_on(bench: Bench) -> None:
 
 def test_ranks_that_train_each_by_itself_are_no_measurement(bench: Bench) -> None:
     """What Accelerate does on a machine without devices, unless it is told of the CPU."""
-    text = _EVALUATES.replace("torch.nn.parallel.DistributedDataParallel", "")
+    text = EVALUATES.replace("torch.nn.parallel.DistributedDataParallel", "")
     alone = text.replace("model.module(y)", "model(y)")
     for script in (alone, alone.replace('dist.init_process_group("gloo")', "")):
         report = bench.run(bench.write(script))

@@ -1,0 +1,106 @@
+"""A folder with training scripts that nobody has changed, and a slot to run them on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from autotune.trial.protocol import BlockPlan, Script, TrialReport
+from launchers import Slot
+from tests.trials import knobs, trial
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+RANKS = 2
+TRAINS = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+training = DataLoader(TensorDataset(torch.randn(64, 8)), 4)
+evaluation = DataLoader(TensorDataset(torch.randn(64, 8)), 4, num_workers=1, persistent_workers=True)
+while True:
+    for number, (x,) in enumerate(training):
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+EVALUATES = f"""{TRAINS}\
+        if number % 8 == 7:
+            for (y,) in evaluation:
+                with torch.no_grad():
+                    model.module(y)
+"""
+REDIRECTED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 2)
+wrapper = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, FUSED)
+forward = model.forward
+def training_step(x):
+    model.forward = forward
+    return model(x).square().mean()
+def closure():
+    optimizer.zero_grad()
+    model.forward = training_step
+    loss = wrapper(next(batches))
+    loss.backward()
+    return loss
+def without_end():
+    while True:
+        yield from DataLoader(torch.ones(64, 8), batch_size=4)
+batches = without_end()
+while True:
+    optimizer.step(closure)
+"""
+
+
+class Bench:
+    """A folder with scripts, and a slot to run them on."""
+
+    def __init__(self, slot: Slot, folder: Path) -> None:
+        self._slot = slot
+        self._folder = folder
+        self._told = folder / "told"
+        for script in SCRIPTS.glob("*.py"):
+            (folder / script.name).write_text(script.read_text())
+
+    def write(self, text: str) -> str:
+        (self._folder / "own.py").write_text(text)
+        return "own.py"
+
+    def run(
+        self,
+        path: str,
+        *args: str,
+        blocks: int = 4,
+        env: dict[str, str] | None = None,
+        samples: int = 0,
+        trajectory: int = 0,
+        told: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> TrialReport:
+        """A trial of the script; keyword arguments are knobs that act from outside."""
+        request = trial(
+            self._folder,
+            "",
+            world_size=RANKS,
+            knobs=knobs(**changes),
+            import_paths=(),
+            script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
+            blocks=BlockPlan(0.05, 2, max_blocks=blocks),
+            trajectory=trajectory,
+            env={"TOLD": str(self._told), **(env or {})},
+        )
+        return self._slot.run(request, lambda _: False)
+
+    def told(self) -> list[dict[str, Any]]:
+        """By the ranks of telling.py."""
+        paths = [Path(f"{self._told}-{rank}") for rank in range(RANKS)]
+        return [json.loads(path.read_text()) for path in paths]
+
+
+def assert_well(report: TrialReport, blocks: int = 4) -> None:
+    assert report.outcome is None, f"{report.cause}\n{report.log_tail}"
+    assert len(report.blocks) == blocks

@@ -4,9 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# More workers than processors, as tests wait a lot; each with a network of its own. Tests that share a
-# fixture stay together.
-TEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
+# Side by side, each worker with a network of its own. Tests that share a fixture stay together.
+TEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --numprocesses
 
 # Of the machine that `make bundle` packs for.
 BUNDLE := dist/bundle
@@ -26,13 +25,13 @@ quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 	$(BIN)/autotune start examples/quickstart.yaml
 
 test: $(READY)  ## every test but full counts and long errands: minutes
-	$(TEST) -m "not slow and not errand and not gpu and not index"
+	$(TEST) 5 -m "not slow and not errand and not gpu and not index"
 
 faults: $(READY)  ## the table of faults, and what else has a full count
-	$(TEST) -m "fault or slow" --fault-table=faults.json
+	$(TEST) 4 -m "fault or slow" --fault-table=faults.json
 
 errands: $(READY)  ## what users do with the command, each with real studies, as far as `make test` leaves it out
-	$(TEST) -m errand
+	$(TEST) 4 -m errand
 
 ifeq ($(origin PYTHON),command line)
 # That interpreter with its own torch, as it stands: no environment, no network.

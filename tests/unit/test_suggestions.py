@@ -41,7 +41,7 @@ def test_what_answers_copies_is_what_acts_on_copies():
     first = findings(profile(copies=0.7), defaults(), on_a_device)[0]
     assert (first.name, first.knobs) == (
         "copies",
-        ("pin_memory", "numa_binding", "stream_prefetch"),
+        ("pin_memory", "stream_prefetch", "numa_binding"),
     )
 
 

@@ -29,6 +29,8 @@ _NO_GAIN = 0.005
 """Where no finalist can bring more than this there is nothing left to prove."""
 _ERROR = 0.025
 """One-sided: so often may a study whose finalists are no better than the baseline say that one is."""
+_APART_ERROR = 0.05
+"""So often may somebody be further behind the best, or ahead of the baseline, than is said at most."""
 _HOPELESS = 0.02
 """A finalist that is faster than the leader with no more than this probability drops out."""
 _FINEST, _COARSEST, _SHARE_OF_GAIN = 0.01, 0.04, 1 / 3
@@ -191,14 +193,28 @@ class Confirmation:
             return False
         leader = self.leader()
         if self.baseline is not None and not self._beats_baseline(leader):
-            return self._most_gain() <= _NO_GAIN
+            return self.most_gain() <= _NO_GAIN
         return self.behind(leader) <= ALIKE
 
-    def _most_gain(self) -> float:
-        """What the best of the finalists may gain over the baseline at most, in logarithms."""
+    def most_gain(self) -> float:
+        """What the best of the finalists may gain over the baseline at most, in logarithms; that of the
+        chosen one by the rounds after the choice, if there are enough."""
         assert self.baseline is not None
-        rivals = [trial for trial in self.members() if trial != self.baseline]
-        return self._beyond(self.baseline, rivals)
+        if self.chosen is not None and self._measured_alone:
+            return math.log(self.gain(self.chosen).high)
+        return self._beyond(self.baseline, self._rivals())
+
+    def contender(self) -> int | None:
+        """The finalist that may gain most over the baseline; None if there is none left."""
+        if self.chosen is not None:
+            return self.chosen
+        assert self.baseline is not None
+        today = self.baseline
+        return max(self._rivals(), key=lambda trial: self._beyond(today, [trial]), default=None)
+
+    def _rivals(self) -> list[int]:
+        """Of the baseline."""
+        return [trial for trial in self._in_choice() if trial != self.baseline]
 
     def behind(self, trial: int) -> float:
         """How much slower than the best of the finalists this one is at most, in logarithms: Hsu's
@@ -207,9 +223,11 @@ class Confirmation:
         return max(0.0, self._beyond(trial, rivals))
 
     def _beyond(self, trial: int, rivals: Sequence[int]) -> float:
+        """By how much the fastest of them is ahead at most, whichever look it is said at."""
         found = [self.contrast(rival, trial) for rival in rivals]
+        sure = 1 - self._spent(_APART_ERROR, len(self.rounds))
         return max(
-            (c.value + comparison(len(rivals), c.freedom) * c.error for c in found),
+            (c.value + comparison(len(rivals), c.freedom, sure) * c.error for c in found),
             default=-math.inf,
         )
 
@@ -266,14 +284,16 @@ class Confirmation:
         if trial == self.chosen and self._measured_alone:
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
-        return self.contrast(trial, self.baseline).ratio(self._level())
+        return self.contrast(trial, self.baseline).ratio(self.level(len(self.rounds)))
 
-    def _level(self) -> float:
-        """One-sided, of the present look at one of the finalists."""
-        now = len(self.rounds)
-        looks = after_each(FEWEST_ROUNDS, now)
+    def level(self, rounds: int) -> float:
+        """One-sided, of the look after so many rounds at one of the finalists."""
         finalists = len(self.candidates) - (self.baseline is not None)
-        return level(looks, max(self._most_rounds, now), _ERROR / max(1, finalists))
+        return self._spent(_ERROR / max(1, finalists), rounds)
+
+    def _spent(self, error: float, rounds: int) -> float:
+        """What the look after so many rounds may have of an error of all looks."""
+        return level(after_each(FEWEST_ROUNDS, rounds), max(self._most_rounds, rounds), error)
 
     def choice(self) -> int:
         """The one to recommend: of those that are at most 1 % slower than the best the one with the
@@ -294,7 +314,7 @@ class Confirmation:
 
     def _beats_baseline(self, trial: int) -> bool:
         if self.baseline in self.dropped:
-            return True  # it failed when it was run again
+            return True  # it failed when it was run again: there is nothing to beat any more
         if trial == self.baseline or len(self.rounds) < 2:
             return False
         return self.gain(trial).low > 1

@@ -9,6 +9,7 @@ import math
 from autotune.analysis.verdict import Kind, LongRun, Verdict
 from autotune.analysis.wording import difference
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.noise import run_freedom, total_half_width
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _SECONDS_PER_MINUTE = 60.0
@@ -23,7 +24,13 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     today = runs.of_baseline().last
     if own is None or today is None or own.environment != today.environment:
         return None
-    log, width = _log(own) - _log(today), math.hypot(_width(own), _width(today))
+    equal = [
+        *attempts.searched().of_baseline().complete(),
+        *attempts.of(Purpose.CALIBRATE).complete(),
+    ]
+    freedom = run_freedom(len(equal))
+    log = _log(own) - _log(today)
+    width = math.hypot(_width(own, freedom), _width(today, freedom))
     short = verdict.speedup
     if short.low <= 0 or not math.isfinite(short.high):
         return None
@@ -78,13 +85,13 @@ def _failed(verdict: Verdict, attempts: Attempts) -> str:
 
 
 def _figure(found: LongRun) -> str:
-    """'Over 8 minutes: 1.52x (1.50 to 1.54), 0.8 % less than in short runs (...)'."""
+    """'In runs of 8 minutes: 1.52x (1.50 to 1.54), 0.8 % less than in short ones (...)'."""
     ratio, shift = found.ratio, found.shift
     change = "less" if shift.value < 1 else "more"
     return (
-        f"Over {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {ratio.value:.2f}x (95 % interval "
-        f"{ratio.low:.2f} to {ratio.high:.2f}), {abs(shift.value - 1):.1%} {change} than in short runs "
-        f"({shift.low - 1:+.1%} to {shift.high - 1:+.1%})"
+        f"In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {ratio.value:.2f}x (95 % "
+        f"interval {ratio.low:.2f} to {ratio.high:.2f}), {abs(shift.value - 1):.1%} {change} than in "
+        f"short ones ({shift.low - 1:+.1%} to {shift.high - 1:+.1%})"
     )
 
 
@@ -92,8 +99,10 @@ def _log(run: StoredAttempt) -> float:
     return math.log(run.result.throughput or math.ulp(0.0))
 
 
-def _width(run: StoredAttempt) -> float:
-    return 1.0 if run.result.half_width is None else run.result.half_width
+def _width(run: StoredAttempt, freedom: float) -> float:
+    """Half of the 95 % interval, with Student's t for the noise between runs, of which few tell."""
+    own = run.result.block_half_width
+    return 1.0 if own is None else total_half_width(own, run.result.sigma_run or 0.0, freedom)
 
 
 def _around(log: float, width: float) -> Ratio:

@@ -82,17 +82,18 @@ def spared(
     seen, step = _measured(attempts, every, 0, rounds)
     if step:
         return Spared(dict(winner), step)
-    return _without_groups(attempts, dict(winner), baseline, facts, _idle(seen, every, most), most)
+    return _without_groups(attempts, winner, baseline, facts, _idle(seen, every, most), most)
 
 
 def _without_groups(
     attempts: Attempts,
-    kept: dict[str, Any],
+    winner: Knobs,
     baseline: Knobs,
     facts: Facts,
     idle: Sequence[dict[str, Any]],
     most: int,
 ) -> Spared:
+    kept = dict(winner)
     names = [
         name for name in changed(kept, baseline) if _less(kept, baseline, [name], facts) in idle
     ]
@@ -109,7 +110,8 @@ def _without_groups(
         if infeasible(without, free) or not changed(without, baseline):
             groups = [*_halves(group), *groups]
             continue
-        step, accepted = _tried(attempts, kept, without, stage, most, group.error)
+        # Against the winner as it was: what all that went back brings together is what is negligible.
+        step, accepted = _tried(attempts, winner, without, stage, most, group.error)
         if step:
             return Spared(kept, step)
         if accepted:
@@ -153,15 +155,15 @@ def _idle(seen: Rates, every: Sequence[dict[str, Any]], most: int) -> list[dict[
 
 def _tried(
     attempts: Attempts,
-    kept: dict[str, Any],
+    winner: Knobs,
     without: dict[str, Any],
     stage: int,
     most: int,
     error: float,
 ) -> tuple[Step | None, bool]:
-    """What to measure to know whether these changes may go back, or whether they may."""
+    """What to measure to know whether the winner may be as it is without them, or whether it may."""
     for count in range(min(FEWEST_ROUNDS, most), most + 1):
-        seen, step = _measured(attempts, [kept, without], stage, count)
+        seen, step = _measured(attempts, [dict(winner), without], stage, count)
         if step:
             return step, False
         if len(seen) < 2 or any(len(arms) < 2 for arms in seen.values()):

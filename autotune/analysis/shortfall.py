@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, Confirmation, ranked
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, ranked
 from autotune.analysis.costs import Costs
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from storage import Attempts, AttemptState, StoredAttempt
@@ -65,25 +66,40 @@ def _judged(trial: StoredAttempt) -> bool:
 
 
 def rounds_missing(confirmation: Confirmation | None) -> int:
-    """Rounds until the interval of leader over baseline is no wider than what it says, if they go on
+    """Rounds until it is shown who is faster, a finalist or the baseline, and by how much, if they go on
     to scatter like this; at least one."""
     if confirmation is None or not confirmation.rounds or confirmation.baseline is None:
         return FEWEST_ROUNDS
     done = len(confirmation.basis)
     if not confirmation.members() or done < 2:
         return max(1, FEWEST_ROUNDS - done)
-    leader, baseline = confirmation.leader(), confirmation.baseline
-    both = [r for r in confirmation.basis.values() if leader in r and baseline in r]
-    logs = [math.log(r[leader] / r[baseline]) for r in both]
+    contender, baseline = confirmation.contender(), confirmation.baseline
+    both = [r for r in confirmation.basis.values() if contender in r and baseline in r]
+    logs = [math.log(r[contender] / r[baseline]) for r in both if contender is not None]
     if len(logs) < 2:
         return max(1, FEWEST_ROUNDS - done)
-    spread, mean = float(np.std(logs, ddof=1)), math.exp(float(np.mean(logs)))
+    seen = _Seen(float(np.mean(logs)), float(np.std(logs, ddof=1)))
     needed = done + 1
-    while needed < _MOST_ROUNDS and not _would_tell(mean, half_width_of(spread, needed)):
+    while needed < _MOST_ROUNDS and not _would_tell(confirmation, seen, needed):
         needed += 1
     return max(needed, FEWEST_ROUNDS) - done
 
 
-def _would_tell(value: float, half_width: float) -> bool:
-    low, high = value * math.exp(-half_width), value * math.exp(half_width)
-    return clearly_faster(Ratio(value, low, high))
+class _Seen(NamedTuple):
+    """How much faster the one is, in logarithms: mean and standard deviation of rounds."""
+
+    mean: float
+    spread: float
+
+
+def _would_tell(confirmation: Confirmation, seen: _Seen, rounds: int) -> bool:
+    """Whether so many rounds would; by the test that is to decide."""
+    if confirmation.chosen is None:
+        level = confirmation.level(rounds)
+        beyond = float(special.stdtrit(rounds - 1, 1 - level)) * seen.spread / math.sqrt(rounds)
+        if seen.mean + beyond <= math.log1p(ALIKE):
+            return True
+    else:
+        beyond = half_width_of(seen.spread, rounds)
+    low, high = math.exp(seen.mean - beyond), math.exp(seen.mean + beyond)
+    return clearly_faster(Ratio(math.exp(seen.mean), low, high))

@@ -217,11 +217,16 @@ def conclude(
         "numerics": _numerics(chosen, checks),
         "refused": checks.refused,
     }
-    if baseline is None or not confirmation.rates(baseline):
+    times = len(confirmation.rates(baseline)) if baseline is not None else 0
+    if baseline is None or not times or baseline in confirmation.dropped:
+        ends = f" ({baseline_end})" if baseline_end else ""
+        fails = f"does not run here{ends}; the best that does"
+        if times:
+            fails = f"fails after {counted(times, 'run')} in turn{ends}; the best that does not"
         sentence = (
-            f"Your configuration does not run here{baseline_end and f' ({baseline_end})'}; the best "
-            f"that does reaches {rate_text(throughput, unit)} with {difference(knobs, {})}. If you "
-            "have mended what stopped yours since, start a study of another name."
+            f"Your configuration {fails} reaches {rate_text(throughput, unit)} with "
+            f"{difference(knobs, {})}. If you have mended what stopped yours since, start a study of "
+            "another name."
         )
         return Verdict(Kind.NO_BASELINE, sentence, **common)
     before = mean_rate(confirmation.basis_rates(baseline))
@@ -319,16 +324,17 @@ def consequences(
 def _stay(confirmation: Confirmation, baseline: int, rate: str, effort: Effort) -> tuple[Kind, str]:
     """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
     rounds = len(confirmation.rounds)
-    leader = confirmation.leader()
-    ratio = Ratio(1, 1, 1) if leader == baseline else confirmation.gain(leader)
-    if leader == baseline or ratio.high <= 1 + ALIKE:
+    contender, most = confirmation.contender(), math.expm1(confirmation.most_gain())
+    if contender is None or most <= ALIKE:
         others = len(confirmation.candidates) - 1
         how = f"times in turn with {counted(others, 'finalist')}" if others else "times more"
+        left = f" by more than {most:.1%}" if most >= _AS_FAST else ""
         return Kind.NOTHING_BETTER, (
-            f"Nothing that was tried beats your configuration: it reaches {rate}, measured "
-            f"{rounds} {how}."
+            f"Nothing that was measured again beats your configuration{left}: it reaches {rate}, "
+            f"measured {rounds} {how}."
         )
-    knobs, today = (confirmation.candidates[trial].knobs for trial in (leader, baseline))
+    ratio = confirmation.gain(contender)
+    knobs, today = (confirmation.candidates[trial].knobs for trial in (contender, baseline))
     return Kind.UNDECIDED, (
         "Cannot tell whether anything beats your configuration, so keep it: "
         f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}. About "
@@ -379,9 +385,12 @@ def not_enough_time(attempts: Attempts, unit: str, missing: float) -> Verdict:
 
 
 def end_of_baseline(attempts: Attempts) -> str:
-    """How the baseline ended in the search, in words; empty if it completed or never ran."""
+    """How the baseline ended in the search, or else as it was last measured again, in words; empty if it
+    completed or never ran."""
     own = attempts.of(Purpose.SEARCH).of_baseline().last
-    if own is None or own.result.state == AttemptState.COMPLETE:
+    if own is not None and own.result.state == AttemptState.COMPLETE:
+        own = attempts.of(Purpose.CONFIRM).of_trial(own.trial).recorded().last
+    if own is None or own.result.state in (AttemptState.COMPLETE, AttemptState.PRUNED):
         return ""
     return f"{own.result.state}: {own.result.cause}" if own.result.cause else own.result.state
 

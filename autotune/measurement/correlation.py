@@ -11,8 +11,8 @@ _HIGHEST = 0.9
 def lag_one(runs: Sequence[Sequence[float]]) -> float:
     """Correlation of neighbouring values, held to [0, 0.9].
 
-    What short series show is too low by (1 + 3 r) / n, as their own mean follows them (Kendall 1954;
-    Marriott and Pope 1954): that is added.
+    What short series show is too low by (1 + 4 r) / n, as their own mean follows them (Kendall 1954;
+    Marriott and Pope 1954, who divide the products by n - 1 and have 3 r): that is added.
 
     Args:
         runs: series of one process, each around a mean of its own; at least one, none of them empty.
@@ -27,7 +27,7 @@ def lag_one(runs: Sequence[Sequence[float]]) -> float:
         return 0.0
     seen = products / squares
     length = statistics.fmean(map(len, runs))
-    return min(_HIGHEST, max(0.0, seen + (1 + 3 * seen) / length))
+    return min(_HIGHEST, max(0.0, seen + (1 + 4 * seen) / length))
 
 
 def worth(values: int, correlation: float) -> float:

@@ -96,6 +96,12 @@ def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
     return Noise(math.sqrt(pooled), len(runs), drift, _PRIOR_WEIGHT + weight)
 
 
+def run_freedom(runs: int) -> float:
+    """Degrees of freedom, at most, of what so many equal runs tell of their noise, those of the prior
+    included."""
+    return _PRIOR_WEIGHT + max(0, runs - 1)
+
+
 def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
     hours = [run.at / _SECONDS_PER_HOUR for run in runs]
     spanned = (max(hours) - min(hours)) * _SECONDS_PER_HOUR

@@ -109,7 +109,7 @@ class Agreement:
 
     Attributes:
         problem: why the configuration is refused, in words; empty if it is not.
-        loss_distance: the largest relative one.
+        loss_distance: the largest relative one, of all pairs.
         norm_ratio: median gradient norm over that of the reference.
         open: another pair of runs is wanted.
         steps: that were compared.
@@ -160,7 +160,7 @@ def agreement(
     )
     return Agreement(
         problem,
-        max(_distances(run.losses, losses)),
+        max([*_distances(run.losses, losses), *map(_furthest, earlier)]),
         ratio,
         open=not problem and course is not None and course.open,
         steps=len(run.losses),
@@ -267,6 +267,12 @@ def _different(pairs: Sequence[Pair]) -> list[Pair]:
 def _last(losses: Sequence[float]) -> Sequence[float]:
     """The last quarter."""
     return losses[-max(_START, len(losses) // 4) :]
+
+
+def _furthest(pair: Pair) -> float:
+    """The largest distance in a pair of whole runs."""
+    run, reference = pair
+    return max(_distances(_cut(run, len(reference.losses)).losses, reference.losses))
 
 
 def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[float]:

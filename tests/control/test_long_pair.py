@@ -31,7 +31,7 @@ def test_a_speed_up_that_stays_is_told_with_its_shift(played: Replayed) -> None:
     runs = played.recorded("long")
     assert {run.knobs["micro_batch"] for run in runs} == {2, 4}
     assert all(120 <= run.result.wall_seconds <= 720 for run in runs)
-    assert "minutes: 1.5" in verdict["sentence"].split(" Over ")[1]
+    assert "minutes: 1.5" in verdict["sentence"].split(" In runs of ")[1]
     assert verdict["long_run"]["shift"]["low"] < 1 < verdict["long_run"]["shift"]["high"]
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
@@ -43,7 +43,7 @@ def test_one_that_shrinks_over_minutes_is_told_as_the_long_runs_have_it(played: 
     assert found["shift"]["high"] < 1
     assert verdict["kind"] == "better"
     assert verdict["speedup"] == found["ratio"]
-    assert verdict["sentence"].startswith("Over ")
+    assert verdict["sentence"].startswith("In runs of ")
     assert "the longer runs count" in verdict["sentence"]
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict

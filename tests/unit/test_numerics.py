@@ -125,6 +125,14 @@ def test_a_loss_that_does_not_fall_compares_nothing():
     assert not_to_compare(falling(fall=0.2)) == ""
 
 
+def test_the_distance_that_is_told_is_that_of_the_worst_pair():
+    far = falling(noise=0.3, seed=3), falling(noise=0.3, seed=4)
+    near = falling(noise=0.01, seed=1), falling(noise=0.01, seed=2)
+    alone = agreement(*far).loss_distance
+    assert agreement(*near).loss_distance < alone
+    assert agreement(*near, earlier=[far]).loss_distance == alone
+
+
 def test_seeds_that_change_nothing_tell_nothing_new():
     """A script that sets its own: the same two runs again are no more evidence."""
     run, reference = falling(noise=0.03, seed=1), falling(noise=0.03, seed=2)

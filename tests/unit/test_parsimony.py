@@ -66,6 +66,17 @@ def test_of_two_that_do_the_same_one_is_left():
     assert kept(knobs) < {"bucket_cap_mb", "static_graph"}
 
 
+def test_little_that_many_bring_each_is_not_given_away_together():
+    idle = set(CHANGES) - {"bucket_cap_mb"}
+
+    def gain(there):
+        return 0.1 * ("bucket_cap_mb" in there) + 0.0035 * len(idle & there)
+
+    for seed in range(3):
+        knobs, _ = measured(gain, 0.0005, seed)
+        assert gain(set(CHANGES)) - gain(kept(knobs)) < NEGLIGIBLE
+
+
 def test_all_that_brings_something_stays():
     knobs, attempts = measured(lambda there: 0.02 * len(there), 0.0, 0)
     assert knobs == WINNER

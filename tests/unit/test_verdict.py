@@ -1,6 +1,7 @@
 """From rounds to one sentence."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from autotune.analysis.confirmation import Candidate, Confirmation, replay
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.shortfall import rounds_missing
 from autotune.analysis.verdict import Verdict, conclude, no_result
 from autotune.analysis.wording import difference
 from search_spaces import defaults
@@ -72,6 +74,41 @@ def test_nothing_beats_the_baseline():
     assert found.kind == "nothing_better"
     assert found.trial == 0
     assert "Nothing" in found.sentence
+
+
+def test_a_lead_of_the_baseline_that_noise_may_have_made_is_no_proof():
+    candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
+    rates = {0: [100, 100, 112], 1: [104, 103, 98]}
+    found = conclude(confirmed(rates, candidates, rounds=3), "samples/s", 2, GateRecord())
+    assert found.kind == "undecided"
+    assert found.trial == 0
+    assert "3 rounds of bucket_cap_mb=5 against yours tell too little" in found.sentence
+
+
+def test_how_much_there_may_be_left_is_said():
+    candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
+    rates = {0: [100.0, 101.0, 99.5, 100.2], 1: [100.3, 100.9, 99.1, 100.0]}
+    found = conclude(confirmed(rates, candidates, rounds=4), "samples/s", 2, GateRecord())
+    assert found.kind == "nothing_better"
+    assert "beats your configuration by more than 0." in found.sentence
+
+
+def rounds_of(pair, count, most):
+    """A confirmation of two with rounds that scatter like this, over and over."""
+    confirmation = Confirmation([candidate(0), candidate(1, bucket_cap_mb=5)], 0, most)
+    for number in range(count):
+        gain = pair[number % len(pair)]
+        confirmation.close_round({0: 100.0, 1: 100.0 * math.exp(gain)})
+    return confirmation
+
+
+def test_as_many_rounds_are_said_to_be_missing_as_the_decision_takes():
+    scatter = [-0.005, 0.045, 0.02, -0.01, 0.05, 0.02]
+    missing = rounds_missing(rounds_of(scatter, 6, 6))
+    assert missing > 3
+    assert rounds_of(scatter, 6 + missing, 6 + missing).gain(1).low > 1
+    fewer = 6 + missing // 2
+    assert rounds_of(scatter, fewer, fewer).gain(1).low < 1
 
 
 def test_an_advantage_within_the_noise_is_none():
@@ -183,6 +220,30 @@ def test_without_a_baseline_the_best_is_named_and_no_speed_up_claimed():
     assert found.kind == "no_baseline"
     assert found.speedup is None
     assert "does not run" in found.sentence
+
+
+def test_a_baseline_that_fails_as_it_is_measured_again_is_beaten_by_nobody():
+    confirmation = Confirmation([candidate(0), candidate(1, bucket_cap_mb=5)], 0, 5)
+    confirmation.close_round({0: 100.0, 1: 88.0})
+    confirmation.close_round({0: None, 1: 88.5})
+    while not confirmation.decided():
+        confirmation.close_round({1: 88.0})
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), "CRASH: why")
+    assert found.kind == "no_baseline"
+    assert found.speedup is None
+    assert "fails after 1 run in turn (CRASH: why)" in found.sentence
+
+
+def test_who_is_looked_at_early_is_further_behind_at_most():
+    """All looks together are wrong as seldom as a single one may be."""
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, micro_batch=32)]
+    behind = []
+    for most in (3, 10):
+        confirmation = Confirmation(candidates, None, most)
+        for rates in ((100, 101, 99.5), (102, 100, 101), (99, 102, 100)):
+            confirmation.close_round(dict(enumerate(map(float, rates))))
+        behind.append(confirmation.behind(confirmation.leader()))
+    assert 1.2 * behind[0] < behind[1]
 
 
 def test_two_that_are_the_same_are_rarely_called_different():

@@ -102,6 +102,7 @@ class Knob:
             search_spaces.residency.
         applied: the constructor argument, context or setting that it acts through.
         source: where the knowledge comes from.
+        variables: of the environment, which it sets; the allocator's is not only its own.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Knob:
     numerics: bool = False
     number_format: bool = False
     schedule: bool = False
+    variables: tuple[str, ...] = ()
 
 
 def written(value: KnobValue) -> str:

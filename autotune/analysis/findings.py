@@ -126,8 +126,8 @@ def _beside(
             f"{one} {peaks.index(max(peaks))} takes {max(peaks) / min(peaks):.1f}x the memory of {one} "
             f"{peaks.index(min(peaks))}, which bounds the batch for all"
         )
-        if knobs["loss_placement"] == "outside":
-            text += f": compute the loss on every {one}"
+        if alone and knobs["loss_placement"] == "outside":
+            text += ": compute the loss on every device"
         answers = ("loss_placement", "parallelism") if alone else ()
         findings.append(Finding("memory", None, text, answers))
     for module, move in profile.get("batch_moves", {}).items():

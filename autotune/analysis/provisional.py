@@ -10,6 +10,7 @@ from autotune.analysis.batches import change
 from autotune.analysis.confirmation import FEWEST_ROUNDS, replay
 from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.levels import levelled
+from autotune.analysis.memory import outgrown, refused_for_memory
 from autotune.analysis.verdict import (
     Finalist,
     Kind,
@@ -86,7 +87,7 @@ def provisional(
         attempts,
         finalists=wanted.finalists,
         most_rounds=wanted.rounds,
-        barred=checks.unchecked if wanted.refuses_unchecked else (),
+        barred=(*outgrown(attempts), *(checks.unchecked if wanted.refuses_unchecked else ())),
     )
     rounds = len(confirmation.rounds) if confirmation else 0
     if confirmation and confirmation.members() and rounds >= FEWEST_ROUNDS:
@@ -97,6 +98,7 @@ def provisional(
         found = _by_all_runs(attempts, today, checks, study, unit, world_size)
         found = dataclasses.replace(found, rounds=rounds if rounds < FEWEST_ROUNDS else 0)
         sentence = f"Provisional, after {counted(trials, 'trial')}: {found.sentence}"
+    sentence += refused_for_memory(attempts, today)
     return dataclasses.replace(found, sentence=sentence, provisional=True)
 
 
@@ -189,7 +191,7 @@ def _choice(
 def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
     """The trials that have completed and not failed since, the fastest first."""
     own = attempts.baseline()
-    out = {refused.trial for refused in checks.refused}
+    out = {*outgrown(attempts), *(refused.trial for refused in checks.refused)}
     out |= {
         a.trial
         for a in attempts.of(Purpose.CONFIRM).recorded()

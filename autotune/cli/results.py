@@ -36,6 +36,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """The verdict in full, or before there is one what the study has in hand, and what supports it."""
+    from autotune.spec import StudySpec
     from autotune.views import paper
     from autotune.views.in_hand import in_hand
     from autotune.views.recompute import recomputed_verdict
@@ -46,8 +47,9 @@ def report(
     stored = repository.studies.named(name)
     verdict = recomputed_verdict(repository, name) if recompute else in_hand(repository, stored)
     if as_json:
-        attempts = Attempts(repository.attempts.of(stored.id), {})
-        ran = paper.how_it_ran(repository, attempts, verdict.trial)
+        spec = StudySpec.model_validate(stored.spec)
+        attempts = Attempts(repository.attempts.of(stored.id), spec.full_baseline())
+        ran = paper.how_it_ran(repository, attempts, verdict, spec)
         shown = {**verdict.as_dict(), "running": ran and dataclasses.asdict(ran)}
         print(json.dumps(shown, indent=2))
     else:

@@ -82,7 +82,7 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     )
     found = {
         **given.variables,
-        **_of_process(best.knobs, order.changes),
+        **_of_process(best.knobs, order.changes, environment),
         job.VARIABLE: order.to_text(),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
     }
@@ -110,11 +110,15 @@ def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
     )
 
 
-def _of_process(knobs: Mapping[str, Any], changes: Sequence[str]) -> dict[str, str]:
+def _of_process(
+    knobs: Mapping[str, Any], changes: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, str]:
     """What has to be in the environment before torch is loaded."""
     from autotune.trial.effects import process
 
     wanted = process.environment({**knobs})
+    if knobs["expandable_segments"]:
+        wanted |= process.allocator_variables(environment)
     if "cpu_threads" in changes and knobs["cpu_threads"]:
         wanted["OMP_NUM_THREADS"] = str(knobs["cpu_threads"])
     return wanted
@@ -124,6 +128,9 @@ def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iter
     path, known = Path(word), script.get("digest")
     if known and path.is_file() and _digest(path) != known:
         yield f"{word} has changed since it was tuned"
+    if shared := script.get("over_all_ranks"):
+        flags, ranks = ", ".join(shared["flags"]), shared["ranks"]
+        yield f"{flags} counts what all ranks have together: here for the {ranks} that were tuned with"
     tuned_with = str(best.provenance.get("environment", {}).get("torch", ""))
     try:
         here = version("torch")
@@ -160,6 +167,9 @@ def script_of(
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
     found = {**asdict(told), "changes": list(told.changes), "digest": digest}
+    of_all = {*spec.workload.over_all_ranks} & {*told.turned}
+    if shared := [flag for name, flag in told.flags.items() if name in of_all]:
+        found["over_all_ranks"] = {"flags": shared, "ranks": workers}
     if settings := fields.files(told.flags, spec.workload.arguments, spec.env):
         read = {holder: folder / file for holder, file in settings.items()}
         found["files"] = {holder: _digest(one) for holder, one in read.items() if one.is_file()}

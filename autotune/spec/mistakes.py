@@ -96,6 +96,24 @@ def of_baseline(baseline: Mapping[str, Any], own: Container[str] = ()) -> Proble
     return problems
 
 
+def of_variables(env: Container[str], knobs: Iterable[str]) -> Problems:
+    """Variables of the environment that a knob of the study sets as well: ranks would have the study's.
+
+    Args:
+        knobs: names of those that are searched or given.
+    """
+    return {
+        (
+            "env",
+            variable,
+        ): f"is what the knob {name} of this study sets as well: take one of them out"
+        for name in knobs
+        if name in CATALOGUE
+        for variable in CATALOGUE[name].variables
+        if variable in env
+    }
+
+
 def of_global_batch(
     fixed: int, workers: int, baseline: Mapping[str, Any], *, baseline_given: bool
 ) -> Problems:

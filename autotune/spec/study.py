@@ -283,6 +283,7 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     data, problems = known.with_files(data, folders) if folders else (data, {})
     try:
         spec = StudySpec.model_validate(data)
+        problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
         if not problems:
             return spec
     except mistakes.Inconsistent as inconsistent:

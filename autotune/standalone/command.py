@@ -6,9 +6,12 @@ import dataclasses
 import io
 import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from autotune.errors import BadInput
 from autotune.trial.inject.job import OPTIONS_WITH_VALUE
@@ -110,14 +113,49 @@ def _of_accelerate(words: Sequence[str]) -> Launched:
     except ImportError:
         raise _not_installed("accelerate") from None
     told = _parsed("accelerate launch", launch_command_parser().parse_args, words[1:])
-    env = {"ACCELERATE_MIXED_PRECISION": told.mixed_precision} if told.mixed_precision else {}
+    file = _accelerate_file(told.config_file)
+    if more := [*_more_than_ddp(told, file)]:
+        raise BadInput(
+            f"accelerate launch is told {', '.join(more)}, by its arguments or its configuration file: "
+            "trials run the script as torchrun does, and would measure another job; a study cannot take "
+            "that over from there"
+        )
+    precision = told.mixed_precision or file.get("mixed_precision") or ""
     return Launched(
         told.training_script,
         bool(told.module),
         tuple(told.training_script_args),
-        told.num_processes,
-        env,
+        told.num_processes or file.get("num_processes"),
+        {"ACCELERATE_MIXED_PRECISION": precision} if precision else {},
     )
+
+
+def _accelerate_file(named: str | None) -> dict[str, Any]:
+    """What the launcher reads besides its arguments: the file that is named, or that of `accelerate
+    config`; nothing where there is none."""
+    from accelerate.commands.config.config_args import default_config_file
+
+    path = Path(named or default_config_file)
+    if not named and not path.is_file():
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise BadInput(f"accelerate launch reads {path}, which cannot be read: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _more_than_ddp(told: Namespace, file: Mapping[str, Any]) -> Iterator[str]:
+    """What a script started by torchrun would not have."""
+    for name in ("use_fsdp", "use_deepspeed", "use_megatron_lm"):
+        if getattr(told, name, False):
+            yield f"--{name}"
+    kind = str(file.get("distributed_type", "NO")).upper()
+    if kind not in ("NO", "MULTI_CPU") and not kind.startswith("MULTI_"):
+        yield f"distributed_type: {kind}"
+    dynamo = told.dynamo_backend or (file.get("dynamo_config") or {}).get("dynamo_backend") or "no"
+    if str(dynamo).lower() != "no":
+        yield f"dynamo_backend: {dynamo}"
 
 
 def _of_deepspeed(words: Sequence[str]) -> Launched:

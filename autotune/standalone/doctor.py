@@ -1,6 +1,7 @@
 """Checks of this machine: what a study needs, and what would make its figures wrong."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -24,7 +25,7 @@ from autotune.standalone.survey import surveying
 from autotune.trial.protocol import BlockReport
 from autotune.trial.surveyed import Surveyed
 from launchers import Launcher, Resources, open_launcher
-from search_spaces import KnobValue
+from search_spaces import KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch
 from search_spaces.knob import written
 from storage import Database
@@ -212,16 +213,20 @@ def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
     for name, values in plan.spec.values().items():
         others = [value for value in values if value != plan.baseline[name]]
         # Alone, accumulation or a micro-batch cannot hold the global batch.
-        refused = {value: [*broken({**plan.baseline, name: value}, plan.facts)] for value in others}
+        free = dataclasses.replace(plan.facts, global_batch=None)
+        refused = {value: infeasible({**plan.baseline, name: value}, free) for value in others}
         other = next((value for value in others if not refused[value]), None)
         if other is not None:
             takes = functools.partial(_takes, probe, name, other, settles=settles)
             yield _tried(f"knob {name}", takes)
         elif others:
-            rule = refused[others[0]][0].text
-            yield Check(
-                f"knob {name}", "ok", f"not tried: `{rule}` allows no other value of it alone"
+            rule = next(broken({**plan.baseline, name: others[0]}, free), None)
+            why = (
+                f"`{rule.text}` allows no other value of it alone"
+                if rule
+                else refused[others[0]][0]
             )
+            yield Check(f"knob {name}", "ok", f"not tried: {why}")
 
 
 def _takes(probe: Probe, name: str, value: KnobValue, *, settles: bool) -> str:

@@ -22,13 +22,13 @@ def with_memory(
     if verdict.kind not in (Kind.BETTER, Kind.NO_BASELINE):
         return dataclasses.replace(verdict, sentence=verdict.sentence + refused)
     told = tells_longest(attempts, verdict.trial, repository.attempts.blocks)
-    limit = _limit(repository, attempts, spec)
+    limit = limit_of_rank(repository, attempts, spec)
     memory = memory_of(attempts, verdict.trial, verdict.knobs, limit, told=told)
     sentence = verdict.sentence + memory.sentence + refused
     return dataclasses.replace(verdict, memory=memory, sentence=sentence)
 
 
-def _limit(repository: Repository, attempts: Attempts, spec: StudySpec) -> float | None:
+def limit_of_rank(repository: Repository, attempts: Attempts, spec: StudySpec) -> float | None:
     """Bytes that a rank has on a device; None on the CPU."""
     environment = measured_in(repository, attempts) or {}
     devices = [int(device["memory_bytes"]) for device in environment.get("devices", ())]

@@ -11,7 +11,7 @@ from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT, total_half_width
 from autotune.spec import StudySpec
 from autotune.views.composition import composition_table, held_back, recorded_facts
-from autotune.views.memory import memory_lines
+from autotune.views.memory import limit_of_rank, memory_lines
 from autotune.views.notes import study_note
 from autotune.views.running import Racing, Running, racing, running
 from search_spaces import Facts
@@ -29,7 +29,7 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
     spec = StudySpec.model_validate(study.spec)
     attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline(), spec.harmless)
     parts = [[f"# {name}"], list(_standing(study, verdict)), [study_note(verdict)]]
-    ran = how_it_ran(repository, attempts, verdict.trial)
+    ran = how_it_ran(repository, attempts, verdict, spec)
     if ran:
         rows = memory_lines(verdict.memory) if verdict.memory else ()
         parts.append(["### How the recommended configuration ran", "", *_running(ran, rows)])
@@ -129,6 +129,9 @@ def _why_no_attribution(spec: StudySpec, attempts: Attempts, verdict: Verdict) -
     if attempts.of(Purpose.ATTRIBUTE).recorded():
         yield "Not known: no variant of the winner ran in the same round as the winner itself."
         return
+    if verdict.provisional:
+        yield "Not measured yet."
+        return
     yield (
         f"Not measured: the time was over. {spec.measurement.attribution} rounds of "
         f"{counted(runs, 'run')} take about {duration(seconds)} more (`budget.wall_time`)."
@@ -150,13 +153,17 @@ def _confirmed(verdict: Verdict) -> dict[int, float]:
     return rates
 
 
-def how_it_ran(repository: Repository, attempts: Attempts, trial: int | None) -> Running | None:
-    """Figures of a trial in the confirmation; None if it was not in it."""
-    confirmed = attempts.of(Purpose.CONFIRM).of_trial(trial)
+def how_it_ran(
+    repository: Repository, attempts: Attempts, verdict: Verdict, spec: StudySpec
+) -> Running | None:
+    """Figures of what is recommended in the confirmation; None if it was not in it."""
+    runs = attempts.of(Purpose.CONFIRM).of_trial(verdict.trial)
+    confirmed = runs.with_knobs(verdict.knobs) if verdict.knobs else runs
     reference = attempts.of(Purpose.REFERENCE)
     blocks = {a.id: repository.attempts.blocks(a.id) for a in [*confirmed, *reference]}
     environment = repository.environments.of_attempt(confirmed.last.id) if confirmed.last else None
-    return running(confirmed, reference, blocks, (environment or {}).get("devices", []))
+    limit = limit_of_rank(repository, attempts, spec)
+    return running(confirmed, reference, blocks, (environment or {}).get("devices", []), limit)
 
 
 def _running(ran: Running, more: Iterable[str]) -> Iterator[str]:

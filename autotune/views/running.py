@@ -23,7 +23,7 @@ class Running:
             backward pass did not hide.
         straggler: own time of the slowest rank over that of the median one.
         peak_bytes: of a rank.
-        headroom: share of the device's memory that the peak leaves free.
+        headroom: share of what a rank has of its device's memory that the peak leaves free.
         flops: of the model, per second and rank.
         utilisation: the same over the device's peak.
         energy_per_sample: joules of all devices.
@@ -57,6 +57,7 @@ def running(
     reference: Attempts,
     blocks: dict[int, list[StoredBlock]],
     devices: Sequence[dict[str, Any]],
+    memory: float | None,
 ) -> Running | None:
     """Figures of a trial; None if the confirmation did not run it.
 
@@ -65,6 +66,7 @@ def running(
         reference: runs of the numerics gate's reference, which count the arithmetic of a sample.
         blocks: of each attempt, by its id.
         devices: of the environment that it ran in; empty on CPU.
+        memory: bytes that a rank has on its device; None on CPU.
     """
     every = [block for a in confirmed for block in blocks[a.id]]
     kept = [block for block in every if block.kept]
@@ -89,7 +91,7 @@ def running(
         exposed_share=_median_of([share for b in kept if (share := _exposed(b)) is not None]),
         straggler=_median_of([r for b in kept if (r := straggler_ratio(b)) is not None]),
         peak_bytes=peak,
-        headroom=1 - peak / devices[0]["memory_bytes"] if devices else None,
+        headroom=1 - peak / memory if memory else None,
         flops=flops,
         utilisation=utilisation,
         energy_per_sample=_energy(kept),

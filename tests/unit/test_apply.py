@@ -19,6 +19,7 @@ from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
 from autotune.trial.rank.training import NonFiniteLoss
 from search_spaces import Facts
+from search_spaces.knob import Choice
 from tests.one_rank import (
     CPU,
     LAYER_BYTES,
@@ -400,3 +401,18 @@ def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
         binding.near_device(without, CPU)
         binding.own_share(without, local_rank=0, ranks=1)
         TrainingLoop(regression(), request, RankContext(0, 0, 1, (CPU,)), lambda: None).step()
+
+
+def test_the_catalogue_knows_the_variables_that_knobs_set():
+    for name, knob in search_spaces.CATALOGUE.items():
+        other = {**search_spaces.defaults(), name: _other(knob)}
+        found = process.environment(other) if knob.acts_on == "process" else {}
+        known = {*knob.variables} - {"OMP_NUM_THREADS"}
+        assert {*found} - {"PYTORCH_CUDA_ALLOC_CONF"} == known, name
+
+
+def _other(knob: search_spaces.Knob) -> Any:
+    """A value that is not its default."""
+    if isinstance(knob.domain, Choice):
+        return next(value for value in knob.domain.values if value != knob.default)
+    return 1 if knob.default != 1 else 2

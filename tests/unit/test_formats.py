@@ -248,3 +248,12 @@ def test_a_study_file_is_no_best_yaml(tmp_path: Path, best_file: Path) -> None:
 def test_env_has_its_own_remarks_only() -> None:
     said = FORMATS["env"](of_script({}, {}, {"nccl_algo": "auto"}))
     assert list(remarks("env", said)) == ["env cannot say nccl_algo=auto"]
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS.keys() - {"yaml", "json", "argv"}))
+def test_of_a_script_what_goes_back_to_a_default_is_said_or_named(form: str) -> None:
+    """The file that a job has may set it, and is merged with what is said."""
+    same = FORMATS[form](of_script({}, {}, {}))
+    for name, knob in CATALOGUE.items():
+        said = FORMATS[form](of_script({}, {}, {name: knob.default}))
+        assert said.unsaid.get(name) == knob.default or said.text != same.text, name

@@ -68,3 +68,32 @@ def test_what_is_no_launch_of_a_script_is_told(command, told):
 def test_a_study_file_and_a_command_are_told_apart(words, taken):
     path, command = _path_and_command(words)
     assert (str(path), command) == taken
+
+
+ACCELERATE = "distributed_type: {kind}\nmixed_precision: {precision}\nnum_processes: 4\n"
+
+
+def test_what_accelerate_reads_in_its_file_counts(tmp_path):
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(ACCELERATE.format(kind="MULTI_GPU", precision="bf16"))
+    command = ["accelerate", "launch", "--config_file", str(file), "a.py"]
+    found = taken_apart(command)
+    assert (found.workers, found.env) == (4, {"ACCELERATE_MIXED_PRECISION": "bf16"})
+    told = taken_apart([*command[:-1], "--num_processes", "2", "--mixed_precision", "no", "a.py"])
+    assert (told.workers, told.env) == (2, {"ACCELERATE_MIXED_PRECISION": "no"})
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "told"),
+    [
+        ("", "FSDP", "distributed_type: FSDP"),
+        ("", "DEEPSPEED", "distributed_type: DEEPSPEED"),
+        ("--use_fsdp", "NO", "--use_fsdp"),
+        ("--dynamo_backend inductor", "NO", "dynamo_backend: inductor"),
+    ],
+)
+def test_what_torchrun_would_not_do_is_refused(words, kind, told, tmp_path):
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(ACCELERATE.format(kind=kind, precision="no"))
+    with pytest.raises(BadInput, match=told):
+        taken_apart(["accelerate", "launch", "--config_file", str(file), *words.split(), "a.py"])

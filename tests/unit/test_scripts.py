@@ -1,5 +1,6 @@
 """Scripts in study.yaml, their arguments, and the user's own job: what needs no rank."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,19 @@ def test_the_users_own_command_is_what_was_tuned() -> None:
     order = Order.from_text(job.environment["AUTOTUNE_RUN"])
     assert (order.target, order.is_module, order.changes) == ("train.py", False, ("bucket_cap_mb",))
     assert order.knobs["bucket_cap_mb"] == 5
+
+
+def test_the_allocator_keeps_what_the_job_tells_it() -> None:
+    config = dataclasses.replace(best(), knobs={**best().knobs, "expandable_segments": True})
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:False"}
+    found = tuned(config, ["python", "src/train.py"], own).environment["PYTORCH_CUDA_ALLOC_CONF"]
+    assert found == "max_split_size_mb:128,expandable_segments:True"
+
+
+def test_arguments_for_all_ranks_are_told_to_be_for_as_many() -> None:
+    config = best(over_all_ranks={"flags": ["--b"], "ranks": 8})
+    job = tuned(config, ["python", "src/train.py"], {})
+    assert "--b counts what all ranks have together: here for the 8" in "; ".join(job.differences)
 
 
 def test_another_command_is_refused() -> None:

@@ -9,9 +9,11 @@ import pytest
 from autotune.analysis.confirmation import Candidate, Confirmation, replay
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.provisional import provisional
 from autotune.analysis.shortfall import rounds_missing
 from autotune.analysis.verdict import Verdict, conclude, no_result
 from autotune.analysis.wording import difference
+from autotune.spec.sections import MeasurementSpec
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -399,3 +401,29 @@ def test_rounds_that_went_without_it_count():
     found = replayed([*BATCHES, *rounds])
     assert found.members() == [0, 3, 2]
     assert len(found.rounds) == 2
+
+
+def seen(number, purpose, trial, rate=None, state="COMPLETE", **changes):
+    result = AttemptResult(AttemptState(state), throughput=rate, half_width=0.01)
+    knobs = {**defaults(), **changes}
+    return StoredAttempt(number, trial, Purpose(purpose), 0, 1, knobs, 0.0, 1.0, result)
+
+
+def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
+    attempts = [
+        seen(1, "search", 0, 100.0),
+        seen(2, "search", 1, 150.0, micro_batch=64),
+        seen(3, "search", 2, 120.0, bucket_cap_mb=5),
+        seen(4, "longest", 1, state="OOM", micro_batch=64),
+    ]
+    found = provisional(
+        Attempts(attempts, defaults()),
+        defaults(),
+        GateRecord(),
+        MeasurementSpec(),
+        study="a",
+        unit="samples/s",
+        world_size=2,
+    )
+    assert found.trial == 2
+    assert "1 faster trial refused: micro_batch=64 runs out of memory" in found.sentence

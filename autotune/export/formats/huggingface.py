@@ -101,12 +101,18 @@ def hf_trainer(best: BestConfig) -> Said:
 
 
 def _launch_compile(mode: str, knobs: Knobs) -> Fields:
-    blocks = knobs["compile_scope"] == "blocks"
+    scope = _launch_scope(knobs["compile_scope"], knobs)
     return {
         "dynamo_config.dynamo_backend": "INDUCTOR",
         "dynamo_config.dynamo_mode": mode,
-        **({"dynamo_config.dynamo_use_regional_compilation": True} if blocks else {}),
+        **scope,
     }
+
+
+def _launch_scope(scope: str, knobs: Knobs) -> Fields:
+    if scope != "blocks" or knobs["compile"] == "none":
+        return {}
+    return {"dynamo_config.dynamo_use_regional_compilation": True}
 
 
 def _launch_sharding(reshard: bool) -> Fields:
@@ -144,7 +150,7 @@ _LAUNCH: Mapping[str, Rule] = {
     ),
     "activation_checkpointing": _launch_checkpointing,
     "compile": compiled(_launch_compile),
-    "compile_scope": lambda *_: {},
+    "compile_scope": _launch_scope,
 }
 """enable_cpu_affinity, which is numa_binding, `accelerate launch` takes from the command line only."""
 

@@ -13,7 +13,7 @@ Knobs = Mapping[str, Any]
 Fields = dict[str, Any]
 Rule = Callable[[Any, Knobs], Fields | None]
 """From the value of a knob, and all knobs, to fields of the consumer; None if it has none for that. No
-fields at all: the consumer does so without being told."""
+fields at all: the consumer does so without being told, unless a script told it something else before."""
 
 SHARDED = ("fsdp", "fsdp_keep", "hsdp")
 
@@ -55,7 +55,7 @@ def told(
     unsaid: dict[str, Any] = {}
     for name in _to_tell(best):
         found = rules[name](knobs[name], knobs) if name in rules else None
-        if found is not None:
+        if found or (found is not None and best.script is None):
             fields |= found
         elif best.script is not None or knobs[name] != usual.get(name, _NOBODYS):
             unsaid[name] = knobs[name]

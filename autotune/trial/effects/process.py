@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -107,10 +108,15 @@ def allocator(knobs: Knobs) -> None:
     """expandable_segments: torch has read the environment when it was loaded, long before the fork. What
     the user has set beside it is said again: what is not said may go back to its default."""
     if knobs["expandable_segments"]:
-        said = ",".join(os.environ.get(name, "") for name in _ALLOCATOR).split(",")
-        others = [part for part in said if part and not part.startswith("expandable_segments")]
-        settings = ",".join([*others, "expandable_segments:True"])
+        (settings,) = allocator_variables(os.environ).values()
         torch.cuda.memory._set_allocator_settings(settings)
+
+
+def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """expandable_segments beside all else that an environment tells the allocator."""
+    said = ",".join(environment.get(name, "") for name in _ALLOCATOR).split(",")
+    others = [part for part in said if part and not part.startswith("expandable_segments")]
+    return {_ALLOCATOR[0]: ",".join([*others, "expandable_segments:True"])}
 
 
 def compile_workers(knobs: Knobs, ranks: int) -> None:

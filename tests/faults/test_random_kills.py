@@ -103,7 +103,8 @@ def test_kills_of_daemons_that_replay(replayed: ReplayedFolder, tally: Tally, se
 @pytest.mark.fault(9)
 def test_no_process_of_a_study_survives_its_daemon(tiny: StudyFolder) -> None:
     """Not even one that left its session and ignores SIGTERM."""
-    workload = {"name": "tiny:build", "args": {"trouble": "grandchild that is waited for"}}
+    arguments = {"trouble": "grandchild that is waited for", "at": 1}
+    workload = {"name": "tiny:build", "args": arguments}
     tiny.write(workload=workload, measurement=quick_measurement(step_deadline=400))
     tiny.run("start", "study.yaml", "--detach")
     pid = tiny.daemon_pid()

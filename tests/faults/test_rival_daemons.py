@@ -1,12 +1,15 @@
 """Two daemons for one cluster: a study is run by one of them, and one that comes back is too late."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+from storage import StoredAttempt
 from tests.steering import StudyFolder
 from tests.waiting import wait_for
 
@@ -21,6 +24,29 @@ def rows(tiny: StudyFolder, query: str) -> list[tuple[object, ...]]:
         return [tuple(row) for row in connection.execute(text(query))]
 
 
+def pause(tiny: StudyFolder, pid: int) -> StoredAttempt:
+    """Stop the daemon while a trial runs, and not while it writes: no other could write to SQLite then."""
+
+    def stopped() -> StoredAttempt | None:
+        tiny.wait_running(after=1)
+        os.kill(pid, signal.SIGSTOP)
+        if writable(tiny.folder / "autotune.db") and (last := tiny.attempts()[-1]).running:
+            return last
+        os.kill(pid, signal.SIGCONT)
+        return None
+
+    return wait_for(stopped, "the daemon is stopped as a trial runs")
+
+
+def writable(path: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(path, timeout=0.2)) as connection:
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError:
+            return False
+    return True
+
+
 @pytest.mark.slow
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("comes_back", ["in mid study", "when all is done"])
@@ -30,8 +56,7 @@ def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes
     tiny.write(resources={"workers": 1}, search_space=SPACE, budget=budget, workload=SLOW)
     tiny.run("start", "study.yaml", "--detach")
     paused = tiny.wait_lease()
-    interrupted = tiny.wait_running(after=1)
-    os.kill(paused.pid, signal.SIGSTOP)
+    interrupted = pause(tiny, paused.pid)
     rival = tiny.spawn("daemon", "--idle-exit", "20", "--storage", tiny.url)
 
     def taken_over() -> bool:

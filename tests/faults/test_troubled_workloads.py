@@ -75,7 +75,7 @@ def needs_as_much(knobs: dict[str, Any], other: dict[str, Any]) -> bool:
 @pytest.mark.slow
 @pytest.mark.fault(17)
 def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None:
-    found = run(tiny, {"trouble": "oom"}, resources=MEMORY, budget={"trials": 8})
+    found = run(tiny, {"trouble": "oom", "at": 1}, resources=MEMORY, budget={"trials": 8})
     assert found.returncode == 1
     assert "ran out of memory" in found.stdout
     assert {a.result.state for a in tiny.attempts()} == {"OOM"}
@@ -88,7 +88,7 @@ def test_a_study_that_is_always_out_of_memory_says_so(tiny: StudyFolder) -> None
 def test_a_study_whose_every_trial_raises_ends_after_two_and_shows_the_error(
     tiny: StudyFolder,
 ) -> None:
-    found = run(tiny, {"trouble": "raise"}, budget={"trials": 8})
+    found = run(tiny, {"trouble": "raise", "at": 1}, budget={"trials": 8})
     assert found.returncode == 1
     last = found.stdout.splitlines()[-1]
     assert "ValueError: planted error (tiny.py:17, in _raise)" in last
@@ -120,7 +120,7 @@ def test_a_hang_is_recorded_with_its_rank_and_the_study_goes_on(
 ) -> None:
     found = run(
         tiny,
-        {"trouble": trouble, "above": 4},
+        {"trouble": trouble, "above": 4, "at": 1},
         search_space={"micro_batch": [1, 2, 4, 8]},
         measurement=quick_measurement(step_deadline=4),
     )

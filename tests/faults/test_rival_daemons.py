@@ -25,7 +25,7 @@ def rows(tiny: StudyFolder, query: str) -> list[tuple[object, ...]]:
 
 
 def pause(tiny: StudyFolder, pid: int) -> StoredAttempt:
-    """Stop the daemon while a trial runs, and not while it writes: no other could write to SQLite then."""
+    """Stop the daemon while a trial runs, but not while it writes: none could write to SQLite then."""
 
     def stopped() -> StoredAttempt | None:
         tiny.wait_running(after=1)

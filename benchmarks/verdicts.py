@@ -11,7 +11,8 @@ a study over the replaying one takes half a second, and these are tens of thousa
 
 `false_better` is the share of studies that recommend as better what is not. An interval covers if the
 true ratio of the two configurations that it compares lies within. `near_best`: the share whose
-recommendation is within 2 % of the fastest configuration there is. With each share comes its 95 %
+recommendation is within 2 % of the fastest configuration there is. `denied`: the share that says that no
+finalist is more than 2 % faster than the baseline, where one is. With each share comes its 95 %
 interval (Clopper and Pearson 1934).
 """
 
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from autotune.analysis.confirmation import Confirmation, replay
+from autotune.analysis.confirmation import ALIKE, Confirmation, replay
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.verdict import Kind, conclude
 from search_spaces import defaults
@@ -113,6 +114,7 @@ class Found:
         covers: whether the interval that it prints holds the truth; None where it prints none.
         width: of that interval, half of it, in logarithms.
         near: what it recommends is within 2 % of the best.
+        denied: it says that no finalist is more than 2 % faster, and one is.
         rounds: that it took.
         runs: in all of them.
     """
@@ -122,6 +124,7 @@ class Found:
     covers: bool | None
     width: float
     near: bool
+    denied: bool
     rounds: int
     runs: int
 
@@ -220,8 +223,9 @@ def _judged(
     chosen = world.truth(*pairs[verdict.trial])
     shown, compared = verdict.speedup, chosen
     if verdict.kind == Kind.UNDECIDED:
-        leader = confirmation.leader()
-        shown, compared = confirmation.gain(leader), world.truth(*pairs[leader])
+        contender = confirmation.contender()
+        assert contender is not None
+        shown, compared = confirmation.gain(contender), world.truth(*pairs[contender])
     better = verdict.kind == Kind.BETTER
     printed = shown if shown and shown.low < shown.high else None
     return Found(
@@ -230,6 +234,8 @@ def _judged(
         covers=None if printed is None else printed.low <= math.exp(compared) <= printed.high,
         width=math.log(printed.high / printed.low) / 2 if printed and printed.low > 0 else math.nan,
         near=chosen >= best - NEAR,
+        denied=verdict.kind == Kind.NOTHING_BETTER
+        and max(world.truth(*pair) for pair in pairs.values()) > math.log1p(ALIKE),
         rounds=rounds,
         runs=runs,
     )
@@ -256,6 +262,7 @@ def summary(world: World, found: Sequence[Found]) -> dict[str, Any]:
         "coverage_given_better": _share([bool(one.covers) for one in better]),
         "half_width": _percent(_median([one.width for one in better])),
         "near_best": _share([one.near for one in found]),
+        "denied": _share([one.denied for one in found]),
         "rounds": _mean([one.rounds for one in found]),
         "runs": _mean([one.runs for one in found]),
     }

@@ -257,3 +257,13 @@ def test_of_a_script_what_goes_back_to_a_default_is_said_or_named(form: str) -> 
     for name, knob in CATALOGUE.items():
         said = FORMATS[form](of_script({}, {}, {name: knob.default}))
         assert said.unsaid.get(name) == knob.default or said.text != same.text, name
+
+
+def test_lightning_counts_devices_by_node() -> None:
+    where = {"environment": {**ON_GPU["environment"], "others": [ON_GPU["environment"]]}}
+    said = yaml.safe_load(
+        FORMATS["lightning"](of_workload({}, world_size=16, provenance=where)).text
+    )
+    assert (said["devices"], said["num_nodes"]) == (8, 2)
+    alone = yaml.safe_load(FORMATS["lightning"](of_workload({}, world_size=8)).text)
+    assert (alone["devices"], alone.get("num_nodes")) == (8, None)

@@ -12,6 +12,7 @@ from autotune.export.formats.telling import (
     field,
     in_ddp,
     nested,
+    nodes,
     on_cpu,
     one_of,
     told,
@@ -57,7 +58,8 @@ def lightning(best: BestConfig) -> Said:
         fields = {"strategy.class_path": _CLASS, **fields}
     content = {
         "accelerator": "cpu" if on_cpu(best) else "gpu",
-        "devices": best.world_size,
+        "devices": best.world_size // nodes(best),  # of each node
+        **({"num_nodes": nodes(best)} if nodes(best) > 1 else {}),
         **nested(fields),
     }
     return Said(yaml.safe_dump(content, sort_keys=False), unsaid)

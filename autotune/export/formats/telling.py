@@ -130,6 +130,11 @@ def on_cpu(best: BestConfig) -> bool:
     return "devices" in environment and not environment["devices"]
 
 
+def nodes(best: BestConfig) -> int:
+    """On how many it was measured."""
+    return 1 + len(best.provenance.get("environment", {}).get("others", ()))
+
+
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
     found: dict[str, Any] = {}

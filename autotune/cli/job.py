@@ -57,10 +57,9 @@ def run_job(
 def _become(best: "BestConfig", command: list[str] | None, variables: dict[str, str]) -> NoReturn:
     """Have the job take the place of this program, with these variables besides its own."""
     # Imported once a watcher was forked: they bring libraries that start threads.
-    from autotune.export.command import recommended
-    from autotune.export.job import Job, tuned
+    from autotune.export.job import own, tuned
 
-    job = tuned(best, command, os.environ) if command else Job(recommended(best), {}, ())
+    job = tuned(best, command, os.environ) if command else own(best, os.environ)
     for difference in job.differences:
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
     environment = {**os.environ, **job.environment, **variables}

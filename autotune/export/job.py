@@ -11,9 +11,10 @@ from typing import Any
 from autotune.errors import BadInput
 from autotune.export import held
 from autotune.export.best import BestConfig
-from autotune.export.command import command_of, is_of_command
+from autotune.export.command import command_of, is_of_command, recommended
 from autotune.paths import tuned_files
 from autotune.spec import StudySpec, fields, scripts
+from autotune.spec.withheld import WITHHELD, kept
 from autotune.trial.inject import job
 from autotune.trial.protocol import FileCopy
 
@@ -80,7 +81,9 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         samples=script.get("samples") or 0,
         told=scripts.told(script["flags"]),
     )
+    of_study, otherwise = _of_study(script, environment)
     found = {
+        **of_study,
         **given.variables,
         **_of_process(best.knobs, order.changes, environment),
         job.VARIABLE: order.to_text(),
@@ -88,8 +91,30 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     }
     settings = fields.files(script["flags"], command[place + 1 :], environment)
     of_settings = _changed_settings(script, settings)
-    differences = (*_differences(best, command[place], script), *of_settings)
+    differences = (*_differences(best, command[place], script), *of_settings, *otherwise)
     return Job((*command[: place + 1], *given.arguments), found, differences)
+
+
+def own(best: BestConfig, environment: Mapping[str, str]) -> Job:
+    """The command of a study over one, with the recommended values; raises as `command.recommended`."""
+    command = recommended(best)
+    assert best.script is not None  # it has the command
+    of_study, otherwise = _of_study(best.script, environment)
+    return Job(command, of_study, otherwise)
+
+
+def _of_study(
+    script: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Variables that the trials had and the job has not, and in words those that it has otherwise."""
+    wanted: dict[str, str] = script.get("env", {})
+    missing = {name: text for name, text in wanted.items() if name not in environment}
+    otherwise = tuple(
+        f"{name} is {environment[name]}, and was {text} in the trials"
+        for name, text in wanted.items()
+        if environment.get(name, text) != text
+    )
+    return missing, otherwise
 
 
 def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:
@@ -161,12 +186,15 @@ def script_of(
     """
     if not spec.workload.is_script or knobs is None:
         return None
+    env = {name: text for name, text in kept(spec)["env"].items() if text != WITHHELD}
+    turned = {flag.removeprefix("$") for flag in spec.flags.values()}
+    told_to_all = {"env": {name: env[name] for name in env.keys() - turned}} if env else {}
     if spec.workload.command:
-        return command_of(spec, knobs)
+        return {**command_of(spec, knobs), **told_to_all}
     told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
-    found = {**asdict(told), "changes": list(told.changes), "digest": digest}
+    found = {**asdict(told), "changes": list(told.changes), "digest": digest, **told_to_all}
     of_all = {*spec.workload.over_all_ranks} & {*told.turned}
     if shared := [flag for name, flag in told.flags.items() if name in of_all]:
         found["over_all_ranks"] = {"flags": shared, "ranks": workers}

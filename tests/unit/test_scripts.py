@@ -10,7 +10,7 @@ import torch
 
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
-from autotune.export.job import tuned
+from autotune.export.job import script_of, tuned
 from autotune.spec import StudySpec, arguments, load, scripts
 from autotune.trial.inject.batches import size
 from autotune.trial.inject.job import Order, runs
@@ -192,6 +192,23 @@ def test_the_users_own_command_is_what_was_tuned() -> None:
     order = Order.from_text(job.environment["AUTOTUNE_RUN"])
     assert (order.target, order.is_module, order.changes) == ("train.py", False, ("bucket_cap_mb",))
     assert order.knobs["bucket_cap_mb"] == 5
+
+
+def test_variables_of_the_study_are_the_jobs_too() -> None:
+    config = best(env={"NCCL_DEBUG": "WARN", "MODE": "fast"})
+    job = tuned(config, ["python", "src/train.py"], {"MODE": "slow"})
+    assert job.environment["NCCL_DEBUG"] == "WARN"
+    assert "MODE" not in job.environment
+    assert "MODE is slow, and was fast in the trials" in job.differences
+
+
+def test_what_looks_secret_is_in_no_best_yaml(tmp_path: Path) -> None:
+    workload = {"script": "train.py"}
+    env = {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hf_x"}
+    spec = StudySpec(name="a", workload=workload, search_space={"bucket_cap_mb": [5, 25]}, env=env)
+    found = script_of(spec, {**spec.full_baseline(), "bucket_cap_mb": 5}, tmp_path, 2)
+    assert found is not None
+    assert found["env"] == {"NCCL_DEBUG": "WARN"}
 
 
 def test_the_allocator_keeps_what_the_job_tells_it() -> None:

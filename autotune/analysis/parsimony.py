@@ -161,7 +161,7 @@ def _tried(
     most: int,
     error: float,
 ) -> tuple[Step | None, bool]:
-    """What to measure to know whether the winner may be as it is without them, or whether it may."""
+    """What to measure to know whether the winner can do without these changes, or whether it can."""
     for count in range(min(FEWEST_ROUNDS, most), most + 1):
         seen, step = _measured(attempts, [dict(winner), without], stage, count)
         if step:

@@ -102,16 +102,14 @@ def of_variables(env: Container[str], knobs: Iterable[str]) -> Problems:
     Args:
         knobs: names of those that are searched or given.
     """
-    return {
-        (
-            "env",
-            variable,
-        ): f"is what the knob {name} of this study sets as well: take one of them out"
-        for name in knobs
-        if name in CATALOGUE
-        for variable in CATALOGUE[name].variables
-        if variable in env
-    }
+    problems: Problems = {}
+    for name in knobs:
+        known = CATALOGUE[name].variables if name in CATALOGUE else ()
+        for variable in known:
+            if variable in env:
+                told = f"is what the knob {name} of this study sets as well: take one of them out"
+                problems["env", variable] = told
+    return problems
 
 
 def of_global_batch(

@@ -24,10 +24,7 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     today = runs.of_baseline().last
     if own is None or today is None or own.environment != today.environment:
         return None
-    equal = [
-        *attempts.searched().of_baseline().complete(),
-        *attempts.of(Purpose.CALIBRATE).complete(),
-    ]
+    equal = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
     freedom = run_freedom(len(equal))
     log = _log(own) - _log(today)
     width = math.hypot(_width(own, freedom), _width(today, freedom))

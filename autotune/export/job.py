@@ -14,7 +14,7 @@ from autotune.export.best import BestConfig
 from autotune.export.command import command_of, is_of_command, recommended
 from autotune.paths import tuned_files
 from autotune.spec import StudySpec, fields, scripts
-from autotune.spec.withheld import WITHHELD, kept
+from autotune.spec.withheld import WITHHELD, looks_secret
 from autotune.trial.inject import job
 from autotune.trial.protocol import FileCopy
 
@@ -186,9 +186,13 @@ def script_of(
     """
     if not spec.workload.is_script or knobs is None:
         return None
-    env = {name: text for name, text in kept(spec)["env"].items() if text != WITHHELD}
     turned = {flag.removeprefix("$") for flag in spec.flags.values()}
-    told_to_all = {"env": {name: env[name] for name in env.keys() - turned}} if env else {}
+    env = {
+        name: text
+        for name, text in spec.env.items()
+        if name not in turned and text != WITHHELD and not looks_secret(name, text)
+    }
+    told_to_all = {"env": env} if env else {}
     if spec.workload.command:
         return {**command_of(spec, knobs), **told_to_all}
     told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)

@@ -26,7 +26,8 @@ ALIKE = 0.02
 _TIED = 0.01
 """One that is surely at most so much slower than the best may be taken for what else speaks for it."""
 _NO_GAIN = 0.005
-"""Where no finalist can bring more than this there is nothing left to prove."""
+"""Where no finalist can bring more than this there is nothing left to prove; nor to choose, where taking
+the leader loses no more on average."""
 _ERROR = 0.025
 """One-sided: so often may a study whose finalists are no better than the baseline say that one is."""
 _APART_ERROR = 0.05
@@ -99,10 +100,11 @@ class Confirmation:
         """Runs of the rounds that may follow the next one, about.
 
         Args:
-            good_rounds: that are worth more than longer runs.
+            good_rounds: that are worth more than longer runs; beyond them there is one more at a time.
         """
         if self.chosen is not None:
-            return 2 * max(0, self._fresh_wanted - len(self.fresh) - 1)
+            planned = max(good_rounds, len(self.fresh) + 2)
+            return 2 * max(0, min(planned, self._fresh_wanted) - len(self.fresh) - 1)
         alone = 2 * FEWEST_ROUNDS if self.baseline is not None else 0
         return max(0, good_rounds - len(self.rounds) - 1) * len(self.members()) + alone
 
@@ -194,7 +196,7 @@ class Confirmation:
         leader = self.leader()
         if self.baseline is not None and not self._beats_baseline(leader):
             return self.most_gain() <= _NO_GAIN
-        return self.behind(leader) <= ALIKE
+        return self.behind(leader) <= ALIKE or self._risk(leader) <= _NO_GAIN
 
     def most_gain(self) -> float:
         """What the best of the finalists may gain over the baseline at most, in logarithms; that of the
@@ -230,6 +232,11 @@ class Confirmation:
             (c.value + comparison(len(rivals), c.freedom, sure) * c.error for c in found),
             default=-math.inf,
         )
+
+    def _risk(self, trial: int) -> float:
+        """What taking this one loses on average to others of the finalists, in logarithms, at most."""
+        rivals = [t for t in self._in_choice() if t not in (trial, self.baseline)]
+        return math.fsum(self.contrast(trial, rival).risk for rival in rivals)
 
     def leader(self) -> int:
         """The fastest of those still in, by the rounds that all of them ran."""

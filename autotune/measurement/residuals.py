@@ -66,6 +66,13 @@ def pooled(rates: Rates) -> Variance:
     return Variance(float(left @ left) / freedom, freedom)
 
 
+def _density(z: float, freedom: float) -> float:
+    """Of Student's t; scipy.stats, which has it, takes a second to import."""
+    scale = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
+    height = math.exp(float(scale)) / math.sqrt(freedom * math.pi)
+    return height * (1 + z**2 / freedom) ** (-(freedom + 1) / 2)
+
+
 @dataclass(frozen=True)
 class Contrast:
     """How much faster one arm is than another, in logarithms.
@@ -98,6 +105,20 @@ class Contrast:
         if self.freedom <= 0:
             return 0.5
         return float(special.stdtr(self.freedom, self.value / self.error))
+
+    @property
+    def risk(self) -> float:
+        """What taking the first costs on average, in logarithms, where the second may be the faster one:
+        E max(0, -x), x of the same posterior; infinite where that has no mean.
+
+        The linear loss integral of Student's t: s ((v + z^2) / (v - 1) f(z) - z F(-z)), z = value / s
+        (Raiffa and Schlaifer 1961, chapter 5).
+        """
+        if self.freedom <= 1:
+            return math.inf
+        z = self.value / self.error
+        beyond = (self.freedom + z**2) / (self.freedom - 1) * _density(z, self.freedom)
+        return self.error * (beyond - z * float(special.stdtr(self.freedom, -z)))
 
 
 def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_FREEDOM) -> Contrast:

@@ -141,8 +141,8 @@ class Finals:
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
         if self._schedule.left < kept + self._schedule.round(self._job.costs(), missing):
             return False
-        after = _STEPS_TO_COME * len(order) + len(both) * confirmation.to_prove
-        self._attribute_round(chosen, missing, step.round, after)
+        proof = len(both) * confirmation.to_prove
+        self._attribute_round(chosen, missing, step.round, _STEPS_TO_COME, proof)
         return True
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
@@ -261,14 +261,22 @@ class Finals:
             self._attribute_round(chosen, missing, number)
 
     def _attribute_round(
-        self, chosen: int, missing: list[dict[str, Any]], number: int, after: int = 0
+        self,
+        chosen: int,
+        missing: list[dict[str, Any]],
+        number: int,
+        rounds: int = 0,
+        proof: int = 0,
     ) -> None:
         """Run these in turn.
 
         Args:
-            after: runs that are to have as much time after it.
+            rounds: like it that may follow; of those in turn a few tell more than many one by one.
+            proof: runs that are to have as much time after them.
         """
-        self._attribute_in_turn(chosen, missing, number, after)
+        few = min(rounds, FEWEST_ROUNDS - 1)
+        self._attribute_in_turn(chosen, missing, number, few * len(missing) + proof)
+        after = rounds * len(missing) + proof
         for index, knobs in enumerate(missing):
             while not self._attributed(chosen, knobs, number):
                 if self._schedule.left <= 0:
@@ -280,7 +288,8 @@ class Finals:
     def _attribute_in_turn(
         self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
     ) -> None:
-        """The same at once, in turn, where that can be and nobody has begun."""
+        """The same at once, in turn, where that can be and nobody has begun; so many runs are to have as
+        much time after it."""
         attempts = self._job.attempts()
         if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
             return

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from autotune.measurement.residuals import Variance, contrast, pooled, shrunk
+from autotune.measurement.residuals import Contrast, Variance, contrast, pooled, shrunk
 
 
 def drawn(arms, rounds, sigma, seed):
@@ -84,3 +85,15 @@ def test_a_variance_is_drawn_towards_the_rest_by_the_weight_of_both():
 
 def test_a_single_round_tells_no_error():
     assert contrast({1: {0: 100.0, 1: 120.0}}, 1, 0).beyond(0.025) == float("inf")
+
+
+@pytest.mark.parametrize("value", [-0.03, 0.0, 0.01, 0.05])
+@pytest.mark.parametrize("freedom", [2.0, 4.5, 30.0])
+def test_what_a_choice_risks_is_what_it_loses_on_average(value, freedom):
+    posterior = stats.t(freedom, loc=value, scale=0.02)
+    lost = posterior.expect(lambda x: -x, ub=0.0)
+    assert Contrast(value, 0.02, freedom).risk == pytest.approx(lost, rel=1e-4)
+
+
+def test_who_knows_nothing_of_the_noise_risks_everything():
+    assert Contrast(0.1, 0.01, 1.0).risk == np.inf

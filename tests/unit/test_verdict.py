@@ -248,6 +248,28 @@ def test_who_is_looked_at_early_is_further_behind_at_most():
     assert 1.2 * behind[0] < behind[1]
 
 
+def three_rounds(first, second):
+    """Of a slow baseline and two finalists that are so fast."""
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, micro_batch=32)]
+    confirmation = Confirmation(candidates, 0, 6)
+    for rates in zip((100.0, 103.0, 97.0), first, second, strict=True):
+        confirmation.close_round(dict(enumerate(rates)))
+    return confirmation
+
+
+def test_the_leader_is_taken_where_that_loses_next_to_nothing_on_average():
+    """It may be more than 2 % slower than the other one, but hardly is."""
+    confirmation = three_rounds((165.0, 163.0, 164.0), (162.0, 164.0, 155.0))
+    assert confirmation.chosen == 1
+    assert confirmation.behind(1) > 0.02
+
+
+def test_two_that_may_each_be_the_faster_one_run_on():
+    confirmation = three_rounds((165.0, 153.0, 164.0), (152.0, 163.0, 158.0))
+    assert confirmation.chosen is None
+    assert not confirmation.decided()
+
+
 def test_two_that_are_the_same_are_rarely_called_different():
     different = 0
     for seed in range(200):

@@ -57,6 +57,7 @@ def tell(model, loader, optimizer):
         "fused": optimizer.param_groups[0]["fused"],
         "dtype": str(Block.dtype),
         "benchmark": torch.backends.cudnn.benchmark,
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
         "cwd": str(Path.cwd()),
         "path": sys.path[0],
         "main": sys.modules["__main__"].__file__,

@@ -7,6 +7,7 @@ in the script to act on is named by `idle`: a run must not be taken for what it 
 import functools
 import inspect
 from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,9 @@ class Changes:
         self._names = frozenset(names)
         self.built = Built()
         self._met: set[str] = set()
+        self._for_good = ExitStack()
+        """Lasts as long as the process: a context that nobody holds is left at once."""
+        self._threads = 0
         self._optimizers: set[int] = set()
 
     def begin(self) -> None:
@@ -79,32 +83,38 @@ class Changes:
         self._met.add(name)
 
     def idle(self, *, draws: bool = True) -> list[str]:
-        """Names of knobs that have found nothing to act on so far, and of such as the script has set
-        back.
+        """Names of knobs that have found nothing to act on so far.
 
         Args:
             draws: the training draws its batches from a DataLoader; others do not tell.
         """
-        overruled = set() if draws else {*LOADER}
-        if "precision" in self._names and self._knobs["precision"] == "tf32":
-            overruled |= (
-                {"precision"} if torch.get_float32_matmul_precision() == "highest" else set()
-            )
-        return sorted(self._names - (self._met - overruled))
+        met = self._met if draws else self._met - {*LOADER}
+        return sorted(self._names - met)
+
+    def set_back(self) -> list[str]:
+        """Names of knobs of the process that the script has turned to something else."""
+        knobs, back = self._knobs, set()
+        if knobs["precision"] == "tf32" and torch.get_float32_matmul_precision() == "highest":
+            back.add("precision")
+        if torch.backends.cudnn.benchmark != knobs["cudnn_benchmark"]:
+            back.add("cudnn_benchmark")
+        if torch.get_num_threads() != self._threads:
+            back.add("cpu_threads")
+        return sorted(back & self._names)
 
     # The process
 
     def _begin_process(self) -> None:
         """What is not here was done before torch was used: see effects.process."""
         knobs, names = self._knobs, self._names
+        self._threads = torch.get_num_threads()
         done = {"cpu_threads", *_OF_ENVIRONMENT}
         if "cudnn_benchmark" in names:
             torch.backends.cudnn.benchmark = knobs["cudnn_benchmark"]
             done.add("cudnn_benchmark")
         if "attention" in names:
             kernels.flash_attention(knobs)
-            # Entered for good: it lasts as long as the process.
-            kernels.attention(knobs).__enter__()
+            self._for_good.enter_context(kernels.attention(knobs))
             done.add("attention")
         if "precision" in names and knobs["precision"] == "tf32":
             precision.float32_matmul(knobs)

@@ -111,10 +111,10 @@ def _say_what_is_idle(changes: Any, copies: Copies) -> None:
         if looked:
             return
         looked = True
-        if idle := changes.idle():
+        if idle := sorted({*changes.idle(), *changes.set_back()}):
             print(
-                f"autotune: {', '.join(idle)}: has found nothing to act on in this script; the speed-up "
-                "of the study is not to be expected",
+                f"autotune: {', '.join(idle)}: has found nothing to act on in this script, or was set "
+                "back by it; the speed-up of the study is not to be expected",
                 file=sys.stderr,
             )
         unread = copies.unread() if os.environ.get("RANK", "0") == "0" else []

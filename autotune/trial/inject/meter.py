@@ -72,9 +72,11 @@ class Meter:
         self._samples, self._tokens = self._seen.samples, self._seen.tokens
 
     def _drawn(self) -> tuple[float, float]:
+        rows, tokens = self._seen.samples - self._samples, self._seen.tokens - self._tokens
         if self._told and (self._always or not self._seen.saw_loader):
-            return self._told * self._steps, 0
-        return self._seen.samples - self._samples, self._seen.tokens - self._tokens
+            samples = self._told * self._steps
+            return samples, samples * tokens / rows if rows else 0.0
+        return rows, tokens
 
 
 class Guest(Sight):

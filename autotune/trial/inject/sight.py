@@ -6,6 +6,7 @@ pass begins.
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,8 @@ class Sight:
         self.leader: Optimizer | None = None
         self.first_backward: int | None = None
         self._unscaled: torch.Tensor | None = None
+        self._overflows: Counter[int] = Counter()
+        self._taken = False
         self._formats = own.Formats()
         self._recomputation = own.Recomputation()
         self._of_loader: dict[str, Any] = {}
@@ -124,12 +127,18 @@ class Sight:
             self._watch_gradients(at_gradients)
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
+            self._taken = True
             if self.leader is None:
                 self.leader = optimizer
             if optimizer is self.leader:
                 taken()
 
         register_optimizer_step_post_hook(after_step)
+
+    @property
+    def steps_left_out(self) -> int:
+        """Steps that the leader has not taken, as a gradient was too large for fp16."""
+        return self._overflows[id(self.leader)]
 
     def _watch_gradients(self, at_gradients: Callable[[], None]) -> None:
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -268,3 +277,15 @@ class Sight:
             return scale(scaler, outputs)
 
         torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
+        step = torch.amp.GradScaler.step
+
+        def stepped(
+            scaler: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
+        ) -> Any:
+            self._taken = False
+            found = step(scaler, optimizer, *args, **kwargs)
+            if not self._taken:
+                self._overflows[id(optimizer)] += 1
+            return found
+
+        torch.amp.GradScaler.step = stepped  # type: ignore[method-assign, assignment]

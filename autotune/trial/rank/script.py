@@ -20,7 +20,7 @@ from autotune.trial.inject.sight import Sight
 from autotune.trial.inject.spans import Spans
 from autotune.trial.observers import communication
 from autotune.trial.protocol import BlockReport, Observed, Outcome, Script, TrialRequest
-from autotune.trial.rank import profiling
+from autotune.trial.rank import profiling, raised
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import Gather, RankFigures, over_store
@@ -42,7 +42,7 @@ class ScriptTraining(Training):
         context: RankContext,
         gather: Gather,
         sight: Sight,
-        drawing: int,
+        counted: Callable[[], float],
         check: Callable[[], None],
     ) -> None:
         """After the first step.
@@ -52,21 +52,22 @@ class ScriptTraining(Training):
             context: of this rank.
             gather: beside whatever the ranks train with.
             sight: of this rank.
-            drawing: ranks that draw batches, each as many; the others are given theirs by them.
+            counted: samples that all ranks have trained on so far.
             check: called at the end of each block, whether its samples are what they should be.
         """
         super().__init__(request, context, gather)
         self._sight = sight
-        self._drawing = drawing
+        self._counted = counted
         self._check = check
-        self._tokens_at_start = 0
+        self._drawn_at_start = (0, 0)
         self.model = sight.built.model or nn.Identity()
-        self.samples_done = float(sight.samples * drawing)
+        self.samples_done = counted()
 
     def begin_block(self) -> None:
         """Count and time from here on."""
-        self._tokens_at_start = self._sight.tokens
-        self.samples_done = float(self._sight.samples * self._drawing)
+        # Steps may have passed since the last block that belong to none.
+        self.samples_done = self._counted()
+        self._drawn_at_start = (self._sight.samples, self._sight.tokens)
         self._sight.wait_seconds = 0.0
         self._sight.looks_at_loss = False
         super().begin_block()
@@ -86,7 +87,7 @@ class ScriptTraining(Training):
         self.clock.wait_seconds = self._sight.wait_seconds
         figures = super().end_block()
         self._check()
-        self.samples_done = float(self._sight.samples * self._drawing)
+        self.samples_done = self._counted()
         return figures
 
     def parameters(self) -> Iterable[nn.Parameter]:
@@ -95,8 +96,11 @@ class ScriptTraining(Training):
         return (p for group in self._sight.leader.param_groups for p in group["params"])
 
     def tokens(self, samples: int) -> int:
-        """Of the block."""
-        return (self._sight.tokens - self._tokens_at_start) * self._drawing
+        """Of so many samples of the block. What a row has of them is so, also where ranks share what
+        each of them draws."""
+        rows, tokens = self._drawn_at_start
+        drawn = self._sight.samples - rows
+        return round(samples * (self._sight.tokens - tokens) / drawn) if drawn else 0
 
 
 class _ScriptSubject:
@@ -197,7 +201,12 @@ class ScriptRun:
     def watch(self) -> None:
         """Have the optimizer steps of this process drive the run."""
         norms = self._norms.look if self._request.trajectory else None
-        self._sight.watch(went_on=self._progressed, taken=self._taken, at_gradients=norms)
+        self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
+
+    def _goes_on(self) -> None:
+        # Until a pass has gone forth and back it starts up: it may compile, or load what is large.
+        if self._sight.first_backward is not None:
+            self._progressed()
 
     def _taken(self) -> None:
         # Whatever goes wrong here is no business of the script, which may catch what is raised in it.
@@ -211,7 +220,7 @@ class ScriptRun:
             if next(self._steps, _END) is _END:
                 self._leave(None, "finished")
         except BaseException as error:
-            self._leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
+            self._leave(raised.of_exception(error), f"{type(error).__name__}: {error}")
 
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
@@ -234,7 +243,7 @@ class ScriptRun:
             self._context,
             self._gather,
             self._sight,
-            self._drawing,
+            self._counted,
             self._check_samples,
         )
         self._training.loss = self._sight.loss
@@ -256,6 +265,8 @@ class ScriptRun:
         given = self._drawing < self._context.world_size and not self._sight.saw_loader
         if idle := [name for name in idle if not (given and name in LOADER)]:
             return f"{', '.join(idle)}: has found nothing to act on in the script"
+        if back := self._changes.set_back():
+            return f"{', '.join(back)}: {_SET_BACK}"
         if self._context.world_size > 1 and self._apart():
             return (
                 "nothing was sent between ranks from the first backward pass to the end of the step: "
@@ -263,16 +274,13 @@ class ScriptRun:
             )
         in_force, knobs = self._sight.own(), self._request.knobs
         if contrary := [*own.contrary(in_force, knobs, self._script.changes)]:
-            return (
-                f"{', '.join(contrary)}: is what the script has set, over what it was changed to from "
-                "outside; map the knob to an argument of the script, or take it out"
-            )
+            return f"{', '.join(contrary)}: {_SET_BACK}"
         if contrary := [*own.contrary(in_force, knobs, self._script.kept)]:
             return (
                 f"{', '.join(contrary)}: is what the script has by itself, and not what the "
                 "configuration says; say so under `baseline`"
             )
-        if not given and not self._sight.samples:
+        if not given and not self._counted():
             return (
                 "no sample was seen: the script draws none from a DataLoader; say in study.yaml how "
                 "many a step has (workload.samples)"
@@ -282,18 +290,21 @@ class ScriptRun:
     def _apart(self) -> bool:
         return communication.collectives() == self._sight.first_backward
 
+    def _counted(self) -> float:
+        """Samples that all ranks have trained on until now."""
+        said = self._script.samples * self._steps_seen * self._context.world_size
+        if self._script.samples and self._script.told:
+            return float(said)
+        if self._script.samples and not self._sight.saw_loader:
+            # Nobody sees whether the arguments reach the training: the user must say it.
+            return float(said) if self._script.draws_none else 0.0
+        return float(self._sight.samples * self._drawing)
+
     def _check_samples(self) -> None:
         """A step must have the samples that the configuration says. A loader may run ahead of the steps,
         and end an epoch with a smaller batch."""
-        wanted, steps = self._script.samples, self._steps_seen
-        if not wanted:
-            return
-        if self._script.told:
-            self._sight.samples = wanted * steps
-            return
-        if not self._sight.saw_loader:
-            # Nobody sees whether the arguments reach the training: the user must say it.
-            self._sight.samples = wanted * steps if self._script.draws_none else 0
+        wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
+        if not wanted or self._script.told or not self._sight.saw_loader:
             return
         seen = self._sight.samples * self._drawing / self._context.world_size
         if abs(seen - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
@@ -315,6 +326,10 @@ class _Drew(NamedTuple):
 
 
 _END = object()
+_SET_BACK = (
+    "is what the script has set, over what it was changed to from outside; map the knob to an argument "
+    "of the script, or take it out"
+)
 _TOLERANCE = 0.1
 """Of samples per step, in the long run."""
 

@@ -10,6 +10,7 @@ import pytest
 from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, Script, TrialReport
 from tests.contract.launchers.sites import HASTY, Site, sites, spent
 from tests.contract.launchers.test_ends import ending
+from tests.contract.scripts.bench import OWN_BATCHES
 from tests.trials import ENDLESS, knobs
 from tests.waiting import wait_for
 
@@ -156,6 +157,40 @@ def test_a_script_that_nobody_changed_is_paused_at_a_step(site: Site) -> None:
     for report in (reports[0], reports[2]):
         assert all(block.samples == 8 * block.steps * site.world_size for block in report.blocks)
     assert site.strays() == []
+
+
+@sites("local", slow=["pair"])
+@pytest.mark.parametrize("draws", ["none", "shared"])
+def test_samples_that_the_study_tells_are_those_of_the_steps_of_a_turn(
+    site: Site, draws: str
+) -> None:
+    """The step that is left out at a change belongs to no block."""
+    if draws == "none":
+        script = Script("own.py", samples=4, draws_none=True)
+        (site.folder / "own.py").write_text(OWN_BATCHES)
+    else:
+        script = Script("shared_batch.py", ("--tensor-parallel", "2"), samples=8, told=True)
+        (site.folder / "shared_batch.py").write_text((SCRIPTS / "shared_batch.py").read_text())
+    asked = {"factory": "", "import_paths": (), "script": script}
+    for report in run(site, Forth(2, 4), asked, asked):
+        assert (report.outcome, report.cause, len(report.blocks)) == (None, "", 4)
+        told = [block.samples / block.steps for block in report.blocks]
+        assert told == [script.samples * site.world_size] * 4
+
+
+@sites("local", slow=["ray"])
+def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
+    def kill_agent(block: BlockReport) -> None:
+        if block.index == 0:
+            for agent in site.agents():
+                agent.kill()
+
+    turns = Watched(3, 100, kill_agent)
+    first, *others = run(site, turns, {}, {}, {})
+    assert turns.trained_in == [0]
+    assert "died" in first.cause
+    assert [(report.lost_agent, report.blocks) for report in others] == [(True, ())] * 2
+    site.check_next_trial()
 
 
 @sites("local", slow=["ray"])

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.trial.protocol import BlockPlan, Script, TrialReport
+from autotune.trial.protocol import BlockPlan, Deadlines, Script, TrialReport
 from launchers import Slot
-from tests.trials import knobs, trial
+from tests.trials import PATIENT, knobs, trial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 RANKS = 2
@@ -22,6 +22,15 @@ while True:
     for number, (x,) in enumerate(training):
         model(x).square().mean().backward()
         optimizer.step()
+"""
+OWN_BATCHES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
 """
 EVALUATES = f"""{TRAINS}\
         if number % 8 == 7:
@@ -79,6 +88,7 @@ class Bench:
         samples: int = 0,
         trajectory: int = 0,
         told: dict[str, Any] | None = None,
+        deadlines: Deadlines = PATIENT,
         **changes: Any,
     ) -> TrialReport:
         """A trial of the script; keyword arguments are knobs that act from outside."""
@@ -91,6 +101,7 @@ class Bench:
             script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             trajectory=trajectory,
+            deadlines=deadlines,
             env={"TOLD": str(self._told), **(env or {})},
         )
         return self._slot.run(request, lambda _: False)

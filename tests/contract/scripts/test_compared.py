@@ -8,6 +8,7 @@ from autotune.trial.protocol import Outcome
 from tests.contract.scripts.bench import (
     EVALUATES,
     REDIRECTED,
+    TRAINS,
     Bench,
     assert_well,
 )
@@ -145,6 +146,31 @@ def test_what_the_script_sets_afterwards_is_no_measurement(bench: Bench) -> None
     report = bench.run(bench.write(text), loader_workers=1)
     assert report.outcome == Outcome.ERROR
     assert "loader_workers 0: is what the script has set, over" in report.cause
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "undone"),
+    [
+        ("cudnn_benchmark", True, "torch.backends.cudnn.benchmark = False"),
+        ("cpu_threads", 2, "torch.set_num_threads(1)"),
+    ],
+)
+def test_what_the_script_turns_back_is_no_measurement(
+    bench: Bench, knob: str, value: object, undone: str
+) -> None:
+    """As many do who seed everything."""
+    text = TRAINS.replace("while True", f"{undone}\nwhile True")
+    assert_well(bench.run(bench.write(TRAINS), **{knob: value}))
+    report = bench.run(bench.write(text), **{knob: value})
+    assert report.outcome == Outcome.ERROR
+    assert f"{knob}: is what the script has set, over what it was changed to" in report.cause
+
+
+def test_steps_that_fp16_leaves_out_have_samples_as_well(bench: Bench) -> None:
+    """The first ones overflow: none of them is taken."""
+    text = _OWN.replace("init_scale=1024.0", "init_scale=2.0**127").replace("* 0 + 3", "* 2000")
+    cleared = text.replace("scaler.update()", "scaler.update()\n        optimizer.zero_grad()")
+    assert_well(bench.run(bench.write(cleared), samples=4))
 
 
 def test_autocast_inside_of_the_wrapped_model_is_seen(bench: Bench) -> None:

@@ -9,14 +9,16 @@ import pytest
 import yaml
 
 import launchers
-from autotune.trial.protocol import Outcome
+from autotune.trial.protocol import Deadlines, Outcome
 from launchers import Resources
 from search_spaces import CATALOGUE
 from search_spaces.scripts import THROUGH
 from tests.contract.scripts.bench import (
     EVALUATES,
+    OWN_BATCHES,
     RANKS,
     REDIRECTED,
+    SCRIPTS,
     TRAINS,
     Bench,
     assert_well,
@@ -68,6 +70,7 @@ def test_nothing_is_changed_that_is_not_to_be(bench: Bench) -> None:
     told = bench.told()[0]
     assert (told["bucket"], told["view"], told["workers"]) == (25 * 2**20, False, 0)
     assert (told["fused"], told["dtype"], told["benchmark"]) == (None, "None", False)
+    assert told["flash"]
 
 
 def test_knobs_act_from_outside(bench: Bench) -> None:
@@ -81,9 +84,11 @@ def test_knobs_act_from_outside(bench: Bench) -> None:
         cudnn_benchmark=True,
         activation_checkpointing=1,
         gradient_compression="fp16",
+        attention="unfused",
     )
     assert_well(report)
     for told in bench.told():
+        assert not told["flash"]
         assert (told["bucket"], told["view"], told["workers"]) == (5 * 2**20, True, 1)
         assert (told["fused"], told["dtype"], told["benchmark"]) == (True, "torch.bfloat16", True)
 
@@ -101,20 +106,9 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     assert "8 a step, are not the 16 that the configuration says" in report.cause
 
 
-_OWN_BATCHES = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-while True:
-    model(torch.randn(4, 8)).square().mean().backward()
-    optimizer.step()
-"""
-
-
 def test_samples_that_nobody_sees_are_the_users_to_say(bench: Bench) -> None:
     """An argument that never reaches the training would be taken for sixteen times its speed."""
-    script = bench.write(_OWN_BATCHES)
+    script = bench.write(OWN_BATCHES)
     report = bench.run(script, samples=64)
     assert report.outcome == Outcome.ERROR
     assert "no sample was seen" in report.cause
@@ -204,6 +198,29 @@ def test_samples_that_ranks_share_are_the_users_to_say(bench: Bench) -> None:
     report = bench.run("shared_batch.py", "--tensor-parallel", "2", samples=8, told={"told": True})
     assert_well(report)
     assert all(block.samples == 8 * RANKS * block.steps for block in report.blocks)
+
+
+def test_tokens_of_rows_that_ranks_share_are_counted_once(bench: Bench) -> None:
+    """Twice as many rows of eight tokens are drawn as are trained on."""
+    shared = (SCRIPTS / "shared_batch.py").read_text()
+    whole = shared.replace("torch.randn(512, 8), ", "torch.ones(512, 8, dtype=torch.long), ")
+    script = bench.write(whole.replace("model(x)", "model(x.float())"))
+    report = bench.run(script, "--tensor-parallel", "2", samples=8, told={"told": True})
+    assert_well(report)
+    assert all(block.tokens == 8 * block.samples for block in report.blocks)
+
+
+def test_what_comes_before_the_first_pass_is_start_up(bench: Bench) -> None:
+    """A batch is there, and then something is loaded, or compiled, for longer than a step may take."""
+    text = OWN_BATCHES.replace(
+        "while True", "import time; next(iter(loader)); time.sleep(4)\nwhile True"
+    )
+    loads = "from torch.utils.data import DataLoader\nloader = DataLoader(torch.ones(8, 8))\n"
+    script = bench.write(text.replace("model =", f"{loads}model ="))
+    report = bench.run(
+        script, samples=4, told={"draws_none": True}, deadlines=Deadlines(startup=120, step=2)
+    )
+    assert_well(report)
 
 
 def test_a_framework_that_redirects_forward_and_steps_by_a_closure(bench: Bench) -> None:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,6 +42,14 @@ def test_blocks_are_gathered_as_far_ahead_as_asked(ahead, forward, backward):
         loop.step()
     found = re.fullmatch(f"(g+)(?:cg*){{{LAYERS - 1}}}c(g+)c.*", order.seen)
     assert [len(gathered) for gathered in found.groups()] == [forward, backward]
+
+
+def test_no_rank_ever_has_the_whole_model_on_its_device(monkeypatch):
+    """It may be larger than that; FSDP2 brings each part there by itself."""
+    whole = []
+    monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: whole.append(module) or module)
+    training(regression(), parallelism="fsdp").step()
+    assert not whole
 
 
 def test_all_blocks_may_be_gathered_at_once():

@@ -28,11 +28,13 @@ SHARDING = ("fsdp", "fsdp_keep", "hsdp")
 
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     """parallelism: the model, on the device, bare, under DDP or sharded by FSDP2."""
+    if knobs["parallelism"] in SHARDING:
+        return _sharded(
+            knobs, model, device
+        )  # which brings each part there by itself, and no whole
     model = model.to(device)
     if knobs["parallelism"] == "none":
         return model
-    if knobs["parallelism"] in SHARDING:
-        return _sharded(knobs, model, device)
     first_bucket(knobs)
     wrapper = DistributedDataParallel(
         model,

@@ -42,9 +42,11 @@ def run_blocks(
         began = time.perf_counter()
         for _ in range(turn.left_out):
             yield
+        left_out_seconds = time.perf_counter() - began
         if turn.number:
             observers.resume()
-        left_out_seconds = time.perf_counter() - began
+            # Leave comes to one node after another, and the first would wait on the clock for the last.
+            training.meet()
         observers.start(index)
         training.begin_block()
         for left in reversed(range(steps)):

@@ -73,6 +73,10 @@ class Training:
         if not math.isfinite(self.loss_read):
             raise NonFiniteLoss(f"the loss is {self.loss_read}, read at step {self.steps_done}")
 
+    def meet(self) -> None:
+        """Wait until all ranks have come here."""
+        self.gather(RankFigures(0.0, 0.0, 0.0, 0.0))
+
     def parameters(self) -> Iterable[nn.Parameter]:
         """All that is trained."""
         return self.model.parameters()

@@ -119,17 +119,25 @@ class Agents:
         self._store_port = hellos[0].store_port
         self._interfaces = [hello.interface for hello in hellos]
 
+    def nodes_of(self, request: TrialRequest) -> set[int]:
+        """Those that have ranks of a trial: what has fewer than the slot has is on the first ones."""
+        first_ranks = self._first_ranks()
+        return {node for node, first in enumerate(first_ranks) if first < request.world_size}
+
+    def _first_ranks(self) -> list[int]:
+        """Of each node."""
+        return list(itertools.accumulate((node.ranks for node in self._nodes[:-1]), initial=0))
+
     def start(self, request: TrialRequest) -> None:
-        """Start a trial's ranks on all nodes."""
+        """Start a trial's ranks, each on its node."""
         secret = secrets.token_hex(16)
-        first_ranks = itertools.accumulate((node.ranks for node in self._nodes), initial=0)
-        for index, (link, node, first) in enumerate(
-            zip(self.links, self._nodes, first_ranks, strict=False)
-        ):
+        first_ranks = self._first_ranks()
+        for index in sorted(self.nodes_of(request)):
+            link, first = self.links[index], first_ranks[index]
             placement = Placement(
                 node=index,
                 first_rank=first,
-                local_world_size=min(node.ranks, request.world_size),
+                local_world_size=min(self._nodes[index].ranks, request.world_size - first),
                 store_host=self.links[0].host,
                 store_port=self._store_port,
                 interface=self._interfaces[index],

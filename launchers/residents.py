@@ -107,7 +107,7 @@ class Residents:
     def _go_on(self) -> None:
         """Give the next turn, or end all."""
         member = self._turns.next()
-        if member is None:
+        if member is None or self.lost_agent:
             self.end()
             return
         self._account()
@@ -118,7 +118,7 @@ class Residents:
             request, returns = self._requests[member], member in self._runs
             if not returns:
                 watch = functools.partial(self._take, member)
-                self._runs[member] = Run(request.trial, self._agents, watch)
+                self._runs[member] = Run(request, self._agents, watch)
                 self._agents.start(request)
             left_out = _LEFT_OUT if returns and member != self._trains else 0
             self._trains = member

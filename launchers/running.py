@@ -13,6 +13,7 @@ from autotune.trial.protocol import (
     Outcome,
     RankEnd,
     TrialReport,
+    TrialRequest,
 )
 from launchers.agents import Agents, Ear
 from launchers.base import TrialWatch
@@ -21,14 +22,14 @@ from launchers.base import TrialWatch
 class Run:
     """One trial as its messages come in."""
 
-    def __init__(self, trial: str, agents: Agents, watch: TrialWatch) -> None:
-        self._trial = trial
+    def __init__(self, request: TrialRequest, agents: Agents, watch: TrialWatch) -> None:
+        self._trial = request.trial
         self._agents = agents
         self._watch = watch
         self._ear = Ear(agents)
-        self.nodes = set(range(len(agents.links)))
+        self.nodes = agents.nodes_of(request)
         """That have not cleared it away yet."""
-        self._several_nodes = len(agents.links) > 1
+        self._several_nodes = len(self.nodes) > 1
         self._lock = threading.Lock()
         self._ending = False
         self._on_purpose = False

@@ -91,7 +91,7 @@ class AgentSlot(Slot):
         agents = self._ready()
         if request.stays:
             return StayingRun(request, agents, watch)
-        run = Run(request.trial, agents, watch)
+        run = Run(request, agents, watch)
         agents.start(request)
         return run
 

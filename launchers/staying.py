@@ -30,7 +30,7 @@ class StayingRun(Run):
     ) -> None:
         """Launch the ranks, or give those of an earlier trial, which wait, their new configuration."""
         launched = before.launched if before else request
-        super().__init__(launched.trial, agents, watch)
+        super().__init__(launched, agents, watch)
         self.launched: TrialRequest = launched
         """By what the ranks were launched."""
         self._request = request
@@ -74,7 +74,7 @@ class StayingRun(Run):
             try:
                 self.hear(*self._agents.receive(timeout=0.0), stood="")
             except queue.Empty:
-                return len(self.nodes) == len(self._agents.links)
+                return self.nodes == self._agents.nodes_of(self.launched)
         return False
 
     def is_of(self, block: BlockReport) -> bool:

@@ -45,6 +45,17 @@ def test_blocks_account_for_every_step_sample_and_second(site: Site) -> None:
     assert report.wall_seconds >= sum(block.seconds for block in report.blocks)
 
 
+@sites("pair", slow=["cluster"])
+def test_what_has_fewer_ranks_than_the_slot_is_on_its_first_node(site: Site) -> None:
+    """As the process of a command is, which sees to its ranks itself."""
+    report = site.slot.run(site.request(world_size=1), go_on)
+    assert (report.outcome, report.cause, report.lost_agent) == (None, "", False)
+    assert [block.index for block in report.blocks] == list(range(4))
+    assert all(len(block.rank_seconds) == 1 for block in report.blocks)
+    assert site.strays() == []
+    site.check_next_trial()
+
+
 @sites("local")
 def test_the_agent_itself_never_loads_torch(site: Site) -> None:
     site.check_next_trial()

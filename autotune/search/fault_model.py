@@ -29,7 +29,7 @@ class FaultModel:
         Args:
             grid: the search space.
             worked: rows that ran.
-            failed: rows that failed, but for want of memory.
+            failed: rows that failed; for want of memory, where no model of that can tell.
         """
         width = len(grid.names)
         # (knob, knob): a value alone on the diagonal, two together above it.

@@ -255,6 +255,8 @@ class PerformanceModelSampler(BaseSampler):
         ran = [t for t in known if measured(t) is not None]
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
         failed = [t for t in known if t.state == TrialState.FAIL]
+        if not grid.has_sizes("micro_batch"):
+            failed += too_large  # without sizes memory is a matter of values, as any other cause
         worked, memory = _rows(grid, ran), self._memory_bytes or math.nan
         shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])
         fits = 1 - MemoryModel(grid, worked, _rows(grid, too_large), shares).risk(candidates)

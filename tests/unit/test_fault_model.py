@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Grid
 from autotune.search.memory_model import rows_of
-from autotune.search.performance_model import PerformanceModelSampler
+from autotune.search.performance_model import OUT_OF_MEMORY, PerformanceModelSampler
 
 SPACE = {name: CategoricalDistribution([0, 1, 2]) for name in ("a", "b", "c", "d")}
 GRID = Grid(SPACE)
@@ -50,8 +50,11 @@ def test_failures_that_share_two_values_point_at_them():
     assert risk((2, 1, 2, 2), worked, failed) < 0.5
 
 
+@pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_pair_of_values_that_fails_is_soon_left_alone(seed):
+def test_a_pair_of_values_that_fails_is_soon_left_alone(seed, memory):
+    """Also for want of memory, where no size is searched that would tell of it."""
+
     def works(params):
         return not (params["a"] == 2 and params["b"] == 2)
 
@@ -66,7 +69,9 @@ def test_a_pair_of_values_that_fails_is_soon_left_alone(seed):
             study.tell(trial, value := rate(trial.params))
             best = max(best, value)
         else:
-            study.tell(trial, state=TrialState.FAIL)
+            if memory:
+                trial.set_constraint(OUT_OF_MEMORY, 1.0)
+            study.tell(trial, state=TrialState.PRUNED if memory else TrialState.FAIL)
             failures += 1
     assert failures <= 5  # of nine
     assert best == pytest.approx(

@@ -10,6 +10,7 @@ ASSIGNMENT = "="
 FIELD = "::"
 """Between what names a file and a field in it: see `autotune.spec.fields`."""
 _END = "--"
+_OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
 
 def changed(
@@ -66,9 +67,25 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
     return values[-1] if values else None
 
 
+def truth(text: str | None) -> bool | None:
+    """What a word that stands for yes or no says; None if it is none."""
+    word = (text or "").lower()
+    return True if word in _OPPOSITES else False if word in _OPPOSITES.values() else None
+
+
+def may_be_switch(flag: str) -> bool:
+    """Whether it is an option that could stand by itself."""
+    return flag.startswith("-") and not flag.endswith(ASSIGNMENT) and FIELD not in flag
+
+
 def _spelt(text: str, today: str | None) -> str:
-    """A value as the user spells such: to Python Fire, `False` is no and `false` a text."""
-    return text.title() if today in ("True", "False") and text in ("true", "false") else text
+    """A value as the user spells such: to Python Fire, `False` is no and `false` a text, and who writes
+    `off` today may know no other word."""
+    if today is None or truth(today) is None or text not in ("true", "false"):
+        return text
+    pair = next(pair for pair in _OPPOSITES.items() if today.lower() in pair)
+    word = pair[0] if text == "true" else pair[1]
+    return word.title() if today.istitle() else word.upper() if today.isupper() else word
 
 
 def _assign(found: list[str], flag: str, value: str) -> None:
@@ -94,8 +111,8 @@ def _set(found: list[str], flag: str, value: str) -> None:
 
 
 def _is_valued(found: Sequence[str], flag: str) -> bool:
-    """Whether a flag of yes or no is no switch: `--flag=true`, `--flag True`."""
-    return (given(found, flag) or "").lower() in ("true", "false")
+    """Whether a flag of yes or no is no switch: `--flag=true`, `--flag True`, `--flag off`."""
+    return truth(given(found, flag)) is not None
 
 
 def _switch(found: list[str], flag: str, *, on: bool) -> None:

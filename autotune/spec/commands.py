@@ -119,7 +119,7 @@ def of_knobs(
             section = "knobs" if name in own else "search_space"
             text = f"nothing in workload.command takes it; write {{{name}}} there"
             problems[section, name] = text
-    return {**dict(_of_batch(space, taken, fixed_batch=fixed_batch)), **problems}
+    return {**dict(_of_batch(space, taken, baseline, fixed_batch=fixed_batch)), **problems}
 
 
 def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]) -> str | None:
@@ -134,14 +134,19 @@ def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]
 
 
 def _of_batch(
-    space: Mapping[str, Sequence[Any]], taken: Collection[str], *, fixed_batch: bool
+    space: Mapping[str, Sequence[Any]],
+    taken: Collection[str],
+    baseline: Mapping[str, Any],
+    *,
+    fixed_batch: bool,
 ) -> Iterator[tuple[mistakes.FieldPath, str]]:
     sizes = space.get("micro_batch", ())
     if mistakes.LARGEST in sizes:
         place = list(sizes).index(mistakes.LARGEST)
         text = "is not looked for in a command, which fills its devices by itself; give numbers"
         yield ("search_space", "micro_batch", place), text
-    if fixed_batch and len(sizes) > 1 and "accumulation_steps" not in taken:
+    several = {*sizes, baseline["micro_batch"]} if "micro_batch" in baseline else {*sizes}
+    if fixed_batch and sizes and len(several) > 1 and "accumulation_steps" not in taken:
         yield (
             ("objective", "global_batch"),
             "stays only if the command accumulates more where micro_batch is less: have "

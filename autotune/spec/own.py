@@ -72,15 +72,23 @@ def of_arguments(
 def _told(
     knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str]
 ) -> KnobValue | None:
-    value = _parsed(kind(knob.values[0]), _text(knob, given, variables))
+    wanted, text = kind(knob.values[0]), _text(knob, given, variables)
+    value = _truth(knob, text) if wanted == "boolean" else _parsed(wanted, text)
     # What follows a switch is an argument of its own.
     return True if value is None and _is_switch(knob) and knob.flag in given else value
 
 
+def _truth(knob: OwnKnobSpec, text: str | None) -> bool | None:
+    # A variable is written as true or false, whatever it was before.
+    is_variable = (knob.flag or "").startswith(arguments.ENVIRONMENT)
+    if is_variable and (text or "").lower() not in ("true", "false"):
+        return None
+    return arguments.truth(text)
+
+
 def _is_switch(knob: OwnKnobSpec) -> bool:
     flag = knob.flag or ""
-    bare = flag.startswith("-") and not (flag.endswith(arguments.ASSIGNMENT) or _is_field(flag))
-    return bare and kind(knob.values[0]) == "boolean"
+    return arguments.may_be_switch(flag) and kind(knob.values[0]) == "boolean"
 
 
 def _is_field(flag: str | None) -> bool:
@@ -97,11 +105,9 @@ def _text(knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str])
 
 
 def _parsed(wanted: str, text: str | None) -> KnobValue | None:
-    """The value of this kind in a text; None if there is none."""
+    """The value of this kind, a number or a text, in a text; None if there is none."""
     if text is None or wanted == "text":
         return text
-    if wanted == "boolean":
-        return {"true": True, "false": False}.get(text.lower())
     try:
         number = float(text)
         return int(text) if re.fullmatch(r"[-+]?[0-9]{1,30}", text) else number

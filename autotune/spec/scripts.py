@@ -142,8 +142,8 @@ def of_knobs(
                 f"{who} say what {flag} is today; add it there, or say under baseline "
                 f"what the script takes without it"
             )
-    split = "micro_batch" in space and len(space["micro_batch"]) > 1
-    if fixed_batch and split and "accumulation_steps" not in workload.flags:
+    sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
+    if fixed_batch and len(sizes) > 1 and "accumulation_steps" not in workload.flags:
         problems["objective", "global_batch"] = (
             "stays only if the script accumulates more where micro_batch is less: say under "
             "workload.flags by which argument accumulation_steps is turned, or `global_batch: free`"
@@ -240,11 +240,12 @@ def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
         text = arguments.given(workload.arguments, flag)
         if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
             continue
-        value = _value(text)
+        is_boolean = isinstance(CATALOGUE[name].default, bool)
+        value = arguments.truth(text) if is_boolean else _value(text)
         if text is not None:
             told[name] = text if CATALOGUE[name].domain.problem(value) else value
         # What follows a switch is an argument of its own.
-        if isinstance(CATALOGUE[name].default, bool) and not isinstance(value, bool):
+        if is_boolean and value is None and arguments.may_be_switch(flag):
             told[name] = flag in workload.arguments
     return {n: v for n, v in told.items() if not CATALOGUE[n].domain.problem(v)}
 

@@ -281,6 +281,11 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
     if data.get("knobs") and "search_space" not in data:
         data["search_space"] = {}
     data, problems = known.with_files(data, folders) if folders else (data, {})
+    objective = data.get("objective")
+    if isinstance(objective, dict) and objective.get("global_batch", "") is None:
+        # In records of earlier versions nothing means `free`.
+        text = "is empty; say keep or free, or leave it out"
+        problems = {**problems, ("objective", "global_batch"): text}
     try:
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})

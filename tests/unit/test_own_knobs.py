@@ -72,6 +72,7 @@ def test_they_reach_the_script_by_their_flags(tmp_path: Path) -> None:
         ({"values": [False, True], "flag": "--on"}, {"args": ["x"]}, False),
         ({"values": [False, True], "flag": "--on"}, {"args": ["--on", "x"]}, True),
         ({"values": [False, True], "flag": "--on"}, {"args": ["--on", "False"]}, False),
+        ({"values": [False, True], "flag": "--on"}, {"args": ["--on", "no"]}, False),
         ({"values": [False, True], "flag": "m.on="}, {"args": ["m.on=True"]}, True),
         ({"values": [False, True], "flag": "--on="}, {"args": ["--on=True"]}, True),
         ({"values": [False, True], "flag": "--on=", "default": True}, {}, True),
@@ -119,6 +120,10 @@ def test_todays_value_is_the_scripts(
             "a text",
         ),
         ({"knobs": {"on": {"values": [1, 2], "flag": "--lr"}}}, "--lr is 'slow' today"),
+        (
+            {"knobs": {"on": {"values": [True, False], "flag": "$ON"}}, "env": {"ON": "1"}},
+            "are each a boolean, but $ON is '1' today",
+        ),
         (
             {"knobs": {"on": {"values": [True, False], "flag": "--on", "default": True}}},
             "knobs.on: is true today without --on, which nothing takes back",

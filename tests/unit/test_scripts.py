@@ -40,6 +40,10 @@ SCRIPT = {
         (["--on=true"], "--on", False, ["--on=false"]),
         (["--on", "False", "x"], "--on", True, ["--on", "True", "x"]),
         (["--on=false"], "--on", True, ["--on=true"]),
+        (["--on", "no", "x"], "--on", True, ["--on", "yes", "x"]),
+        (["--on", "0"], "--on", True, ["--on", "1"]),
+        (["--on=OFF"], "--on", True, ["--on=ON"]),
+        (["m.on=Yes"], "m.on=", False, ["m.on=No"]),
         (["m.on=True"], "m.on=", False, ["m.on=False"]),
         (["m.on=True"], "m.on=", "full", ["m.on=full"]),
         (["x", "$(touch y)", "a\nb"], "$N", 2, ["x", "$(touch y)", "a\nb"]),
@@ -92,6 +96,9 @@ def test_the_baseline_is_what_the_arguments_say(tmp_path: Path) -> None:
         (["--lr", "1", "--pin"], True),
         (["--pin", "[x"], True),
         (["--pin", "False"], False),
+        (["--pin", "off"], False),
+        (["--pin", "0"], False),
+        (["--pin=1"], True),
         (["--lr", "1"], False),
     ],
 )
@@ -123,6 +130,17 @@ def test_what_follows_a_switch_is_no_value_of_it(
         ({**SCRIPT, "flags": {}}, {}, "search_space.micro_batch: cannot be changed from outside"),
         ({**SCRIPT, "args": []}, {}, "workload.args do not say what --batch-size is today"),
         (SCRIPT, {"baseline": {"micro_batch": 8}}, "is 8, but workload.args say 16"),
+        (
+            {"script": "train.py", "flags": {"pin_memory": "$PIN"}},
+            {"search_space": {"pin_memory": [False, True]}},
+            "workload.args do not say what $PIN is today",
+        ),
+        (
+            {"script": "train.py", "flags": {"pin_memory": "data.pin="}},
+            {"search_space": {"pin_memory": [False, True]}},
+            "workload.args do not say what data.pin= is today",
+        ),
+        (SCRIPT, {"objective": {"global_batch": None}}, "objective.global_batch: is empty; say"),
         (SCRIPT, {"search_space": {"precision": ["fp32", "fp16"]}}, "cannot be fp16 from outside"),
         (
             SCRIPT,
@@ -132,6 +150,11 @@ def test_what_follows_a_switch_is_no_value_of_it(
         (
             SCRIPT,
             {"objective": {"global_batch": "keep"}},
+            "objective.global_batch: stays only if the script accumulates more",
+        ),
+        (
+            SCRIPT,
+            {"objective": {"global_batch": "keep"}, "search_space": {"micro_batch": [8]}},
             "objective.global_batch: stays only if the script accumulates more",
         ),
     ],

@@ -164,9 +164,19 @@ class ProfileRun(_WholeRun):
 class FitRun(_WholeRun):
     """A run that is only to show whether it fits in memory."""
 
+    def __init__(self, blocks: int = 0) -> None:
+        """Say without how many it shows nothing."""
+        super().__init__()
+        self._blocks = blocks
+
     def result(self, report: TrialReport) -> AttemptResult:
-        """COMPLETE, or how it failed."""
-        return _failure(report) or AttemptResult(AttemptState.COMPLETE, **_common(report))
+        """COMPLETE, PRUNED where it was ended too early to show anything, or how it failed."""
+        if failed := _failure(report):
+            return failed
+        if len(self.seen) < self._blocks:
+            cause = "its time was over before all that training keeps in memory was there"
+            return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
+        return AttemptResult(AttemptState.COMPLETE, **_common(report))
 
 
 def _failure(report: TrialReport) -> AttemptResult | None:

@@ -42,7 +42,8 @@ _OVERRUN = 2.0
 _HURRIED_BLOCKS = 6
 """In the time of a whole run, where that is short: its first step, its warm-up, what counts."""
 _NOTHING_SEEN = Settling()
-_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=2)
+FEW_BLOCKS = 2
+_FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=FEW_BLOCKS)
 """The first block is a single step. The optimizer's state is there from the second step on, what
 gradient compression keeps after its warm-up."""
 

@@ -16,6 +16,7 @@ from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.errors import LauncherError
 from autotune.runs.judging import FitRun, ProfileRun, TrajectoryRun
+from autotune.runs.plan import FEW_BLOCKS
 from autotune.study.bench import Bench
 from autotune.study.job import BASELINE, Job
 from autotune.study.long_pair import LongPair
@@ -177,7 +178,8 @@ class Finals:
                 return False
             if self._schedule.left > costs.profile(knobs) + proof:
                 allowed = self._schedule.share(1.0)
-                self._bench.run(trial, knobs, Purpose.LONGEST, judge=FitRun(), allowed=allowed)
+                judge = FitRun(FEW_BLOCKS)
+                self._bench.run(trial, knobs, Purpose.LONGEST, judge=judge, allowed=allowed)
                 return True
         return False
 

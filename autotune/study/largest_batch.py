@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.runs.judging import FitRun
+from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.splits import divisors
 from autotune.spec import StudySpec
 from autotune.spec.mistakes import LARGEST
@@ -28,6 +29,7 @@ _HEADROOM = 0.9
 """Share of the largest micro-batch that is taken: training has peaks that a few steps do not show."""
 _GRANULE = 8
 """Kernels like multiples."""
+_STEPS = "accumulation_steps"
 _CLOSE_ENOUGH = 8
 """The search ends when what lies between is an eighth of what fits."""
 
@@ -119,8 +121,8 @@ class LargestBatch:
         attempts = known = self._job.attempts()
         with Bench(self._job, self._check) as bench:
             while (size := self._next(attempts)) is not None:
-                allowed = self._allowed(attempts)
-                bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=FitRun(), allowed=allowed)
+                allowed, judge = self._allowed(attempts), FitRun(FEW_BLOCKS)
+                bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, allowed=allowed)
                 attempts = self._job.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
@@ -158,9 +160,18 @@ class LargestBatch:
         domain = CATALOGUE["micro_batch"].domain
         assert isinstance(domain, Range)
         size = bracket.next(self._first, self._share or int(domain.high))
-        # What the study's own constraints rule out is not launched to see whether it fits.
-        ruled_out = size is not None and any(broken(self._knobs(size), self._job.plan.facts))
-        return None if ruled_out else size
+        return None if size is None or self._ruled_out(size) else size
+
+    def _ruled_out(self, size: int) -> bool:
+        """Whether the study's own constraints allow it with no accumulation that is searched: then it is
+        not launched to see whether it fits."""
+        plan = self._job.plan
+        if self._share is not None:
+            several = {self._share // size}
+        else:
+            several = {plan.baseline[_STEPS], *plan.spec.values().get(_STEPS, ())}
+        one = self._knobs(size)
+        return all(any(broken({**one, _STEPS: steps}, plan.facts)) for steps in several)
 
     def _allowed(self, attempts: Attempts) -> Allowance | None:
         """The time of the next run; None: no limit."""

@@ -176,6 +176,22 @@ def test_what_runs_out_of_memory_tells_nothing_of_other_values(played: Replayed)
     assert {(4, "none"), (4, "full"), (8, "none")} <= tried
 
 
+def test_constraints_on_what_follows_do_not_rule_the_probes_out(played: Replayed) -> None:
+    """Of a global batch that may only grow, a probe with little accumulation has too little."""
+    changes = {
+        "workload": "gpt",
+        "resources": {"workers": 4, "memory_per_worker": "1GiB"},
+        "baseline": {"micro_batch": 8, "accumulation_steps": 4},
+        "search_space": {"micro_batch": ["max"]},
+        "objective": {"global_batch": "free"},
+        "constraints": ["global_batch >= 128"],
+        "budget": {"trials": 3},
+    }
+    played.on(running_at(lambda _: 100.0), workers=4).run(**changes)
+    fits = [attempt.knobs["micro_batch"] for attempt in played.attempts("fit")]
+    assert fits[:3] == [8, 16, 32]
+
+
 def test_the_largest_batch_is_one_that_is_allowed(played: Replayed) -> None:
     workload = {**OWN["workload"], "flags": {"micro_batch": "--batch"}}
     changes = {

@@ -217,4 +217,7 @@ def test_looking_for_the_largest_micro_batch_keeps_the_wall_time_too(played: Rep
     fits = played.attempts("fit")
     assert fits
     assert sum(a.result.wall_seconds for a in fits) <= 0.4 * 120
+    states = [str(attempt.result.state) for attempt in fits]
+    assert states == ["COMPLETE"] * (len(fits) - 1) + ["PRUNED"], "what was cut off has not fitted"
+    assert played.recorded("search")[-1].knobs["micro_batch"] <= fits[-2].knobs["micro_batch"]
     assert played.seconds <= 1.1 * 120

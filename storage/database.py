@@ -5,6 +5,7 @@ import fcntl
 import functools
 import glob
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ VERSION_TABLE = "autotune_alembic_version"
 """Optuna's own migrations use Alembic's default name."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _SCHEMA_LOCK = 0x6175746F  # any number that no other program takes; 'auto'
+_OCTAL = re.compile(r"\\([0-7]{3})")
 _BUSY_SECONDS = 60
 _BUSY_POLL_SECONDS = 0.05
 _DRIVERS = {
@@ -319,7 +321,7 @@ def file_system(path: Path) -> str:
     best, kind = "", ""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, written, mounted_kind, *_ = line.split()
-        mount = written.encode().decode("unicode_escape")  # a space is written \\040
+        mount = _OCTAL.sub(lambda found: chr(int(found[1], 8)), written)  # a space is written \\040
         inside = resolved == mount or resolved.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
             best, kind = mount, mounted_kind

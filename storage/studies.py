@@ -1,7 +1,7 @@
 """Studies: the queue of each cluster, and how far each study has come."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, or_, select, update
@@ -98,8 +98,9 @@ class Studies:
             lease = self._lease_of(session, name)
             row = self._locked(session, name)
             if spec is not None and spec != row.spec:
+                if _may_find_more(row.spec, spec):
+                    row.search_ended = None
                 row.spec = spec
-                row.search_ended = None  # with more budget there may be more to find
             row.workdir = row.workdir if workdir is None else workdir
             row.file = file or row.file
             if cluster is not None and cluster != row.cluster:
@@ -227,7 +228,7 @@ class Studies:
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study.id)
-            row.search_ended = reason if row.spec == study.spec else None
+            row.search_ended = None if _may_find_more(study.spec, row.spec) else reason
             now = self._transactions.now(session)
             said = MessageKind.SAID
             session.add_all(
@@ -338,6 +339,11 @@ def _of_daemon(session: Session, study_id: int) -> StudyRow:
     if row is None:
         raise LeaseLost("the study that ran here was deleted; nothing more is written of it")
     return row
+
+
+def _may_find_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a search that has ended by these settings of a study may go on by those."""
+    return before.get("budget") != after.get("budget")
 
 
 def _settled(row: StudyRow, state: StudyState) -> StudyState:

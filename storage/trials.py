@@ -93,17 +93,21 @@ class TrialLedger:
 
     @_fenced
     def ask(self, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-        """The next trial, now RUNNING. If the sampler fails, the trial it was asked for is FAIL."""
-        before = len(self.trials())
-        try:
-            trial = self._study.ask(dict(distributions))
-        except LeaseLost:
-            raise  # whoever has the lease now finishes what was begun
-        except Exception:
-            for orphan in self.trials()[before:]:
-                self._study.tell(orphan.number, state=TrialState.FAIL)
-            raise
-        return self._frozen(trial)
+        """The next trial, now RUNNING. If the sampler fails, the trial it was asked for is FAIL; where
+        that is one that somebody has enqueued, the next is asked for."""
+        while True:
+            before = {trial.number: trial.state for trial in self.trials()}
+            try:
+                return self._frozen(self._study.ask(dict(distributions)))
+            except LeaseLost:
+                raise  # whoever has the lease now finishes what was begun
+            except Exception:
+                running = {t.number for t in self.trials() if t.state == TrialState.RUNNING}
+                begun = {n for n in running if before.get(n) != TrialState.RUNNING}
+                for orphan in begun:
+                    self._study.tell(orphan, state=TrialState.FAIL)
+                if not begun or not begun <= before.keys():
+                    raise
 
     @_fenced
     def complete_params(

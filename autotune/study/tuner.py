@@ -28,7 +28,7 @@ from autotune.analysis.wording import difference, quantity
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
-from autotune.search.sampling import sampler
+from autotune.search.sampling import Exhausted, sampler
 from autotune.study.bench import Bench, Finished
 from autotune.study.board import Board
 from autotune.study.budget import Budget
@@ -325,17 +325,25 @@ class Tuner:
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; returns trials that were asked for but not run."""
         recorded = {a.trial: a for a in self._job.attempts().searched()}
-        unlaunched = []
+        unlaunched: list[FrozenTrial] = []
         for trial in self._ledger.trials():
             if trial.state != TrialState.RUNNING:
                 continue
             attempt = recorded.get(trial.number)
             if attempt is None:
-                complete = self._ledger.complete_params(trial, self._space.distributions())
-                unlaunched.append(complete)
+                unlaunched.extend(self._completed(trial))
             else:
                 self._tell_result(attempt, attempt.result)
         return unlaunched
+
+    def _completed(self, trial: FrozenTrial) -> Iterator[FrozenTrial]:
+        """A trial that was asked for with all of its values; none if it cannot have them."""
+        try:
+            yield self._ledger.complete_params(trial, self._space.distributions())
+        except (Exhausted, ValueError) as error:
+            why = str(error) or "its values were tried, or are not allowed"
+            reason = AttemptResult(AttemptState.ERROR, f"no configuration of this study: {why}")
+            self._ledger.tell(trial.number, reason, f"Not run: {why}.")
 
     def _close_what_is_open(self) -> None:
         """A trial that somebody else has asked for since the search ended is not run any more."""

@@ -186,6 +186,17 @@ class TestAsking:
         assert [trial.state for trial in everything(successor)] == [TrialState.COMPLETE] * 4
         assert not sampler("random", space, 1).has_more(successor.trials())
 
+    def test_what_somebody_has_enqueued_and_cannot_be_ends_no_search(
+        self, ledger: TrialLedger
+    ) -> None:
+        ledger._study.enqueue_trial({"precision": "fp7"})
+        asked = ledger.ask(KNOBS)
+        assert asked.number == 1
+        assert [trial.state for trial in everything(ledger)] == [
+            TrialState.FAIL,
+            TrialState.RUNNING,
+        ]
+
 
 class TestHalfAsked:
     """A daemon was killed between two parameters of a trial that it was asking for."""

@@ -233,6 +233,8 @@ class TestStudies:
         assert [m.text for m in repository.messages.of(study.id)] == ["The search ends: enough."]
         repository.studies.enqueue("first", study.spec)
         assert repository.studies.named("first").search_ended == "enough"
+        repository.studies.enqueue("first", {**study.spec, "logs": "all"})
+        assert repository.studies.named("first").search_ended == "enough"
         repository.studies.enqueue("first", {**study.spec, "budget": 9})
         assert repository.studies.named("first").search_ended is None
         # The daemon has not heard of the new budget yet: what it ends is the old search.

@@ -17,7 +17,7 @@ class TestFileSystem:
         assert file_system(tmp_path) not in ("", "proc", "sysfs")
 
     @needs_mounts
-    @pytest.mark.parametrize("name", ["plain", "with space", "with\ttab", "back\\slash"])
+    @pytest.mark.parametrize("name", ["plain", "with space", "with\ttab", "back\\slash", "größe"])
     def test_that_of_a_mount_of_any_name_is_known(self, name: str, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         script = """

@@ -70,7 +70,7 @@ def _density(z: float, freedom: float) -> float:
     """Of Student's t; scipy.stats, which has it, takes a second to import."""
     scale = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
     height = math.exp(float(scale)) / math.sqrt(freedom * math.pi)
-    return height * (1 + z**2 / freedom) ** (-(freedom + 1) / 2)
+    return height * math.pow(1 + z**2 / freedom, -(freedom + 1) / 2)
 
 
 @dataclass(frozen=True)

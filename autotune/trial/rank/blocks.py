@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autotune.trial.observers.block import BlockObservers, RankSight, together
 from autotune.trial.observers.timing import BlockLength, LengthInTurn
-from autotune.trial.protocol import BlockReport, Observed, TrialRequest
+from autotune.trial.protocol import BlockReport, Observed, TrialRequest, Turn
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.gathering import RankFigures
 from autotune.trial.rank.training import Training
@@ -45,6 +45,7 @@ def run_blocks(
         left_out_seconds = time.perf_counter() - began
         if turn.number:
             observers.resume()
+        if request.takes_turns or request.stays:
             # Leave comes to one node after another, and the first would wait on the clock for the last.
             training.meet()
         observers.start(index)
@@ -63,7 +64,11 @@ def run_blocks(
         slowest = max(rank.seconds for rank in figures)
         length.learn(index, slowest, rested=bool(turn.left_out))
         if context.rank == 0:
-            seen = together([rank.seen for rank in ranks])
-            if turn.number:
-                seen |= Observed(turn=turn.number, left_out_seconds=left_out_seconds)
+            seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
             report(training.block(request.trial, index, figures, seen))
+
+
+def _of_turn(turn: Turn, left_out_seconds: float) -> Observed:
+    if not turn.number:
+        return Observed()
+    return Observed(turn=turn.number, left_out_seconds=left_out_seconds)

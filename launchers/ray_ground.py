@@ -72,7 +72,8 @@ class Ground:
             DriverLost: Ray has ended our job.
         """
         cluster = self.cluster
-        state = cluster.driver.call("stands", group=self.group)
+        # Nothing is held where an earlier search for another place has found none.
+        state = cluster.driver.call("stands", group=self.group) if self.group else ""
         if state == "REMOVED":
             cluster.driver.give_up("Ray has ended this job: its placement groups are gone")
             raise DriverLost(cluster.driver.lost)

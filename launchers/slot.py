@@ -1,6 +1,5 @@
 """A slot over the agents of one or more nodes; the same for every launcher."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -223,11 +222,15 @@ class AgentSlot(Slot):
 
     def _new_agents(self) -> "Agents":
         if self._preloading.wanted:
-            with contextlib.suppress(LauncherError):
+            try:
                 agents = Agents(self._nodes, self._preloading, self.heed)
                 if agents.fit and _of_all(agents.environments) == self.environment:
                     return agents
                 agents.close()
+            except (SlotGone, NotBegun):
+                raise  # that has nothing to do with what they import
+            except LauncherError:
+                pass
             self._preloading.give_up()
         return Agents(self._nodes, self._preloading, self.heed)
 

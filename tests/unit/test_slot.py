@@ -18,6 +18,7 @@ from autotune.trial.protocol import (
     PROTOCOL,
     Alive,
     BlockReport,
+    Built,
     EndTrial,
     Hello,
     Message,
@@ -32,7 +33,7 @@ from autotune.trial.protocol import (
     from_line,
 )
 from launchers import agents
-from launchers.agents import Node
+from launchers.agents import Node, SlotGone
 from launchers.base import Link
 from launchers.slot import AgentSlot
 from tests.trials import of_one_rank
@@ -436,6 +437,26 @@ class TestWhatIsAway:
         threading.Timer(0.3, lambda: cluster.links[1].say(b"")).start()
         cluster.run(go_on)
         assert cluster.slot.away() == ["node 1 lost"], "until there is another"
+
+
+@pytest.mark.fault(25)
+def test_a_slot_without_a_place_says_so_whatever_its_agents_import() -> None:
+    """It is not asked again without what they import, as if that had kept them from coming up."""
+    asked = 0
+
+    def connect() -> Link:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise SlotGone("node-b was lost, and there is no room elsewhere")
+        return Scripted({StartTrial: [Built("t", 0, 9.0, Preload(("json",))), BLOCK], **ended(0)})
+
+    slot = AgentSlot("s", [Node(connect, 2)], gpus_per_worker=0)
+    assert slot.run(REQUEST, enough).outcome is None
+    report = slot.run(REQUEST, enough)
+    assert (report.lost_agent, asked) == (True, 2)
+    assert "no room elsewhere" in report.cause
+    assert "no room elsewhere" in slot.gone
 
 
 @pytest.mark.fault(25)

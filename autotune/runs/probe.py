@@ -20,7 +20,12 @@ def as_timed(asked: TrialRequest) -> TrialRequest:
 
 
 class Probe:
-    """Runs configurations on the first slot of a launcher, one after another."""
+    """Runs configurations on the first slot of a launcher, one after another.
+
+    Attributes:
+        plan: the study on its launcher.
+        folder: for output and traces of the ranks; each run has a folder in it.
+    """
 
     def __init__(self, plan: Plan, folder: Path, workdir: Path) -> None:
         """Take in what to run.
@@ -31,7 +36,7 @@ class Probe:
             workdir: where the ranks run.
         """
         self.plan = plan
-        self._folder = folder
+        self.folder = folder
         self._workdir = workdir
 
     def run(
@@ -46,13 +51,13 @@ class Probe:
         """
         slot = self.plan.launcher.slots[0]
         asked = self.plan.request(
-            slot, knobs, name=name, workdir=self._workdir, log_dir=self._folder / name
+            slot, knobs, name=name, workdir=self._workdir, log_dir=self.folder / name
         )
         return judge.result(slot.run(shape(asked), judge))
 
     def files(self, name: str) -> TrialFiles:
         """What the ranks of a run have left."""
-        return TrialFiles(self._folder / name)
+        return TrialFiles(self.folder / name)
 
 
 def why_not(result: AttemptResult) -> str:

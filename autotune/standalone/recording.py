@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import BadInput
+from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
 from autotune.runs.judging import TimedRun
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
 from autotune.spec import StudySpec, withheld
-from launchers import Slot
+from launchers import Launcher
 from launchers.replay.tables import (
     SECONDS,
     STATE,
@@ -32,7 +32,8 @@ from launchers.replay.tables import (
     shown_value,
     write_table,
 )
-from storage import AttemptState
+from storage import NOT_ITS_OWN, AttemptState
+from storage.disk import is_full, tells_of_full_disk
 
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
@@ -44,6 +45,7 @@ _POLISHED = 10
 """Rounds in which speeds of passes and rates of configurations are fitted in turn."""
 _REPEATED = 3
 """How often a run is made again whose agent died."""
+_GO_ON = "what was measured is kept: once that is mended, the same command goes on"
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def record(
             raise BadInput("search_space: nothing varies; give at least one knob two values")
         chosen = configurations(space, spec, names, most)
         journal = Journal(output.with_suffix(".runs.csv"), names)
-        _check_origin(output, spec, launcher.slots[0], journal.runs)
+        _check_origin(output, spec, launcher, journal.runs)
         recorder = _Recorder(probe, space, journal)
         for number in range(passes + refine):
             several = chosen
@@ -171,7 +173,7 @@ def record(
                 several += [params for params in _anchors(journal.runs) if params not in several]
             recorder.make_pass(number, several, say)
         write_table(output, names, _rows(journal.runs))
-        _write_origin(output, spec, launcher.slots[0], journal.runs)
+        _write_origin(output, spec, launcher, journal.runs)
     return output
 
 
@@ -214,12 +216,22 @@ class _Recorder:
             say(f"pass {number + 1}, {place}/{len(order)}  {run.state}  {shown}")
 
     def _run(self, number: int, params: dict[str, Any]) -> Run:
+        """Of one configuration.
+
+        Raises:
+            LauncherError: nothing is known of it: what went wrong is none of its making.
+        """
         for again in range(_REPEATED):
             name = f"{len(self._journal.runs)}-{number}-{again}"
             judge = TimedRun(self._probe.plan.search_limits())
             result = self._probe.run(name, self._space.complete(params), judge)
             if result.state != AttemptState.LOST:
                 break
+        failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
+        if failed and (is_full(self._probe.folder) or tells_of_full_disk(result.cause)):
+            raise LauncherError(f"a disk is full: {result.cause}; {_GO_ON}")
+        if result.state == AttemptState.LOST and result.cause.startswith(NOT_ITS_OWN):
+            raise LauncherError(f"{result.cause}; {_GO_ON}")
         state = _STATES.get(result.state, "ERROR")
         return Run(number, params, result.throughput, result.wall_seconds, state)
 
@@ -253,10 +265,11 @@ def _rows(runs: list[Run]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) -> None:
+def _write_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[Run]) -> None:
     origin = {
         "study": withheld.kept(spec, all_fields=False),
-        "environment": slot.environment,
+        "environment": launcher.slots[0].environment,
+        "workers": launcher.workers,
         "runs": len(runs),
         "speed_of_passes": [round(speed, 4) for speed in pass_speeds(runs).values()],
         "noise": run_noise(at_one_speed(runs)),
@@ -265,7 +278,7 @@ def _write_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) ->
     write_text(output.with_suffix(".json"), text + "\n")
 
 
-def _check_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) -> None:
+def _check_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[Run]) -> None:
     """Keep where the journal begins, or see that it began like this.
 
     Raises:
@@ -281,7 +294,7 @@ def _check_origin(output: Path, spec: StudySpec, slot: Slot, runs: list[Run]) ->
                 ".runs.csv away"
             )
     else:
-        _write_origin(output, spec, slot, runs)
+        _write_origin(output, spec, launcher, runs)
 
 
 def at_one_speed(runs: list[Run]) -> list[Run]:

@@ -117,12 +117,14 @@ def _study(origin: Origin, table: Path) -> StudySpec:
 
 
 def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -> ReplayLauncher:
-    devices = len(origin.environment["devices"])
+    nodes = [origin.environment, *origin.environment.get("others", ())]
+    devices = sum(len(node["devices"]) for node in nodes)
+    said = origin.workers or own.resources.known_workers
     timed = own.measurement.warmup + own.measurement.longest
     noise = origin.noise or 0.0
     return ReplayLauncher(
         noisy(recorded(table, timed=timed), run=noise, block=noise),
-        workers=own.resources.known_workers or devices or DEFAULT_CPU_WORKERS,
+        workers=said or devices or DEFAULT_CPU_WORKERS,
         slots=wanted.resources.slots or 1,
         environment=origin.environment,
         seed=wanted.seed,

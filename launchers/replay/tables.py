@@ -17,11 +17,13 @@ from typing import Any
 import yaml
 
 from autotune.errors import BadInput
-from autotune.trial.protocol import Knobs
+from autotune.trial.protocol import Knobs, Outcome
 from search_spaces.knob import written
 
 THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"
 _MEASURED = (THROUGHPUT, SECONDS, STATE)
+_COMPLETE = "COMPLETE"
+_STATES = {_COMPLETE, *Outcome}
 
 Row = Mapping[str, Any]
 """Knob names and the three measured columns -> value; throughput is None unless COMPLETE."""
@@ -74,11 +76,13 @@ class Origin:
         study: as it is written in a study file.
         environment: fingerprint of the node.
         noise: relative standard deviation between runs of one configuration; None if none was run twice.
+        workers: ranks of a run; None: a table of an earlier version does not say.
     """
 
     study: dict[str, Any]
     environment: dict[str, Any]
     noise: float | None
+    workers: int | None = None
 
 
 def read_table(path: Path) -> Table:
@@ -97,7 +101,7 @@ def read_table(path: Path) -> Table:
             table = Table(names, [_row(names, row) for row in reader])
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, yaml.YAMLError) as error:
         raise BadInput(f"{path} is no replay table: {error}") from None
     if not any(row[THROUGHPUT] for row in table.rows):
         raise BadInput(f"{path}: no row has a throughput")
@@ -113,7 +117,7 @@ def read_origin(path: Path) -> Origin:
     beside = path.with_suffix(".json")
     try:
         body = json.loads(beside.read_text("utf-8"))
-        return Origin(body["study"], body["environment"], body.get("noise"))
+        return Origin(body["study"], body["environment"], body.get("noise"), body.get("workers"))
     except OSError as error:
         raise BadInput(
             f"{beside} cannot be read ({error.strerror}): it tells where and how {path} was recorded, "
@@ -165,11 +169,21 @@ def shown_rate(rate: float | None) -> str:
 
 
 def _row(names: Sequence[str], row: Mapping[str, str]) -> Row:
+    """A line of the file, parsed.
+
+    Raises:
+        ValueError: it says nothing that a run could have come to.
+    """
+    rate, state = float(row[THROUGHPUT]) if row[THROUGHPUT] else None, row[STATE]
+    if state not in _STATES:
+        raise ValueError(f"state {state!r} is none of {', '.join(sorted(_STATES))}")
+    if state == _COMPLETE and not (rate and 0 < rate < math.inf):
+        raise ValueError(f"throughput {row[THROUGHPUT]!r} of a COMPLETE row is no rate above 0")
     return {
         **{name: parsed(row[name]) for name in names},
-        THROUGHPUT: float(row[THROUGHPUT]) if row[THROUGHPUT] else None,
+        THROUGHPUT: rate,
         SECONDS: float(row[SECONDS]),
-        STATE: row[STATE],
+        STATE: state,
     }
 
 

@@ -35,6 +35,7 @@ def test_a_table_holds_every_configuration_once(folder: Path) -> None:
     assert len(chosen) == len(found) == 6
     assert all(float(row["throughput"]) > 0 and row["state"] == "COMPLETE" for row in found)
     origin = json.loads((folder / "t.json").read_text())
+    assert origin["workers"] == 2
     assert origin["noise"] > 0
     assert origin["runs"] == len(rows(folder / "t.runs.csv")) > 6
     read = read_table(folder / "t.csv")
@@ -65,6 +66,34 @@ def test_a_failure_is_a_row(folder: Path) -> None:
     }
     assert states["4"] == ("ERROR", "")
     assert states["2"][0] == "COMPLETE"
+
+
+@pytest.mark.errand
+def test_what_a_full_disk_has_failed_is_no_row(folder: Path) -> None:
+    """Once there is room again, the same command goes on."""
+    (folder / "full.py").write_text(_FULL)
+    write_study(folder, search_space=SPACE, workload={"name": "full:build"})
+    command = ("record", "study.yaml", "-o", "t.csv", "--refine", "0")
+    (folder / "no_room").touch()
+    done = autotune(*command, cwd=folder)
+    assert done.returncode
+    assert "a disk is full" in done.stderr
+    assert "the same command goes on" in done.stderr
+    (folder / "no_room").unlink()
+    autotune(*command, cwd=folder, check=True)
+    assert [row["state"] for row in rows(folder / "t.csv")] == ["COMPLETE"] * 6
+
+
+_FULL = """
+import errno, os
+from pathlib import Path
+import tiny
+
+def build(**arguments):
+    if Path("no_room").exists():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return tiny.build(**arguments)
+"""
 
 
 @pytest.mark.errand

@@ -236,6 +236,11 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("micro_batch,throughput,trial_seconds,state\n", "no row has a throughput"),
         ("micro_batch,throughput,trial_seconds,state\n1,x,1,COMPLETE\n", "is no replay table"),
         ("micro_batch,throughput,trial_seconds,state\n1\n", "is no replay table"),
+        ("micro_batch,throughput,trial_seconds,state\n1,,1,COMPLETE\n", "'' of a COMPLETE row"),
+        ("micro_batch,throughput,trial_seconds,state\n1,nan,1,COMPLETE\n", "'nan' of a COMPLETE"),
+        ("micro_batch,throughput,trial_seconds,state\n1,0,1,COMPLETE\n", "'0' of a COMPLETE row"),
+        ("micro_batch,throughput,trial_seconds,state\n1,5,1,\n", "state '' is none of COMPLETE"),
+        ("micro_batch,throughput,trial_seconds,state\n[,5,1,COMPLETE\n", "is no replay table"),
     ],
 )
 def test_a_file_that_is_no_table(tmp_path: Path, text: str, problem: str) -> None:

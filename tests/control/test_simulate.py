@@ -108,6 +108,16 @@ def test_what_the_table_does_not_hold_is_said(
     assert problem in str(refused.value)
 
 
+def test_ranks_are_those_that_it_was_recorded_with(tmp_path: Path) -> None:
+    """Not as many as the first of several nodes has devices."""
+    table = recorded(tmp_path)
+    origin = json.loads(table.with_suffix(".json").read_text())
+    origin |= {"study": {**STUDY, "resources": {}}, "workers": 4}
+    table.with_suffix(".json").write_text(json.dumps(origin))
+    with pytest.raises(BadInput, match=r"resources\.workers: it was recorded with 4"):
+        simulate(table, study(resources={"workers": 2}))
+
+
 def test_people_and_scripts_read_it(tmp_path: Path) -> None:
     recorded(tmp_path)
     shown = ask("simulate", "--table", "t.csv", "--json", cwd=tmp_path, check=True)

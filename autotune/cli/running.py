@@ -75,7 +75,8 @@ def start(
     if command:
         from autotune.standalone.starter import write_of_command
 
-        print(f"{study} written: {write_of_command(study, command, _tell)}", flush=True)
+        said = f"{study} written: {write_of_command(study, command, _tell)}"
+        print(said, flush=True, file=sys.stderr if as_json else sys.stdout)
     spec = load(study)
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit
@@ -182,6 +183,9 @@ def _attend(
     keep_alive = _run_here(repository, study) if foreground else Keeper(repository, study, absolute)
     if not study.state.ended:
         keep_alive()
+    if detach and as_json:
+        print(json.dumps(status_of(repository, name), indent=2))
+        return
     if detach:
         print(
             f"{name} is {repository.studies.named(name).state}; autotune watch {name} follows it."

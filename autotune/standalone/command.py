@@ -166,7 +166,21 @@ def _of_deepspeed(words: Sequence[str]) -> Launched:
     told = _parsed("deepspeed", parse_args, words)
     nodes = max(1, told.num_nodes)
     workers = nodes * told.num_gpus if told.num_gpus > 0 else None
+    if told.include or told.exclude:
+        workers = _included(told.include, told.exclude)
     return Launched(told.user_script, bool(told.module), tuple(told.user_args), workers)
+
+
+def _included(include: str, exclude: str) -> int:
+    """Ranks of `--include host:0,1`."""
+    _, named, slots = include.partition(":")
+    if exclude or not named or "@" in include:
+        given = f"--exclude {exclude}" if exclude else f"--include {include}"
+        raise BadInput(
+            f"deepspeed is told {given}: how many ranks that makes is not known here; name the devices "
+            "of one host (--include localhost:0,1), or give --num_gpus"
+        )
+    return len(slots.split(","))
 
 
 def _not_installed(launcher: str) -> BadInput:

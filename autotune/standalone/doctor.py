@@ -19,6 +19,7 @@ from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
 from autotune.spec import StudySpec
+from autotune.spec.mistakes import LARGEST
 from autotune.standalone import name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.standalone.survey import surveying
@@ -211,7 +212,7 @@ def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
     """
     plan = probe.plan
     for name, values in plan.spec.values().items():
-        others = [value for value in values if value != plan.baseline[name]]
+        others = [value for value in values if value not in (plan.baseline[name], LARGEST)]
         # Alone, accumulation or a micro-batch cannot hold the global batch.
         free = dataclasses.replace(plan.facts, global_batch=None)
         refused = {value: infeasible({**plan.baseline, name: value}, free) for value in others}
@@ -219,6 +220,8 @@ def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
         if other is not None:
             takes = functools.partial(_takes, probe, name, other, settles=settles)
             yield _tried(f"knob {name}", takes)
+        elif LARGEST in values:
+            yield Check(f"knob {name}", "ok", "not tried: max is looked for as the study starts")
         elif others:
             rule = next(broken({**plan.baseline, name: others[0]}, free), None)
             why = (

@@ -191,6 +191,7 @@ def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
 
 def _text(text: str) -> str:
     """As YAML; JSON's quotes are YAML's where a text needs any."""
-    plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./]*", text)
+    plain = re.fullmatch(r"([A-Za-z_/]|\.{1,2}/)[A-Za-z0-9_./]*", text)
     reserved = text.lower() in ("true", "false", "null", "yes", "no", "on", "off", "~")
-    return text if plain and not reserved else json.dumps(text)
+    # Escaped, what is beyond 16 bits would be two characters that are none.
+    return text if plain and not reserved else json.dumps(text, ensure_ascii=False)

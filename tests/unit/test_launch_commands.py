@@ -4,7 +4,9 @@ import pytest
 
 from autotune.cli.running import _path_and_command
 from autotune.errors import BadInput
+from autotune.spec.document import parse
 from autotune.standalone.command import Launched, taken_apart
+from autotune.standalone.scripted import _text
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,7 @@ from autotune.standalone.command import Launched, taken_apart
         ("uv run torchrun --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
         ("accelerate launch --num_processes 2 a.py --b", ("a.py", False, ("--b",), 2)),
         ("deepspeed --num_gpus 4 a.py --steps", ("a.py", False, ("--steps",), 4)),
+        ("deepspeed --include localhost:0,1 a.py", ("a.py", False, (), 2)),
     ],
 )
 def test_what_a_command_launches(command, launched):
@@ -46,6 +49,11 @@ def test_variables_that_a_command_sets_are_set():
         ("make train", "no training script"),
         ("torchrun --nproc-per-nod 2", "torchrun does not take that"),
         ("accelerate test", "only `accelerate launch`"),
+        (
+            "deepspeed --exclude localhost:0 a.py",
+            "deepspeed is told --exclude localhost:0: how many",
+        ),
+        ("deepspeed --include a@b:0,1 a.py", "deepspeed is told --include a@b:0,1: how many"),
         ("python -c pass", "no script"),
     ],
 )
@@ -68,6 +76,17 @@ def test_what_is_no_launch_of_a_script_is_told(command, told):
 def test_a_study_file_and_a_command_are_told_apart(words, taken):
     path, command = _path_and_command(words)
     assert (str(path), command) == taken
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *(".5", ".1e3", ".inf", ".nan", ".", "..", "./a.py", "../b", "/c", "a.b", "yes", "~", "1"),
+        *("ü", "💥", "a: b", "#", "", "- x", "'", '"', "a\nb", "\\"),
+    ],
+)
+def test_words_are_read_again_as_they_were_written(word):
+    assert parse(f"args: [{_text(word)}]", "a.yaml").data["args"] == [word]
 
 
 ACCELERATE = "distributed_type: {kind}\nmixed_precision: {precision}\nnum_processes: 4\n"

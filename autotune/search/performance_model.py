@@ -26,6 +26,7 @@ from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.memory_model import MemoryModel, rows_of
 from autotune.search.observations import Observations, measured
+from autotune.search.splits import MICRO_BATCH
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
 from search_spaces import CATALOGUE
@@ -255,7 +256,7 @@ class PerformanceModelSampler(BaseSampler):
         ran = [t for t in known if measured(t) is not None]
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
         failed = [t for t in known if t.state == TrialState.FAIL]
-        if not grid.has_sizes("micro_batch"):
+        if not grid.has_sizes(MICRO_BATCH):
             failed += too_large  # without sizes memory is a matter of values, as any other cause
         worked, memory = _rows(grid, ran), self._memory_bytes or math.nan
         shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])

@@ -339,11 +339,13 @@ class Tuner:
     def _completed(self, trial: FrozenTrial) -> Iterator[FrozenTrial]:
         """A trial that was asked for with all of its values; none if it cannot have them."""
         try:
-            yield self._ledger.complete_params(trial, self._space.distributions())
+            complete = self._ledger.complete_params(trial, self._space.distributions())
         except (Exhausted, ValueError) as error:
             why = str(error) or "its values were tried, or are not allowed"
             reason = AttemptResult(AttemptState.ERROR, f"no configuration of this study: {why}")
             self._ledger.tell(trial.number, reason, f"Not run: {why}.")
+        else:
+            yield complete
 
     def _close_what_is_open(self) -> None:
         """A trial that somebody else has asked for since the search ended is not run any more."""

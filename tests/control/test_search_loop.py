@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from optuna.samplers import RandomSampler
 
 from autotune.service.submission import submit
 from autotune.spec import load
@@ -11,6 +12,7 @@ from autotune.trial.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from storage import Database
+from storage.trials import TrialLedger
 from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
 from tests.steering import write_study
 
@@ -171,6 +173,21 @@ def test_a_baseline_that_was_mended_goes_on(played: Replayed) -> None:
     assert played.verdict["speedup"]["value"] > 1
     assert played.states().count("ERROR") == 1
     assert len(played.trials()) == 5
+
+
+def test_a_trial_of_somebody_that_cannot_be_ends_no_study(played: Replayed) -> None:
+    """It was enqueued with a value that is none, and the daemon that asked for it has died."""
+    played.run(budget={"trials": 2})
+    ledger = TrialLedger(played.repository.database, played.name, RandomSampler(0))
+    ledger._study.enqueue_trial({"micro_batch": 3})
+    ledger._study.ask({})
+    played.submit(budget={"trials": 5})
+    played.serve()
+    study = played.study()
+    assert (study.state, study.error) == ("DONE", None)
+    states = [trial.state.name for trial in played.trials()]
+    assert [number for number, state in enumerate(states) if state == "FAIL"] == [2]
+    assert len(states) > 3
 
 
 def test_a_baseline_that_fails_by_chance_has_its_figure(played: Replayed) -> None:

@@ -29,9 +29,8 @@ SHARDING = ("fsdp", "fsdp_keep", "hsdp")
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     """parallelism: the model, on the device, bare, under DDP or sharded by FSDP2."""
     if knobs["parallelism"] in SHARDING:
-        return _sharded(
-            knobs, model, device
-        )  # which brings each part there by itself, and no whole
+        # FSDP2 brings each part there by itself: the whole model may be larger than the device.
+        return _sharded(knobs, model, device)
     model = model.to(device)
     if knobs["parallelism"] == "none":
         return model

@@ -1,6 +1,7 @@
 """What a study lacks for a verdict, and how long that would take. Pure."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from autotune.analysis import gate
 from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, ranked
 from autotune.analysis.costs import Costs
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
-from storage import Attempts, AttemptState, StoredAttempt
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _MOST_ROUNDS = 50
 _FEWEST_TRIALS = 4
@@ -41,8 +42,15 @@ def seconds_missing(
         leading = confirmation.candidates[confirmation.leader()].knobs
         leader = leader if leading == baseline else leading
     checks = sum(map(costs.trajectory, gate.missing_runs([leader], baseline, attempts)))
-    both = costs.shortest(baseline) + costs.shortest(leader)
+    both = sum(_in_a_round(knobs, attempts, costs) for knobs in (baseline, leader))
     return checks + rounds_missing(confirmation) * both
+
+
+def _in_a_round(knobs: Mapping[str, Any], attempts: Attempts, costs: Costs) -> float:
+    """Seconds of a configuration in a round, as in those that are known: one in turn takes longer than
+    the shortest run."""
+    runs = attempts.of(Purpose.CONFIRM).with_knobs(knobs).recorded().complete()
+    return statistics.median([run.result.wall_seconds for run in runs] or [costs.shortest(knobs)])
 
 
 def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited: bool) -> bool:

@@ -251,7 +251,7 @@ def conclude(
     )
     if speedup.vague:
         common["missing_seconds"] = effort.missing
-        sentence += f" {_would_narrow(effort, len(confirmation.rounds))}"
+        sentence += f" {_would_narrow(effort, len(confirmation.basis))}"
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, price=price, **common)
 
 

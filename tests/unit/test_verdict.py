@@ -257,6 +257,16 @@ def three_rounds(first, second):
     return confirmation
 
 
+def test_more_rounds_are_asked_for_than_told_by_how_much():
+    """Not than chose it, which may be fewer."""
+    confirmation = three_rounds((165.0, 163.0, 164.0), (162.0, 164.0, 155.0))
+    for baseline, chosen in [(100, 140), (103, 107), (98, 121), (101, 150), (97, 99), (104, 133)]:
+        confirmation.close_round({0: float(baseline), 1: float(chosen)})
+    effort = Effort(spent=100.0, missing=20.0)
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    assert "`measurement.rounds` above 6" in found.sentence, found.sentence
+
+
 def test_the_leader_is_taken_where_that_loses_next_to_nothing_on_average():
     """It may be more than 2 % slower than the other one, but hardly is."""
     confirmation = three_rounds((165.0, 163.0, 164.0), (162.0, 164.0, 155.0))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError
 from autotune.trial.files import make_private
+from storage.records import AttemptResult, AttemptState
 
 _LEAST_BYTES = 2**20
 """Below this a disk counts as full: a trial's logs and the database's next pages need some."""
@@ -24,6 +25,17 @@ def is_full(folder: Path) -> bool:
 def tells_of_full_disk(cause: str) -> bool:
     """Whether somebody's words say that a disk or a quota was full."""
     return any(words in cause for words in _WORDS)
+
+
+def has_failed(result: AttemptResult, folder: Path) -> bool:
+    """Whether it may have been a full disk that a run has failed of.
+
+    Args:
+        result: of the run.
+        folder: that it writes to.
+    """
+    failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
+    return failed and (is_full(folder) or tells_of_full_disk(result.cause))
 
 
 def full(folder: Path) -> str:

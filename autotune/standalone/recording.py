@@ -32,8 +32,7 @@ from launchers.replay.tables import (
     shown_value,
     write_table,
 )
-from storage import NOT_ITS_OWN, AttemptState
-from storage.disk import is_full, tells_of_full_disk
+from storage import NOT_ITS_OWN, AttemptState, disk
 
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
@@ -227,8 +226,7 @@ class _Recorder:
             result = self._probe.run(name, self._space.complete(params), judge)
             if result.state != AttemptState.LOST:
                 break
-        failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
-        if failed and (is_full(self._probe.folder) or tells_of_full_disk(result.cause)):
+        if disk.has_failed(result, self._probe.folder):
             raise LauncherError(f"a disk is full: {result.cause}; {_GO_ON}")
         if result.state == AttemptState.LOST and result.cause.startswith(NOT_ITS_OWN):
             raise LauncherError(f"{result.cause}; {_GO_ON}")

@@ -29,8 +29,8 @@ from storage import (
     Purpose,
     StoredAttempt,
     StoredBlock,
+    disk,
 )
-from storage.disk import full, is_full, tells_of_full_disk
 
 MOST_LAUNCHES = 3
 """How often in a row a run may lose its agent, when it counts as a crash of its own, or its daemon: then
@@ -197,8 +197,8 @@ class Bench:
         """Record that an attempt begins; raises as `start` does."""
         folder = Path(self._job.study.workdir)
         check_there(folder)
-        if is_full(folder):
-            raise DiskFull(full(folder))
+        if disk.is_full(folder):
+            raise DiskFull(disk.full(folder))
         return self._job.own_attempts.begin(trial, knobs, purpose, round_)
 
     def _take_slot(self, attempt: StoredAttempt, free: Collection[int]) -> int:
@@ -316,9 +316,7 @@ class Bench:
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
         """A run that loses its agent, or fails for want of room, is repeated; one that does so again and
         again is the cause of it."""
-        folder = Path(self._job.study.workdir)
-        failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
-        if failed and (is_full(folder) or tells_of_full_disk(result.cause)):
+        if disk.has_failed(result, Path(self._job.study.workdir)):
             cause = f"a disk was full: {result.cause}"
             result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
         if result.state != AttemptState.LOST or result.cause.startswith(NOT_ITS_OWN):

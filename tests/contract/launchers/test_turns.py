@@ -52,6 +52,17 @@ class Watched(Forth):
         self._look(block)
 
 
+def killing_agents(site: Site, *, after: int) -> Callable[[BlockReport], None]:
+    """Kills them as a block of this number is over."""
+
+    def look(block: BlockReport) -> None:
+        if block.index == after:
+            for agent in site.agents():
+                agent.kill()
+
+    return look
+
+
 def run(site: Site, turns: Forth, *members: dict[str, object]) -> list[TrialReport]:
     usual = {"takes_turns": True, "blocks": SHORT}
     requests = [site.request(**{**usual, **changes}) for changes in members]
@@ -180,12 +191,7 @@ def test_samples_that_the_study_tells_are_those_of_the_steps_of_a_turn(
 
 @sites("local", slow=["ray"])
 def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
-    def kill_agent(block: BlockReport) -> None:
-        if block.index == 0:
-            for agent in site.agents():
-                agent.kill()
-
-    turns = Watched(3, 100, kill_agent)
+    turns = Watched(3, 100, killing_agents(site, after=0))
     first, *others = run(site, turns, {}, {}, {})
     assert turns.trained_in == [0]
     assert "died" in first.cause
@@ -195,14 +201,9 @@ def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
 
 @sites("local", slow=["ray"])
 def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
-    def kill_agent(block: BlockReport) -> None:
-        if block.index == 1:
-            for agent in site.agents():
-                agent.kill()
-
     # Those that wait have workers that are stopped: these die as well.
     loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
-    reports = run(site, Watched(3, 100, kill_agent), loading, loading, {})
+    reports = run(site, Watched(3, 100, killing_agents(site, after=1)), loading, loading, {})
     assert all(report.lost_agent for report in reports)
     wait_for(lambda: site.strays() == [], "the ranks of a dead agent to die")
     site.check_next_trial()

@@ -59,7 +59,7 @@ def write_of_command(
         if not _written(path, unseen.study(command)):
             raise BadInput(f"{path} exists already; it is left as it was") from None
         return f"a study over a command; fill in what is marked {unseen.TODO} there"
-    found = survey(launched, path.parent.resolve(), say)
+    found = survey(launched, Path.cwd(), say)
     for doubt in found.doubts:
         say(f"Not mapped: {doubt}.")
     text = scripted.study(command, launched, found, len(os.sched_getaffinity(0)))

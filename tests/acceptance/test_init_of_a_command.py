@@ -49,6 +49,16 @@ def test_a_plain_script(folder: StudyFolder) -> None:
     assert "exists already; it is left as it was" in again.stderr
 
 
+def test_a_study_in_another_folder_is_of_the_command_as_it_is_typed_here(
+    folder: StudyFolder,
+) -> None:
+    (folder.folder / "studies").mkdir()
+    command = "torchrun --nproc-per-node 2 plain_ddp.py --batch-size 8 --epochs 100000"
+    study = written(folder, command, "studies/study.yaml")
+    assert study["workload"]["script"] == "plain_ddp.py"
+    assert study["workload"]["flags"]["micro_batch"] == "--batch-size"
+
+
 @pytest.mark.errand
 def test_the_study_that_comes_of_it_runs(folder: StudyFolder) -> None:
     study = written(folder, "torchrun --nproc-per-node 2 plain_ddp.py --epochs 100000")

@@ -5,7 +5,7 @@ import math
 import multiprocessing
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -190,7 +190,7 @@ class ScriptRun:
         self._changes.begin()
         self._changes.met("cpu_affinity")  # as every rank's, before it began
         self.watch()
-        ended = execute(self._script)
+        ended = execute(self._script, self._request.import_paths)
         taken = self._training.steps_done if self._training else 0
         self._leave(
             Outcome.ERROR,
@@ -334,22 +334,38 @@ _TOLERANCE = 0.1
 """Of samples per step, in the long run."""
 
 
-def execute(script: Script) -> str:
-    """Run it as python does, to its end; how it ended, in words that a sentence takes."""
-    sys.argv = [script.path, *script.args]
-    # As in a process that python has started: this one has taken over that of its fork server.
-    multiprocessing.set_start_method("fork", force=True)
+def execute(script: Script, folders: Sequence[str]) -> str:
+    """Run it as python does, to its end.
+
+    Args:
+        script: what to run.
+        folders: in which its file is looked for, unless the working directory has it.
+
+    Returns:
+        How it ended, in words that a sentence takes.
+    """
+    path = script.path if script.is_module else _file(script.path, folders)
+    sys.argv = [path, *script.args]
+    # As in a process that python has started, where the script may choose: this one has taken over the
+    # choice of its fork server.
+    multiprocessing.set_start_method(None, force=True)
     try:
         if script.is_module:
             # `python -m` looks in the working directory first.
             sys.path[0:0] = [str(Path.cwd())]
-            runpy.run_module(script.path, run_name="__main__", alter_sys=True)
+            runpy.run_module(path, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0:0] = [str(Path(script.path).resolve().parent)]
-            runpy.run_path(script.path, run_name="__main__")
+            sys.path[0:0] = [str(Path(path).resolve().parent)]
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as left:
         if isinstance(left.code, str):
             return f"({left.code}) "
         if left.code:
             return f"with exit status {left.code} "
     return ""
+
+
+def _file(name: str, folders: Sequence[str]) -> str:
+    """Where a script is: from the working directory on, else in the first folder that has it."""
+    beside = (str(Path(folder) / name) for folder in folders)
+    return next((path for path in (name, *beside) if Path(path).is_file()), name)

@@ -37,5 +37,5 @@ def survey(
     spawning.watch(lambda why: leave(Outcome.ERROR, why))
     Copies(request.copies).begin()
     seen.watch(progressed, taken, done)
-    ended = execute(script)
+    ended = execute(script, request.import_paths)
     done(f"the script ended {ended}".rstrip())

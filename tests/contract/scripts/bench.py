@@ -72,6 +72,7 @@ class Bench:
         self._slot = slot
         self._folder = folder
         self._told = folder / "told"
+        self.import_paths: tuple[str, ...] = ()
         for script in SCRIPTS.glob("*.py"):
             (folder / script.name).write_text(script.read_text())
 
@@ -97,7 +98,7 @@ class Bench:
             "",
             world_size=RANKS,
             knobs=knobs(**changes),
-            import_paths=(),
+            import_paths=self.import_paths,
             script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             trajectory=trajectory,

@@ -59,6 +59,23 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_a_script_may_choose_how_its_processes_start(bench: Bench) -> None:
+    chooses = "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
+    assert_well(bench.run(bench.write(chooses + TRAINS)))
+
+
+def test_a_script_beside_the_study_is_found_from_elsewhere(bench: Bench, tmp_path: Path) -> None:
+    beside = tmp_path / "examples"
+    beside.mkdir()
+    (tmp_path / "telling.py").rename(beside / "telling.py")
+    bench.import_paths = (str(beside),)
+    assert_well(bench.run("telling.py"))
+    for told in bench.told():
+        assert told["cwd"] == str(tmp_path)
+        assert told["path"] == str(beside)
+        assert told["main"] == str(beside / "telling.py")
+
+
 def test_a_module_is_found_from_the_working_directory_on(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "training.py").write_text((tmp_path / "plain_ddp.py").read_text())

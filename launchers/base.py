@@ -100,7 +100,7 @@ class Slot(ABC):
     nodes: int
     unusable: str = ""
     """Why nothing can be measured here any more, in words: something of an earlier trial is there still,
-    and nobody can end it. Empty as long as all is well."""
+    and nobody can end it, or a device has failed. Empty as long as all is well."""
     gone: str = ""
     """Why it is no more, in words: its nodes are lost or taken. The launcher may open another."""
 

@@ -43,9 +43,9 @@ class Residents:
         return any(run.agent_leaves for run in self._runs.values())
 
     @property
-    def stuck(self) -> str:
-        """What cannot be ended, in words."""
-        return "; ".join(filter(None, [run.stuck for run in self._runs.values()]))
+    def unfit(self) -> str:
+        """Why nothing can be run on these nodes any more, in words."""
+        return "; ".join(filter(None, [run.unfit for run in self._runs.values()]))
 
     def end(self) -> None:
         """Enough has been seen of all."""

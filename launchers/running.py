@@ -19,6 +19,11 @@ from launchers.agents import Agents, Ear
 from launchers.base import TrialWatch
 
 
+def not_ended(left: str) -> str:
+    """Why nothing can be run any more beside what is left, in words; empty if nothing is."""
+    return left and f"{left} cannot be ended, and nothing can be measured beside it"
+
+
 class Run:
     """One trial as its messages come in."""
 
@@ -39,8 +44,8 @@ class Run:
         """By node."""
         self.lost_agent = False
         self.agent_leaves = False
-        self.stuck = ""
-        """What cannot be ended, in words."""
+        self.unfit = ""
+        """Why nothing can be run on these nodes any more, in words."""
         self.loss = ""
         self.not_its_own = ""
         """Why it says nothing of the configuration, in words."""
@@ -95,7 +100,8 @@ class Run:
         elif isinstance(message, NodeReport) and message.trial == self._trial:
             self.nodes.discard(node)
             self.agent_leaves |= message.agent_leaves
-            self.stuck = self.stuck or message.stuck
+            if message.stuck:
+                self.unfit = self.unfit or not_ended(message.stuck)
             self._conclude([end for end in message.ends if self._counts(end)])
 
     def report(self, seconds: float) -> TrialReport:
@@ -126,6 +132,9 @@ class Run:
 
     def _conclude(self, ends: list[RankEnd]) -> None:
         self.ends.extend(ends)
+        if broken := next(filter(None, map(failure.broken_device, ends)), ""):
+            self.not_its_own = self.not_its_own or broken
+            self.unfit = self.unfit or broken
         if any(end.outcome for end in ends):
             hangs = [end.cause for end in ends if end.outcome is Outcome.HANG]
             self._end(hung=hangs[0] if hangs else "")

@@ -263,7 +263,7 @@ class Bench:
                 self._quarantine(number)
 
     def _quarantine(self, number: int) -> None:
-        """Leave a slot alone that cannot be cleared; the others go on.
+        """Leave a slot alone that cannot be cleared, or has lost a device; the others go on.
 
         Raises:
             LauncherError: there is no other.
@@ -273,16 +273,14 @@ class Bench:
             return
         self._take_new_slots()
         left = [one for one in self._slots if one.usable]
-        why = slot.gone or f"{slot.unusable}, which cannot be ended"
         self._job.say(
-            f"Nothing more runs on {slot.name}: {why}. {counted(len(left), 'slot')} left."
+            f"Nothing more runs on {slot.name}: {slot.gone or slot.unusable}. "
+            f"{counted(len(left), 'slot')} left."
         )
         if not left and slot.gone:
             raise ClusterAway(slot.gone)
         if not left:
-            raise LauncherError(
-                f"nothing can be measured beside what cannot be ended: {slot.unusable}"
-            )
+            raise LauncherError(f"{slot.name} is out of use: {slot.unusable}")
 
     def _take_new_slots(self) -> None:
         """Use those that the launcher has opened since."""

@@ -15,10 +15,31 @@ _SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
 
 _SYMPTOMS = (Outcome.CRASH, Outcome.ERROR)
 
+_BROKEN_DEVICE = (
+    "uncorrectable ecc error",
+    "uncorrectable nvlink error",
+    "no cuda-capable device is detected",
+    "cuda-capable device(s) is/are busy or unavailable",
+    "system not yet initialized",
+    "gpu is lost",
+)
+"""What CUDA and NVML call that (cudaGetErrorString of errors 214, 220, 100, 46 and 802)."""
+
 
 def may_come_of_the_end(end: RankEnd) -> bool:
     """Whether a rank ends like this also because others of its trial have been ended."""
     return end.outcome in _SYMPTOMS
+
+
+def broken_device(end: RankEnd) -> str:
+    """What has happened to the device of a rank, in words; empty if nothing has, as far as it says. No
+    configuration does that, and nothing can be measured there until somebody has seen to it."""
+    said = f"{end.cause}\n{end.log_tail}" if end.outcome is Outcome.CRASH else end.cause
+    if end.outcome not in _SYMPTOMS or not any(text in said.lower() for text in _BROKEN_DEVICE):
+        return ""
+    lines = said.splitlines()
+    told = next(line for line in lines if any(text in line.lower() for text in _BROKEN_DEVICE))
+    return f"a device has failed: rank {end.rank}: {told.strip()}"
 
 
 def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:

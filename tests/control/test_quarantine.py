@@ -44,7 +44,7 @@ def test_without_another_the_study_waits_and_says_for_what(
     monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.1)
     played.submit(**SHORT)
     played.on(Sticking(played)).serve()
-    assert f"beside what cannot be ended: {STUCK}; tried again" in played.said()
+    assert f"replay-0 is out of use: {STUCK}; tried again" in played.said()
     played.assert_complete(trials=6)
     assert len(played.machine.opened) == 2, "the launcher was opened anew"
 

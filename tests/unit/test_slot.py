@@ -387,7 +387,7 @@ def test_a_slot_that_cannot_be_cleared_runs_nothing_any_more() -> None:
     cluster = Cluster({StartTrial: [BLOCK, stuck]})
     report = cluster.run(go_on)
     assert report.outcome is Outcome.CRASH
-    assert cluster.slot.unusable == "process 17 (train.py, state D)"
+    assert cluster.slot.unusable.startswith("process 17 (train.py, state D) cannot be ended")
     with pytest.raises(LauncherError, match=r"out of use: process 17"):
         cluster.run(go_on)
 
@@ -401,7 +401,44 @@ def test_nor_one_whose_agent_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Scripted, "close", close)
     cluster = Cluster(training(), ended(1, CLOSED))
     cluster.run(enough)
-    assert cluster.slot.unusable == ", ".join(["process 3 (python, state D)"] * 2)
+    left = ", ".join(["process 3 (python, state D)"] * 2)
+    assert cluster.slot.unusable.startswith(f"{left} cannot be ended")
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize(
+    ("outcome", "cause", "tail"),
+    [
+        (Outcome.ERROR, "AcceleratorError: CUDA error: uncorrectable ECC error encountered", ""),
+        (
+            Outcome.CRASH,
+            "died by SIGABRT",
+            "what(): CUDA error: uncorrectable ECC error encountered",
+        ),
+        (Outcome.ERROR, "RuntimeError: no CUDA-capable device is detected", ""),
+    ],
+)
+def test_a_device_that_fails_is_no_result_and_leaves_the_slot_out_of_use(
+    outcome: Outcome, cause: str, tail: str
+) -> None:
+    broken = RankEnd(1, outcome, cause, log_tail=tail)
+    cluster = Cluster({StartTrial: [BLOCK, NodeReport("t", 0, (broken,))]})
+    report = cluster.run(go_on)
+    assert report.not_its_own.startswith("a device has failed: rank 1: ")
+    assert report.not_its_own in cluster.slot.unusable
+    with pytest.raises(LauncherError, match="out of use: a device has failed"):
+        cluster.run(go_on)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.HANG, Outcome.ERROR])
+def test_what_a_configuration_does_to_itself_leaves_the_slot_in_use(outcome: Outcome) -> None:
+    said = "CUDA error: an illegal memory access was encountered"
+    noted = "printed before: uncorrectable ECC error"  # of another run, in the log
+    cluster = Cluster({StartTrial: [NodeReport("t", 0, (RankEnd(1, outcome, said, noted),))]})
+    report = cluster.run(go_on)
+    assert report.outcome is outcome
+    assert not report.not_its_own
+    assert cluster.slot.usable
 
 
 class TestWhatIsAway:

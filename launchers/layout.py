@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import NotHere
+from autotune.trial.places import devices_needed
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6
@@ -63,7 +64,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
         ranks = workers // nodes
         bundle = {"CPU": float(ranks * resources.cpus_per_worker)}
         if gpus:
-            bundle["GPU"] = _devices(ranks * gpus)
+            bundle["GPU"] = _devices(ranks, gpus)
         fitting = [_times(bundle, capacity) for capacity in capacities]
         usable = [times for times in fitting if times]
         if len(usable) < nodes:
@@ -97,9 +98,9 @@ def _gpus_per_worker(
     return 1.0 if sum(node.gpus for node in capacities) >= workers else 0.0
 
 
-def _devices(amount: float) -> float:
+def _devices(ranks: int, share: float) -> float:
     """Devices of a bundle: a share of one, or whole ones."""
-    return amount if amount < 1 else float(math.ceil(amount - _ROUNDING))
+    return ranks * share if ranks * share < 1 else float(devices_needed(ranks, share))
 
 
 def _times(bundle: dict[str, float], capacity: NodeCapacity) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import LauncherError
+from autotune.trial.places import devices_needed
 from autotune.trial.protocol import (
     Outcome,
     TrialReport,
@@ -16,7 +17,7 @@ from launchers.agents import AgentDied, Agents, Node, NotBegun, SlotGone
 from launchers.base import Slot, TrialWatch, Turns
 from launchers.preloading import Preloading
 from launchers.residents import Residents
-from launchers.running import Run
+from launchers.running import Run, not_ended
 from launchers.staying import StayingRun
 
 
@@ -105,7 +106,7 @@ class AgentSlot(Slot):
             stays.wait()
             if stays.lost_agent or stays.agent_leaves or self._outdated:
                 self.close()
-            self.unusable = stays.stuck or self.unusable
+            self.unusable = stays.unfit or self.unusable
 
     def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
         started = time.monotonic()
@@ -159,7 +160,7 @@ class AgentSlot(Slot):
         agents.bring([Path(request.log_dir) for request in requests])
         if run.lost_agent or run.agent_leaves:
             self.close()
-        self.unusable = run.stuck or self.unusable
+        self.unusable = run.unfit or self.unusable
 
     def end(self) -> None:
         with self._lock:
@@ -182,16 +183,17 @@ class AgentSlot(Slot):
         self._stays, self._outdated = None, False
         if self._agents:
             self._away = self._agents.away()
-            self.unusable = self._agents.close() or self.unusable
+            self.unusable = not_ended(self._agents.close()) or self.unusable
             self._agents = None
 
     def _check_devices(self) -> None:
         seen = len(self.environment["devices"])
-        needed = self.devices_per_rank * self._nodes[0].ranks
+        share = self.devices_per_rank
+        needed = devices_needed(self._nodes[0].ranks, share) if share else 0
         if needed > seen:
             self.close()
             raise LauncherError(
-                f"{self.name}: {needed:g} CUDA devices are needed and PyTorch sees {seen}; check "
+                f"{self.name}: {needed} CUDA devices are needed and PyTorch sees {seen}; check "
                 "`python -c 'import torch; print(torch.cuda.device_count())'` and the driver, or "
                 "set resources.gpus_per_worker: 0"
             )

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import LauncherError
+from autotune.trial.places import device_of
 from launchers import Resources
 from launchers.devices import visible
 from launchers.layout import Layout, NodeCapacity, plan
@@ -20,7 +21,7 @@ clusters = st.lists(nodes, min_size=1, max_size=6)
 wishes = st.builds(
     Resources,
     workers=st.one_of(st.none(), st.integers(1, 16)),
-    gpus_per_worker=st.sampled_from([None, 0, 0.1, 0.25, 0.5, 0.75, 1]),
+    gpus_per_worker=st.sampled_from([None, 0, 0.1, 0.25, 0.3, 0.4, 0.5, 0.75, 1]),
     cpus_per_worker=st.integers(1, 8),
     slots=st.one_of(st.none(), st.integers(1, 6)),
 )
@@ -72,8 +73,12 @@ def test_a_layout_is_what_was_asked_for(wish, cluster):
     assert ranks == (wish.workers or ranks)
     assert layout.slots == (wish.slots or layout.slots) >= 1
     assert layout.bundle["CPU"] == layout.ranks_per_node * wish.cpus_per_worker
-    share = layout.ranks_per_node * layout.gpus_per_worker
-    assert share - 1e-9 <= layout.bundle.get("GPU", 0) < share + 1
+    share, devices = layout.gpus_per_worker, layout.bundle.get("GPU", 0)
+    assert devices >= layout.ranks_per_node * share - 1e-9
+    if devices >= 1:
+        places = [device_of(r, layout.ranks_per_node, share) for r in range(layout.ranks_per_node)]
+        assert {*places} == {*range(int(devices))}, "no device is taken for nothing"
+        assert max(map(places.count, places)) * share <= 1 + 1e-5, "nor has one more than it holds"
     if wish.gpus_per_worker is not None:
         assert layout.gpus_per_worker == wish.gpus_per_worker
 
@@ -104,6 +109,22 @@ def test_the_fewest_nodes_are_taken():
     cluster = [NodeCapacity(8, 4), NodeCapacity(8, 4)]
     assert plan(Resources(4, 1, 1, 1), cluster).nodes == 1
     assert plan(Resources(8, 1, 1, 1), cluster).nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "devices"),
+    [
+        (2, 0.75, [0, 1]),
+        (4, 0.3, [0, 0, 1, 1]),
+        (4, 0.5, [0, 0, 1, 1]),
+        (7, 0.4, [0, 0, 1, 1, 2, 2, 3]),
+        (3, 1, [0, 1, 2]),
+    ],
+)
+def test_ranks_are_on_the_devices_that_were_taken_for_them(ranks, share, devices):
+    assert [device_of(rank, ranks, share) for rank in range(ranks)] == devices
+    (bundle,) = (plan(Resources(ranks, share, 1, 1), [NodeCapacity(16, 8)]).bundle,)
+    assert bundle["GPU"] == len(set(devices))
 
 
 def test_ranks_spread_evenly_or_not_at_all():
@@ -138,7 +159,7 @@ def test_on_the_cpu_one_trial_per_node():
         (3, 0.1, 3, 9),
         (2, 0.5, 2, 2),
         (3, 0.5, 4, 2),
-        (4, 0.75, 3, 1),
+        (4, 0.75, 4, 1),
     ],
 )
 def test_a_shared_device_holds_as_many_trials_as_its_shares(workers, share, devices, fitting):

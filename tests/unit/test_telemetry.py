@@ -39,12 +39,12 @@ def library(**changes: Callable[..., object]) -> types.SimpleNamespace:
     return types.SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, **answers)
 
 
-def state(monkeypatch: pytest.MonkeyPatch, pynvml: object, *, first: bool = True) -> DeviceState:
+def state(monkeypatch: pytest.MonkeyPatch, pynvml: object, **sharing: bool) -> DeviceState:
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="1234")
     )
-    return DeviceWatch(torch.device("cuda", 0), first=first).state()
+    return DeviceWatch(torch.device("cuda", 0), **sharing).state()
 
 
 def raising(error: type[Exception]) -> Callable[..., object]:
@@ -114,6 +114,14 @@ def test_ranks_of_another_slot_on_the_device_are_not_foreign(
         assert ours.foreign_processes == 0
         shared = state(monkeypatch, on_device(os.getpid(), neighbour, stranger))
         assert shared.foreign_processes == 1
+
+
+def test_the_energy_of_a_device_that_other_trials_may_use_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = state(monkeypatch, library(), alone=False)
+    assert seen.clock_mhz == 1410
+    assert math.isnan(seen.energy_joules)
 
 
 def test_of_ranks_that_share_a_device_one_tells_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:

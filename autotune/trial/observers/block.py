@@ -30,7 +30,13 @@ class BlockObservers:
     """One rank's observers. All but `marks` look only between blocks."""
 
     def __init__(
-        self, model: nn.Module, devices: Sequence[torch.device], *, node: bool, first: bool = True
+        self,
+        model: nn.Module,
+        devices: Sequence[torch.device],
+        *,
+        node: bool,
+        first: bool = True,
+        alone: bool = True,
     ) -> None:
         """Attach to a model on these devices.
 
@@ -39,13 +45,14 @@ class BlockObservers:
             devices: of this rank.
             node: this rank also watches the node that it is on.
             first: no rank before it shares its device; it tells the device's energy.
+            alone: no other trial may be on its device.
         """
         self.marks = StepMarks(devices[0])
         self._model = model
         self._devices = devices
         self._load = NodeLoad() if node else None
         self._settled = settling.so_far(devices)
-        self._nvidia = [DeviceWatch(device, first=first) for device in devices]
+        self._nvidia = [DeviceWatch(device, first=first, alone=alone) for device in devices]
 
     def resume(self) -> None:
         """Other trials have had the devices since the last block."""

@@ -51,9 +51,14 @@ def together(states: Sequence[DeviceState]) -> DeviceState:
 class DeviceWatch:
     """Watches one device."""
 
-    def __init__(self, device: torch.device, *, first: bool = True) -> None:
-        """Look at a device; `first`: of the ranks that share it, this one tells its energy."""
-        self._first = first
+    def __init__(self, device: torch.device, *, first: bool = True, alone: bool = True) -> None:
+        """Look at a device.
+
+        Args:
+            first: of the ranks that share it, this one tells its energy.
+            alone: no other trial may be on it; else nobody can tell whose its energy is.
+        """
+        self._first, self._alone = first, alone
         self._energy = _NAN
         self._nvml: Any = None
         self._handle: Any = None
@@ -83,9 +88,14 @@ class DeviceWatch:
             clock_mhz=self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             throttled=float(bool(int(reasons) & _THROTTLED)) if reasons == reasons else _NAN,
             power_watts=self._read("nvmlDeviceGetPowerUsage") / 1e3,
-            energy_joules=self._energy - before if self._first else 0.0,
+            energy_joules=self._share(self._energy - before),
             foreign_processes=self._foreign(),
         )
+
+    def _share(self, joules: float) -> float:
+        if not self._alone:
+            return _NAN
+        return joules if self._first else 0.0
 
     def _joules(self) -> float:
         return self._read("nvmlDeviceGetTotalEnergyConsumption") / 1e3

@@ -33,6 +33,7 @@ def run_blocks(
         context.devices,
         node=context.local_rank == 0,
         first=context.first_on_device,
+        alone=context.alone,
     )
     mark = observers.marks.mark
     for index in range(request.blocks.max_blocks):

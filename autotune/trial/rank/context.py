@@ -17,6 +17,8 @@ class RankContext:
     devices: tuple[torch.device, ...]
     first_on_device: bool = True
     """No rank before it shares its device."""
+    alone: bool = True
+    """No other trial may be on its device, but what takes turns with this one."""
     turns: Turns = ALONE
     """Leave to train a block."""
 

@@ -26,6 +26,7 @@ from autotune.trial.effects import binding, process
 from autotune.trial.files import TrialFiles
 from autotune.trial.observers import memory
 from autotune.trial.observers.progress import Progress
+from autotune.trial.places import device_of
 from autotune.trial.protocol import (
     BlockReport,
     Built,
@@ -98,13 +99,15 @@ def _train(
     connection: Connection,
     turns: TakenTurns,
 ) -> None:
+    ranks = placement.local_world_size
+    devices = _devices(request, local_rank, ranks)
     context = RankContext(
         rank=placement.first_rank + local_rank,
         local_rank=local_rank,
         world_size=request.world_size,
-        devices=_devices(request, local_rank),
-        first_on_device=local_rank == 0
-        or _devices(request, local_rank) != _devices(request, local_rank - 1),
+        devices=devices,
+        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
+        alone=ranks * request.devices_per_rank >= 1,
         turns=_turns(request, turns),
     )
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
@@ -223,11 +226,11 @@ def _announcement(
     return announce
 
 
-def _devices(request: TrialRequest, local_rank: int) -> tuple[torch.device, ...]:
+def _devices(request: TrialRequest, local_rank: int, ranks: int) -> tuple[torch.device, ...]:
     if request.device == "cpu":
         return (torch.device("cpu"),)
-    places = range(local_rank, local_rank + request.replicas)
-    return tuple(torch.device("cuda", int(p * request.devices_per_rank)) for p in places)
+    first = device_of(local_rank, ranks, request.devices_per_rank)
+    return tuple(torch.device("cuda", first + replica) for replica in range(request.replicas))
 
 
 def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
@@ -259,6 +262,9 @@ def environment(
     request: TrialRequest, placement: Placement, context: RankContext
 ) -> dict[str, str]:
     """What a rank finds in its environment besides what its agent has."""
+    own = processes.of_study(request.env)
+    # What the agent's environment tells the allocator besides is not to be lost.
+    allocator = process.allocator_variables({**os.environ, **own})
     return {
         "RANK": str(context.rank),
         "LOCAL_RANK": str(context.local_rank),
@@ -268,7 +274,8 @@ def environment(
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
         **process.environment(request.knobs),
-        **processes.of_study(request.env),
+        **own,
+        **(allocator if request.knobs["expandable_segments"] else {}),
     }
 
 

@@ -55,7 +55,7 @@ numbers = itertools.count(1)
 
 
 def copy(name, start, end, *, asked_at, thread=1, by="cudaMemcpyAsync", category="gpu_memcpy"):
-    """A copy on the device and the call that has asked for it, as kineto tells them."""
+    """A copy on the device, or a kernel, and the call that has asked for it, as kineto tells them."""
     found = (
         event("cuda_runtime", by, asked_at, asked_at + 1, thread=thread),
         event(category, name, start, end, thread=22),
@@ -63,6 +63,10 @@ def copy(name, start, end, *, asked_at, thread=1, by="cudaMemcpyAsync", category
     return [
         {**part, "args": {"correlation": number}} for number in [next(numbers)] for part in found
     ]
+
+
+def kernel(name, start, end, **options):
+    return copy(name, start, end, by="cudaLaunchKernel", category="kernel", **options)
 
 
 def parts(events):
@@ -144,7 +148,8 @@ def test_what_a_script_copies_to_the_device_outside_its_passes_is_a_batch():
         ]
     )
     assert found["copies"] == pytest.approx(0.05)
-    assert found["compute"] == pytest.approx(0.03)
+    assert found["compute"] == pytest.approx(0.02)
+    assert found["optimizer"] == pytest.approx(0.01)
 
 
 def test_on_a_device_its_own_timeline_counts_and_the_host_explains_the_gaps():
@@ -154,8 +159,7 @@ def test_on_a_device_its_own_timeline_counts_and_the_host_explains_the_gaps():
             event("kernel", "gemm", 22, 50, thread=20),
             event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 45, 70, thread=21),
             *copy("Memcpy HtoD (Pinned -> Device)", 16, 24, asked_at=15),
-            event("gpu_user_annotation", "autotune/optimizer", 82, 90, thread=20),
-            event("kernel", "adam", 82, 90, thread=20),
+            *kernel("adam", 82, 90, asked_at=81),
         ]
     )
     assert found["compute"] == pytest.approx(0.28)
@@ -173,7 +177,6 @@ DEVICE = [
     span("forward", 20, 60),
     span("backward", 60, 100),
     span("optimizer", 100, 120),
-    event("gpu_user_annotation", "autotune/optimizer", 120, 130, thread=20),
 ]
 HOST_TO_DEVICE, DEVICE_TO_HOST = "Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pinned)"
 WITHIN_DEVICE = "Memcpy DtoD (Device -> Device)"
@@ -219,6 +222,22 @@ def test_what_another_thread_copies_during_a_collective_is_not_its_own():
     host = event("user_annotation", "gloo:all_reduce", 70, 80, thread=7)
     found = parts([*DEVICE, host, *copy(WITHIN_DEVICE, 150, 170, asked_at=75, thread=1)])
     assert found["compute"] == pytest.approx(0.1)
+
+
+def test_the_optimizers_own_annotation_hides_nothing_of_the_update():
+    """The profiler gives the kernel to the innermost annotation: that of torch, not ours."""
+    inner = event("gpu_user_annotation", "Optimizer.step#AdamW.step", 120, 150, thread=20)
+    found = parts([*DEVICE, inner, *kernel("adam", 120, 150, asked_at=105)])
+    assert found["optimizer"] == pytest.approx(30 / 200)
+    assert found["compute"] == 0
+
+
+def test_what_an_optimizer_runs_of_the_passes_is_no_update_on_a_device():
+    steps = [span("step", 0, 200), span("optimizer", 0, 120), span("forward", 20, 60)]
+    asked = [*kernel("gemm", 130, 150, asked_at=30), *kernel("adam", 150, 160, asked_at=100)]
+    found = parts([*steps, *asked])
+    assert found["compute"] == pytest.approx(20 / 200)
+    assert found["optimizer"] == pytest.approx(10 / 200)
 
 
 def test_a_trace_without_a_step_is_refused():

@@ -108,11 +108,12 @@ def run_profile(
         return
     for _ in range(course.warm_up):
         yield
-    training.meet()
     activities = [ProfilerActivity.CPU]
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
+        # Only now: the profiler takes its time to start, and not the same on all ranks.
+        training.meet()
         training.begin_block()
         with subject.marked():
             for _ in range(course.profiled):

@@ -108,15 +108,19 @@ def _host_claims(events: Sequence[Mapping[str, Any]], thread: int) -> list[tuple
 def _device_claims(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, Intervals]]:
     """The same on CUDA: first what the device does, then what the host does while it does nothing."""
     kernels = [event for event in events if event["cat"] == "kernel"]
-    copies = _Copies.of(events)
+    calls = {_correlation(event): event for event in events if event["cat"] in _CALLS}
+    copies = _Copies.of(events, calls)
     computing = union(
         [*(_times(event) for event in kernels if not _sends(event)), *copies.of_the_model]
     )
-    updating, *passes = (
-        union(_times(e) for e in events if _is(e, "gpu_user_annotation", SPAN + name))
-        for name in ("optimizer", "forward", "backward")
+    updates = _updates(events)
+    updating = union(
+        _times(event)
+        for event in events
+        if event["cat"] in _DEVICE
+        and (call := calls.get(_correlation(event)))
+        and _within(call, updates)
     )
-    updating = difference(updating, union(itertools.chain(*passes)))
     sending = [_times(event) for event in kernels if _sends(event)]
     spans = _spans(events)
     return [
@@ -128,6 +132,17 @@ def _device_claims(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, Inter
         ("loader", spans("loader")),
         ("synchronisation", _reads(events)),
     ]
+
+
+def _updates(events: Sequence[Mapping[str, Any]]) -> dict[Any, Intervals]:
+    """When each thread of the host was in the optimizer, and in no pass that this was given to call.
+
+    What the device has of it is told by who has asked for it: the profiler gives a kernel to the
+    innermost annotation alone, and within ours PyTorch's optimizers have one of their own.
+    """
+    passes = _by_thread(e for e in events if e["name"] in (SPAN + "forward", SPAN + "backward"))
+    steps = _by_thread(e for e in events if _is(e, "user_annotation", SPAN + "optimizer"))
+    return {thread: difference(own, passes.get(thread, [])) for thread, own in steps.items()}
 
 
 class _Copies(NamedTuple):
@@ -145,8 +160,9 @@ class _Copies(NamedTuple):
     of_the_model: list[tuple[float, float]]
 
     @classmethod
-    def of(cls, events: Sequence[Mapping[str, Any]]) -> "_Copies":
-        calls = {_correlation(event): event for event in events if event["cat"] in _CALLS}
+    def of(
+        cls, events: Sequence[Mapping[str, Any]], calls: Mapping[Any, Mapping[str, Any]]
+    ) -> "_Copies":
         batches = _by_thread(e for e in events if _is(e, "user_annotation", SPAN + "batch"))
         collectives = _by_thread(filter(_communicates, events))
         # A script does not say where it moves a batch: neither in the model nor in the optimizer.

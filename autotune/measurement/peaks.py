@@ -19,12 +19,14 @@ def peak_flops(device: str, precision: str) -> float | None:
     """FLOP/s of one device at a precision; None if it is not known.
 
     Args:
-        device: as torch.cuda.get_device_name tells it.
+        device: as torch.cuda.get_device_name tells it; of a part of one (MIG) nothing is known.
         precision: a value of the knob `precision`.
     """
     words = device.replace("-", " ").split()
+    if "MIG" in words:
+        return None
     for name, peaks in _PEAKS.items():
         if all(word in words for word in name.split()):
-            tera = peaks.get(precision)
+            tera = peaks.get(precision.removeprefix("pure_"))
             return tera * _TERA if tera else None
     return None

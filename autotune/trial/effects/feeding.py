@@ -148,14 +148,20 @@ def endless(source: DataLoader[Any]) -> Iterator[Any]:
 
 def on_device(batches: Iterator[Any], knobs: Knobs, device: torch.device) -> Iterator[Any]:
     """stream_prefetch: batches on the device, the next one copied on a side stream if asked for;
-    channels_last: tensors of four dimensions in that format; precision: floats as the weights are."""
-    if knobs["channels_last"]:
-        batches = (mapped(batch, _with_channels_last) for batch in batches)
-    if knobs["precision"] == PURE_BF16:
-        batches = (mapped(batch, batch_tensor) for batch in batches)
+    channels_last: tensors of four dimensions in that format; precision: floats as the weights are. Both
+    only once they are there: what a host has changed is not pinned any more."""
+
+    def prepared(batch: Any) -> Any:
+        batch = move(batch, device)
+        if knobs["channels_last"]:
+            batch = mapped(batch, _with_channels_last)
+        if knobs["precision"] == PURE_BF16:
+            batch = mapped(batch, batch_tensor)
+        return batch
+
     if knobs["stream_prefetch"]:
-        return _prefetched(batches, device)
-    return (move(batch, device) for batch in batches)
+        return _prefetched(batches, prepared, device)
+    return map(prepared, batches)
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -179,13 +185,15 @@ def _with_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _prefetched(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+def _prefetched(
+    batches: Iterator[Any], prepared: Callable[[Any], Any], device: torch.device
+) -> Iterator[Any]:
     side = torch.cuda.Stream(device)
 
     def copy_next() -> Any:
         host_batch = next(batches)
         with torch.cuda.stream(side):
-            return move(host_batch, device)
+            return prepared(host_batch)
 
     upcoming = copy_next()
     while True:

@@ -39,7 +39,9 @@ def test_the_bundle_names_all_that_is_needed() -> None:
     """At run time, and for the tests on a device."""
     lines = (ROOT / "requirements-bundle.txt").read_text().splitlines()
     bundled = {canonicalize_name(line) for line in lines if not line.startswith("#")}
-    needed = needed_by("autotune", "pytest", "pytest-timeout", "psutil", without=LEFT_OUT)
+    needed = needed_by(
+        "autotune", "hypothesis", "pytest", "pytest-timeout", "psutil", without=LEFT_OUT
+    )
     assert bundled == needed - {"autotune"} | {"nvidia-ml-py"}
 
 

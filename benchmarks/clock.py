@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from launchers.replay.tables import SECONDS, Row
 from search_spaces import defaults
 from search_spaces.residency import why_not_live
 
@@ -32,11 +31,12 @@ class Clock:
         """Seconds of the next trial."""
         return self._begins(values) + statistics.median(self._measured or [0.0])
 
-    def ran(self, row: Row, *, worked: bool) -> None:
-        """A trial of this row has ended; one that failed has taken its processes along."""
-        self.spent += self._begins(row) + row[SECONDS]
-        self._measured.append(row[SECONDS])
-        self._resident = self._whole(row) if worked else None
+    def ran(self, values: Values, seconds: float, *, worked: bool) -> None:
+        """A trial of these values has ended, measured in so many seconds; one that failed has taken its
+        processes along."""
+        self.spent += self._begins(values) + seconds
+        self._measured.append(seconds)
+        self._resident = self._whole(values) if worked else None
 
     def _begins(self, values: Values) -> float:
         live = self._resident is not None and not why_not_live(self._resident, self._whole(values))

@@ -40,14 +40,15 @@ class Denoised:
     Attributes:
         truth: logarithm of the rate of each configuration that ran, as expected.
         spread: covariance of these, in their order.
-        served: the rates of the runs of each, at the speed of the first pass.
         noise: relative standard deviation of a run.
+        deviations: of all runs from what their configurations are worth, in logarithms, with a mean of 0
+            and a standard deviation of 1.
     """
 
     truth: Mapping[Configuration, float]
     spread: Matrix
-    served: Mapping[Configuration, Sequence[float]]
     noise: float
+    deviations: Sequence[float]
 
     def chance_of_best(self, within: float, seed: int = 0) -> float:
         """The probability that the configuration taken for the best lies so close to the true best."""
@@ -90,11 +91,12 @@ def pooled(runs: Sequence[Run], names: Sequence[str]) -> Denoised:
     truth = mean + cross @ linalg.cho_solve(root, logs - mean)
     spread = own[np.ix_(first, first)] - cross @ linalg.cho_solve(root, cross.T)
     speed = variances[-2] * same_pass @ linalg.cho_solve(root, logs - mean)
-    served: dict[Configuration, list[float]] = {configuration: [] for configuration in found}
-    for run, log, fast in zip(timed, logs, speed, strict=True):
-        served[key(run.params)].append(math.exp(log - fast))
+    left = logs - speed - truth[of_run]
     return Denoised(
-        dict(zip(found, truth.tolist(), strict=True)), spread, served, math.sqrt(variances[-1])
+        dict(zip(found, truth.tolist(), strict=True)),
+        spread,
+        math.sqrt(variances[-1]),
+        ((left - left.mean()) / left.std()).tolist(),
     )
 
 

@@ -1,4 +1,4 @@
-"""A recorded table as a benchmark replays it: what its rows are worth, and the runs of each."""
+"""A recorded table as a benchmark replays it: what its rows are worth, and runs drawn around that."""
 
 import json
 import math
@@ -19,7 +19,7 @@ _ROOM = 0.7
 
 
 class Table:
-    """A recorded table without its noise: what rows are worth, and the runs of each."""
+    """A recorded table without its noise: what rows are worth, and how far runs lie from that."""
 
     def __init__(self, path: Path, *, anonymous: bool = False, noise: float | None = None) -> None:
         self.name, self.path = path.stem, path
@@ -30,14 +30,13 @@ class Table:
         self.denoised: Denoised = denoised(path, found.names)
         self.best = math.exp(max(self.denoised.truth.values()))
         self.noise = self.denoised.noise if noise is None else noise
-        self._drawn = noise is not None
         self._real = {key({name: row[name] for name in found.names}): row for row in found.rows}
-        self.rows = {key(self._hide(row)): row for row in found.rows}
+        self.rows = {key(self.shown(row)): row for row in found.rows}
 
     def baseline(self, seed: int) -> dict[str, Any]:
         """What a user may have today: with seed 0 the row nearest to the defaults of all knobs, else a
         random one with room above it."""
-        return self._hide(self.recorded_baseline(seed))
+        return self.shown(self.recorded_baseline(seed))
 
     def recorded_baseline(self, seed: int) -> dict[str, Any]:
         """The same under its own names."""
@@ -61,10 +60,11 @@ class Table:
         return 0.0 if own is None else math.exp(own) / self.best
 
     def served(self, row: Row, draw: random.Random) -> float:
-        """The rate of one of its runs, or one drawn around what it is worth."""
-        if self._drawn:
-            return self.worth(row) * self.best * math.exp(draw.gauss(0.0, self.noise))
-        return draw.choice(self.denoised.served[self._configuration(row)])
+        """The rate of a run: as far from what the row is worth as some run of the table lies from what
+        its own row is. Most rows were run once, and to serve that one run would show every course the
+        same luck, which is in the truth as well."""
+        deviation = self.noise * draw.choice(self.denoised.deviations)
+        return self.worth(row) * self.best * math.exp(deviation)
 
     def ran(self, row: Row) -> bool:
         """Whether it has never failed."""
@@ -85,7 +85,8 @@ class Table:
     def _configuration(self, row: Row) -> Any:
         return key({name: row[name] for name in self.known_as})
 
-    def _hide(self, row: Row) -> dict[str, Any]:
+    def shown(self, row: Row) -> dict[str, Any]:
+        """Its values by the names that the replay has for them."""
         return {shown: row[name] for name, shown in self.known_as.items()}
 
 

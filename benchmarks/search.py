@@ -4,16 +4,17 @@
 
 A table (`autotune record`) holds a column per knob, then throughput, trial_seconds and state; beside it
 lie all runs. What a row is worth is told by partial pooling (benchmarks/denoised.py), and that is what
-counts; what a sampler is told of it is one of its recorded runs, drawn at random, as a live trial is
-one. The clock goes on by the row's seconds. The first trial is a baseline: with seed 0 the row nearest
-to the defaults of all knobs, with any other seed a random one that reaches at most 70 % of the best.
+counts; what a sampler is told of it is that and the deviation of one of the table's runs, drawn anew
+in every course, as a live trial is one run. The clock goes on by the row's seconds. The first trial is
+a baseline: with seed 0 the row nearest to the defaults of all knobs, with any other seed a random one
+that reaches at most 70 % of the best.
 The second is, in one half of the replays (`expert`), what our sampler suggests once it has seen the
 baseline, in the other (`random`) a random row: both are the same for every sampler. What is not in the
 table is outside of the space: a proposal of it, like one that was made before, costs nobody anything,
 and after a few in a row a random new row is taken instead. Optuna's samplers see numbers as ordered.
 Nobody is told which rows run out of memory before it happens. With --anonymous every knob but
-micro_batch and accumulation_steps has a name that means nothing; with --noise 0.01 runs are drawn, 1 %
-around what the row is worth, as they lie on a machine that is not shared.
+micro_batch and accumulation_steps has a name that means nothing; with --noise 0.01 the deviations are
+those of 1 %, as on a machine that is not shared.
 
 Counted are the trials until a row within 2 % (5 %) of the best is tried, and how far the row that was
 seen fastest is from the best after 10, 20 and 30 trials. Ours says as well when to stop, and how much it
@@ -231,7 +232,7 @@ class _OneSlot(_Replay):
         while len(self._seen) < min(_MOST_PRICED, len(self._table.rows)):
             trial, row = self._next()
             worked = self._tell(trial, row) is not None
-            self._clock.ran(row, worked=worked)
+            self._clock.ran(self._table.shown(row), row[SECONDS], worked=worked)
             if self._table.worth(row) >= 1 - LEVELS["2"]:
                 break
         return self._clock.spent
@@ -330,6 +331,10 @@ def main() -> None:
     parser.add_argument("--launch", type=float, nargs="*", default=[], help="seconds of a launch")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.anonymous and arguments.studies:
+        parser.error(
+            "whole studies have the names of their tables: leave --anonymous or --studies out"
+        )
     names = arguments.samplers.split(",") if arguments.samplers else []
     if not set(names) <= set(SAMPLERS):
         parser.error(f"not a sampler: {arguments.samplers}")

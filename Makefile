@@ -51,7 +51,7 @@ check: $(READY)  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)  ## the figures of the README
+bench: $(READY)  ## what a trial costs, agreement (after `make quickstart`), fidelity
 	$(BIN)/python benchmarks/overhead.py --json
 	$(BIN)/python benchmarks/agreement.py --json
 	$(BIN)/python benchmarks/fidelity.py --json

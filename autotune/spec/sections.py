@@ -283,7 +283,7 @@ class MeasurementSpec(Section):
     startup_deadline: Seconds = Field(
         default=300.0,
         description="First step done, else HANG; 3 times that where it is compiled, 10 times under "
-        "max-autotune.",
+        "max-autotune, but then no more than a tenth of the wall time.",
     )
     step_deadline: Seconds = Field(default=60.0, description="Every later step done, else HANG.")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,25 @@ OWNERS: dict[str, type] = {
 } | {"Optuna": _CachedStorage}
 HEARTBEATS = ("Leases.renew", "Studies.add_elapsed")
 """Called by a thread of its own, which takes the loss of the lease for its end."""
+
+
+def writers() -> list[str]:
+    """All methods by which a daemon writes: those that take its lease, those of the ledger that prove
+    it, and Optuna's."""
+
+    def writes(owner: str, name: str, method: Callable[..., Any]) -> bool:
+        if owner == "Optuna":
+            return name.startswith(("create_", "set_", "delete_"))
+        if owner == "TrialLedger":
+            return hasattr(method, "__wrapped__")
+        return "lease" in inspect.signature(method).parameters
+
+    return [
+        f"{owner}.{name}"
+        for owner, found in OWNERS.items()
+        for name, method in inspect.getmembers(found, inspect.isfunction)
+        if not name.startswith("_") and writes(owner, name, method)
+    ]
 
 
 class Died(BaseException):

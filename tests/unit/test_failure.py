@@ -44,10 +44,27 @@ def test_an_abort_for_want_of_memory_is_out_of_memory():
     assert failure.of_exit(-signal.SIGSEGV, tail, kernel_killed=False)[0] is Outcome.CRASH
 
 
-def test_the_kernels_counter_never_falls():
-    first = failure.kernel_oom_kills()
-    assert first >= 0
-    assert failure.kernel_oom_kills() >= first
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({"memory.events": "low 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n"}, 3),
+        ({"vmstat": "nr_free_pages 9\noom_kill 2\n"}, 2),
+        ({"memory.events": "oom_kill 3\n", "vmstat": "oom_kill 5\n"}, 3),
+        ({"vmstat": "nr_free_pages 9\n"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_kernels_own_counter_is_read(monkeypatch, tmp_path, files, count):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    counters = (tmp_path / "memory.events", tmp_path / "vmstat")
+    monkeypatch.setattr(failure, "_OOM_KILL_COUNTERS", counters)
+    assert failure.kernel_oom_kills() == count
+
+
+def test_this_kernel_has_such_a_counter():
+    texts = [path.read_text() for path in failure._OOM_KILL_COUNTERS if path.exists()]
+    assert any("oom_kill " in text for text in texts)
 
 
 # Among other ranks

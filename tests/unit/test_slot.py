@@ -220,9 +220,9 @@ def test_nor_while_it_did_not_run_by_its_own_clock_even_if_that_is_heard_later()
 
 
 def test_one_that_clears_away_for_long_has_not_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "STOOD_SECONDS", 0.2)
+    monkeypatch.setattr(agents, "STOOD_SECONDS", 2.0)
     cluster = Cluster(training(), {})
-    threading.Timer(1.0, lambda: cluster.links[1].say(cleared(1).to_line())).start()
+    threading.Timer(5.0, lambda: cluster.links[1].say(cleared(1).to_line())).start()
     assert cluster.run(enough).not_its_own == ""
 
 

@@ -116,15 +116,18 @@ class TestLocks:
             repository = Repository(database)
             lease = repository.leases.acquire("c", "h", 1, 60.0)
             assert lease is not None
+            seen = False
             with contextlib.suppress(DBAPIError), lost.writing() as held:
-                held.execute(text("update autotune_lease set pid = 2"))
                 before, took = time.monotonic(), stopwatch()
+                held.execute(text("update autotune_lease set pid = 2"))
                 repository.leases.renew(lease, 60.0)
-                assert time.monotonic() - before > 0.3
+                assert time.monotonic() - before > 0.6
                 assert took() < 20
                 state = repository.leases.state("c")
                 assert state is not None
                 assert state.pid == 1, "what was not committed is undone"
+                seen = True
+            assert seen, "only the end of what was lost may fail"
 
     @pytest.mark.fault(27)
     def test_whoever_waits_for_a_lock_in_vain_is_told_and_may_try_again(

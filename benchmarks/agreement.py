@@ -3,21 +3,24 @@
     python benchmarks/agreement.py [--json] [--config best.yaml] [--rounds N]
 
 Runs `examples/train.py` under torchrun with the found configuration, and the same configuration as an
-autotune trial, in turn. Prints the job's throughput over the figure in best.yaml, over the trial of the
-same round, and how far two trials of the same round differ (A/A).
+autotune trial before and after it. Prints the job's throughput over the figure in best.yaml, with the
+intervals of both, over the two trials of the same round (their geometric mean), and how far these
+differ (A/A).
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import autotune
-from autotune.measurement.estimate import paired_ratio
+from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.watch import Limits, Watch
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
@@ -44,12 +47,17 @@ def main() -> None:
             trial.append(measure(launcher.slots[0], config, f"{folder}/{round_}a"))
             job.append(run_job(arguments.config, config.world_size))
             again.append(measure(launcher.slots[0], config, f"{folder}/{round_}b"))
-    recommended = [config.throughput["value"]] * len(job)
+    beside = [math.sqrt(one * other) for one, other in zip(trial, again, strict=True)]
     report = {
-        "job_over_recommended": asdict(paired_ratio(job, recommended)),
-        "job_over_trial": asdict(paired_ratio(job, trial)),
+        "job_over_recommended": asdict(over_recommended(job, config.throughput)),
+        "job_over_trial": asdict(paired_ratio(job, beside)),
         "noise_trial_over_trial": asdict(paired_ratio(again, trial)),
-        "samples_per_second": {"job": job, "trial": trial, "recommended": recommended[0]},
+        "samples_per_second": {
+            "job": job,
+            "trial": trial,
+            "trial again": again,
+            "recommended": config.throughput["value"],
+        },
     }
     if arguments.json:
         print(json.dumps(report, indent=2))
@@ -57,6 +65,16 @@ def main() -> None:
     for name in ("job_over_recommended", "job_over_trial", "noise_trial_over_trial"):
         figure = report[name]
         print(f"{name:24} {figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})")
+
+
+def over_recommended(job: list[float], promised: Mapping[str, float]) -> Ratio:
+    """Of the jobs to what best.yaml promises, which has an interval of its own: as squares."""
+    found = paired_ratio(job, [promised["value"]] * len(job))
+    sides = []
+    for bound, own in ((found.low, promised["high"]), (found.high, promised["low"])):
+        apart = math.hypot(math.log(bound / found.value), math.log(own / promised["value"]))
+        sides.append(math.copysign(apart, math.log(bound / found.value)))
+    return Ratio(found.value, *(found.value * math.exp(side) for side in sides))
 
 
 def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:

@@ -7,15 +7,17 @@ For a compute-bound, a communication-bound and a loader-bound workload, two rank
 - agreement: 20 configurations (40 with --full), each as a trial and as a run ten times longer, in turn
   and in random order: relative error of the trial, and how often the 95 % intervals of the two agree;
 - finalists: rounds of the same configuration, twice as it is and with 3 % of slow-down planted in all
-  ranks, one rank or the loader: how often the confirmation calls equals different, and finds the planted
-  ones, after so many rounds;
+  ranks, one rank or the loader: how often a paired t test at 95 % calls equals different, and finds the
+  planted ones, after so many rounds;
 - observers: what a trial loses when everything is observed;
 - turns: see benchmarks/turns.py: rounds whose runs take turns against rounds of runs one by one;
-- time: device seconds of the 20 trials with racing and adaptive stop, over trials of the fixed length
-  that the slowest to settle needs.
+- time: device seconds of the 20 trials with racing and adaptive stop, over those of the same trials at
+  their full length, in turn.
 
 Everything is compared within one run and in turn. `noise` is the standard deviation of equal runs in new
-processes (A/A) on this machine while it ran: no figure can be better than that allows.
+processes (A/A) on this machine while it ran: no figure can be better than that allows. The intervals of
+the agreement are those of a study: sigma_run is what such runs show beyond their blocks, as the
+baseline's would.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import math
 import random
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,7 +37,7 @@ import turns
 from scipy import stats
 
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.noise import total_half_width
+from autotune.measurement.noise import Noise, Run, run_noise, total_half_width
 from autotune.measurement.watch import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
@@ -78,6 +81,8 @@ class Measured:
 
     rate: float
     block_half_width: float
+    block_freedom: float
+    at: float
     seconds: float
     lost: bool
     contended: bool
@@ -94,13 +99,15 @@ class Bench:
 
     def run(self, knobs: dict[str, Any], limits: Limits, **planted: Any) -> Measured:
         """One trial in new processes."""
-        request = self._request(knobs, planted)
+        request, at = self._request(knobs, planted), time.time()
         judge = TimedRun(limits)
         result = checked(judge.result(self._slot.run(request, judge)))
         assert result.throughput is not None and result.block_half_width is not None
         return Measured(
             rate=result.throughput,
             block_half_width=result.block_half_width,
+            block_freedom=math.inf if result.block_freedom is None else result.block_freedom,
+            at=at,
             seconds=result.wall_seconds,
             lost=result.state == "PRUNED",
             contended=result.contended,
@@ -173,13 +180,14 @@ def fidelity(bench: Bench, many: int) -> dict[str, Any]:
         for values in draw.sample(list(combinations(SPACE)), 20 * many)
     ]
     rounds = finalists(bench, 16 * many, draw)
-    sigma = noise_of(rounds)
+    known = known_of(rounds)
     return {
-        "noise": sigma,
-        "agreement": agreement(bench, configurations, sigma, draw),
+        "noise": noise_of(rounds),
+        "sigma_run": known.sigma_run,
+        "agreement": agreement(bench, configurations, known, draw),
         "finalists": judged(rounds),
         "observers": observers(rounds),
-        "time": device_time(bench, configurations, sigma),
+        "time": device_time(bench, configurations, known, draw),
     }
 
 
@@ -198,7 +206,7 @@ def combinations(space: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
 
 
 def agreement(
-    bench: Bench, configurations: Sequence[dict[str, Any]], sigma: float, draw: random.Random
+    bench: Bench, configurations: Sequence[dict[str, Any]], known: Noise, draw: random.Random
 ) -> dict[str, Any]:
     """Trials against runs ten times longer."""
     errors, covered, settled = [], 0, []
@@ -214,7 +222,7 @@ def agreement(
         errors.append(abs(short.rate / truth.rate - 1))
         settled.append(short.seconds)
         # Both are runs of their own: each carries its blocks' scatter and that between runs.
-        widths = [total_half_width(run.block_half_width, sigma) for run in (short, truth)]
+        widths = [within(run, known) for run in (short, truth)]
         covered += errors[-1] <= math.hypot(*widths)
     low, high = stats.binomtest(covered, len(errors)).proportion_ci(method="wilson")
     return {
@@ -255,8 +263,19 @@ def noise_of(rounds: Rounds) -> float:
     return math.sqrt(statistics.fmean(squares) / 2)
 
 
+def known_of(rounds: Rounds) -> Noise:
+    """The same as a study would know it from its baseline: what their own blocks do not explain."""
+    equals = [r[name] for r in rounds for name in ("a", "a again")]
+    return run_noise([Run(m.rate, m.block_half_width, m.at, m.block_freedom) for m in equals])
+
+
+def within(run: Measured, known: Noise) -> float:
+    """Relative half-width of the interval that a study gives a run."""
+    return total_half_width(run.block_half_width, known.sigma_run, known.freedom)
+
+
 def judged(rounds: Rounds) -> dict[str, Any]:
-    """How often the confirmation is right, after 3, 6, 12 and all rounds."""
+    """How often the test is right, after 3, 6, 12 and all rounds."""
     found: dict[str, Any] = {}
     for length in (3, 6, 12, len(rounds)):
         windows = [rounds[i : i + length] for i in range(len(rounds) - length + 1)]
@@ -297,22 +316,30 @@ def observers(rounds: Rounds) -> dict[str, Any]:
 
 
 def device_time(
-    bench: Bench, configurations: Sequence[dict[str, Any]], sigma: float
+    bench: Bench,
+    configurations: Sequence[dict[str, Any]],
+    known: Noise,
+    draw: random.Random,
 ) -> dict[str, Any]:
-    """Racing and adaptive stop against trials of one length that suits them all."""
-    incumbent, raced, lost, full = 0.0, 0.0, 0, []
+    """Racing and adaptive stop against the same trials at their full length."""
+    incumbent, raced, fixed, lost = 0.0, 0.0, 0.0, 0
     for knobs in configurations:
-        limits = Limits(
-            TRIAL.warmup, TRIAL.longest, TRIAL.precision, incumbent_low=incumbent, sigma_run=sigma
-        )
-        found = bench.run(knobs, limits)
-        raced += found.seconds
-        lost += found.lost
-        if not found.lost:
-            full.append(found.seconds)
-            low = found.rate * (1 - total_half_width(found.block_half_width, sigma))
-            incumbent = max(incumbent, low)
-    fixed = len(configurations) * max(full)
+        for stops in draw.sample([False, True], 2):
+            if not stops:
+                fixed += bench.run(knobs, Limits(TRIAL.warmup, TRIAL.longest, 1e-9)).seconds
+                continue
+            limits = Limits(
+                TRIAL.warmup,
+                TRIAL.longest,
+                TRIAL.precision,
+                incumbent_low=incumbent,
+                sigma_run=known.sigma_run,
+            )
+            found = bench.run(knobs, limits)
+            raced += found.seconds
+            lost += found.lost
+            if not found.lost:
+                incumbent = max(incumbent, found.rate * (1 - within(found, known)))
     return {
         "adaptive_seconds": raced,
         "fixed_seconds": fixed,

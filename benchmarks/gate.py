@@ -271,15 +271,18 @@ class Findings:
 
 
 def shares(answers: Sequence[Agreement]) -> dict[str, Any]:
-    """How many were refused, with an interval, and by what."""
+    """How many were refused, with an interval, and by what; and how many could not be, as they computed
+    the very same: sums of two ranks, for one, have but one order."""
     refused, count = sum(bool(one.problem) for one in answers), len(answers)
     low = stats.beta.ppf(0.025, refused, count - refused + 1) if refused else 0.0
     high = stats.beta.ppf(0.975, refused + 1, count - refused) if refused < count else 1.0
     reasons = Counter(re.sub(r"-?[0-9][0-9.e+-]*", "#", one.problem) for one in answers)
     errors = [one.gradient_error for one in answers if one.gradient_error is not None]
     shares = [abs(one.share_of_progress) for one in answers if one.share_of_progress is not None]
+    same = sum(one.gradient_error == 0 and not one.share_of_progress for one in answers)
     return {
         "runs": count,
+        "bit for bit as the reference": same,
         "share": refused / count,
         "interval": [float(low), float(high)],
         "steps": max(one.steps for one in answers),

@@ -3,7 +3,9 @@
     python benchmarks/overhead.py [--json] [--rounds N] [--trials N]
 
 Orchestration of a trial is the time from its start to the start of the next one, less the time inside
-its training steps. The first trial of a study is left out: it also pays for opening the launcher.
+its training steps. The first trial of a study is left out: it also pays for opening the launcher. The
+trials differ in DDP's buckets, so that each launches processes of its own; `local, taken over` is of
+trials that differ in what acts on a step, which take over those that are there.
 Each round runs, in turn, a study on each launcher and torchrun once per trial, all with the same
 training (the quickstart's model, the same blocks); and once more, locally and with torchrun, with a
 model of Hugging Face, which takes seconds to import. The local study runs twice per round: how far
@@ -29,6 +31,8 @@ BLOCKS = 6
 WORKERS = 2
 ON_PROCESSORS = {"workers": WORKERS, "gpus_per_worker": 0}
 GPT = {"name": "gpt", "args": {"layers": 2, "d_model": 128, "heads": 4, "length": 64}}
+WRAPPER, STEP = "bucket_cap_mb", "log_interval"
+"""A knob that takes new processes, and one that does not."""
 HUGGING_FACE = {
     "name": "huggingface",
     "args": {
@@ -56,6 +60,7 @@ def main() -> None:
         seconds["local"] += study_overheads("local", GPT, arguments.trials)
         seconds["ray"] += study_overheads("ray", GPT, arguments.trials)
         seconds["torchrun"] += [torchrun_overhead(GPT) for _ in range(2)]
+        seconds["local, taken over"] += study_overheads("local", GPT, arguments.trials, knob=STEP)
         seconds["local again"] += study_overheads("local", GPT, arguments.trials)
         seconds["local, Hugging Face"] += study_overheads("local", HUGGING_FACE, arguments.trials)
         seconds["torchrun, Hugging Face"] += [torchrun_overhead(HUGGING_FACE) for _ in range(2)]
@@ -98,15 +103,17 @@ def study_overheads(
     workload: dict[str, Any],
     trials: int,
     resources: dict[str, Any] = ON_PROCESSORS,
+    knob: str = WRAPPER,
 ) -> list[float]:
-    """Seconds besides training, of every trial but the first and the last, of one real study."""
+    """Seconds besides training, of every trial but the first and the last, of one real study over one
+    knob."""
     study = {
         "name": "overhead",
         "workload": workload,
         "launcher": launcher,
         "resources": resources,
-        "search_space": {"log_interval": list(range(1, trials + 2))},
-        "baseline": {"log_interval": 1},
+        "search_space": {knob: list(range(1, trials + 2))},
+        "baseline": {knob: 1},
         "sampler": "random",
         "budget": {"trials": trials + 1},
         # One warm-up block, then the fewest: BLOCKS blocks in all.
@@ -124,18 +131,21 @@ def study_overheads(
         Path(folder, "study.yaml").write_text(yaml.safe_dump(study))
         command = [sys.executable, "-m", "autotune", "start", "study.yaml", "--foreground"]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        return _overheads(Path(folder, "autotune.db"))
+        return _overheads(Path(folder, "autotune.db"), launched=knob == WRAPPER)
 
 
-def _overheads(database: Path) -> list[float]:
+def _overheads(database: Path, *, launched: bool) -> list[float]:
     with sqlite3.connect(database) as connection:
         rows = connection.execute(
-            "select a.started, sum(b.seconds) from autotune_attempt a "
+            "select a.started, sum(b.seconds), a.resident_of from autotune_attempt a "
             "join autotune_block b on b.attempt_id = a.id "
             "where a.purpose = 'search' group by a.id order by a.id"
         ).fetchall()
-    pairs = itertools.pairwise(rows[1:])
-    return [following[0] - this[0] - this[1] for this, following in pairs]
+    pairs = list(itertools.pairwise(rows[1:]))
+    own = [(this, following) for this, following in pairs if (this[2] is None) == launched]
+    if len(own) < len(pairs) - 1:
+        raise SystemExit(f"{len(pairs) - len(own)} of {len(pairs)} trials were made the other way")
+    return [following[0] - this[0] - this[1] for this, following in own]
 
 
 def torchrun_overhead(

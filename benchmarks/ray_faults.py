@@ -13,11 +13,12 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from storage import StoredAttempt
 from tests.faults.ray_nodes import RayNodes, ray_nodes, refusal
 from tests.faults.ray_strikes import STRIKES, RayStudy, survive
 from tests.silent_names import SERVER
@@ -38,8 +39,9 @@ def asking_in_vain(cluster: RayNodes, folder: Path) -> Iterator[None]:
 
 
 def overhead(nodes: int, *, names: bool) -> dict[str, object]:
-    """Of the trials of a study with a rank on each of so many nodes: the median, in seconds, of those
-    that launch their ranks, as the rounds of the confirmation do, and of those that take over ranks.
+    """Of a study with a rank on each of so many nodes: the median, in seconds, of trials that take over
+    ranks, and of the runs of the confirmation, which are launched and take turns: in these are the
+    changes from one to another, and the steps that are not timed after them.
 
     Args:
         names: whether the name server answers.
@@ -52,19 +54,21 @@ def overhead(nodes: int, *, names: bool) -> dict[str, object]:
         study = RayStudy(cluster, Path(folder) / "project", ranks=nodes)
         study.start()
         study.wait_done()
-        ended = study.recorded("search")[nodes:]  # the first on each slot starts its agents
-        ended += study.recorded("confirm")
+        slots = len(cluster.nodes) // nodes
+        searched = study.recorded("search")[slots:]  # the first on each slot starts its agents
+        taking_over = [one for one in searched if one.result.resident_of is not None]
         blocks = study.repository.attempts.blocks
-        besides: dict[bool, list[float]] = {True: [], False: []}
-        for one in ended:
-            timed = sum(block.seconds for block in blocks(one.id))
-            besides[one.result.resident_of is None].append(one.result.wall_seconds - timed)
-    return {
-        "nodes": nodes,
-        "names": "answered" if names else "not answered",
-        "new_processes": _median(besides[True]),
-        "waiting_processes": _median(besides[False]),
-    }
+
+        def besides(several: Sequence[StoredAttempt]) -> list[float]:
+            timed = [sum(block.seconds for block in blocks(one.id)) for one in several]
+            return [one.result.wall_seconds - own for one, own in zip(several, timed, strict=True)]
+
+        return {
+            "nodes": nodes,
+            "names": "answered" if names else "not answered",
+            "taken_over": _median(besides(taking_over)),
+            "in_turn": _median(besides(study.recorded("confirm"))),
+        }
 
 
 def _median(seconds: list[float]) -> dict[str, float | None]:

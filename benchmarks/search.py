@@ -400,12 +400,10 @@ def _report(
 
 
 def _told(course: Course) -> dict[str, Any]:
-    return {
-        **asdict(course),
-        "left": course.left,
-        "regret": [round(share, 4) for share in course.regret],
-        "stated": [(at, round(said, 4), round(true, 4)) for at, said, true in course.stated],
-    }
+    told = asdict(course)
+    del told["stated"], told["seconds"]  # the calibration has all that was stated
+    regret = [course.regret[min(at, len(course.regret)) - 1] for at in REGRETS]
+    return {**told, "left": course.left, "regret": [round(share, 4) for share in regret]}
 
 
 def _shown(report: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -254,7 +255,7 @@ class Trials:
 
 
 def in_turn(rounds: int, left: Callable[[], float], runs: dict[str, Callable[[], Run]]) -> Figures:
-    """These runs, round by round in orders that rotate, until the time is over.
+    """These runs, round by round in orders that are drawn, until the time is over.
 
     Returns:
         Their runs by name, as JSON, and `unfinished` where rounds are missing.
@@ -263,9 +264,7 @@ def in_turn(rounds: int, left: Callable[[], float], runs: dict[str, Callable[[],
     for number in range(rounds):
         if number and left() < 0:
             break
-        names = list(runs)
-        place = number % len(names)
-        for name in names[place:] + names[:place]:
+        for name in random.Random(number).sample(list(runs), len(runs)):
             found[name].append(dataclasses.asdict(runs[name]()))
     made = min(map(len, found.values()))
     return {"runs": found, **({"unfinished": True} if made < rounds else {})}

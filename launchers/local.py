@@ -78,5 +78,7 @@ def _open_slot(layout: Layout, log_dir: str, number: int, env: Mapping[str, str]
     visible = devices.visible()
     if indices := layout.devices_of(number, len(visible)):
         own = {devices.VISIBLE: ",".join(visible[index] for index in indices)}
+    elif visible:
+        own = {devices.VISIBLE: ""}  # a script would take what is there, whatever the slot is for
     node = Node(connect=lambda: LocalLink(log_dir, env, own), ranks=layout.ranks_per_node)
     return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

@@ -401,3 +401,32 @@ def test_what_won_is_tried_first_in_the_next_study(played: Replayed) -> None:
     again.on(PLAIN).run(budget={"trials": 2})
     assert again.attempts("search")[1].knobs == won
     assert f"study {played.name} recommended it" in again.said()
+
+
+@pytest.mark.parametrize(
+    ("failures", "state"),
+    [
+        ([Outcome.HANG, Outcome.CRASH, Outcome.ERROR], "FAILED"),
+        ([Outcome.HANG, Outcome.HANG], "FAILED"),
+        ([Outcome.HANG, Outcome.CRASH], "DONE"),
+    ],
+)
+def test_a_baseline_that_fails_again_and_again_ends_the_study(
+    played: Replayed, failures: list[Outcome], state: str
+) -> None:
+    """Twice in the same way, or three times in a row in any."""
+    left = list(failures)
+
+    def failing(launch: Launch) -> Answer:
+        if is_baseline(launch) and left:
+            outcome = left.pop(0)
+            return Answer(outcome=outcome, cause=f"{outcome}, whatever comes of it")
+        return PLAIN(launch)
+
+    played.submit(baseline=BASELINE, budget={"trials": 4})
+    played.on(failing).serve()
+    study = played.study()
+    assert study.state == state, study.error
+    assert not left
+    if state == "FAILED":
+        assert f"{failures[-1]}, whatever comes of it" in str(study.error)

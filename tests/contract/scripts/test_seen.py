@@ -59,6 +59,17 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_a_script_on_processors_sees_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launchers.devices.visible", lambda: ["GPU-a", "GPU-b"])
+    with launchers.open_launcher("local", Resources(RANKS, 0, 1, 1), str(tmp_path), None) as opened:
+        bench = Bench(opened.slots[0], tmp_path)
+        tells = "import os, pathlib\npathlib.Path('seen').write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        assert_well(bench.run(bench.write(tells + TRAINS)))
+    assert (tmp_path / "seen").read_text() == ""
+
+
 def test_a_script_may_choose_how_its_processes_start(bench: Bench) -> None:
     chooses = "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
     assert_well(bench.run(bench.write(chooses + TRAINS)))

@@ -61,6 +61,15 @@ update autotune_lease set started = 12345;
     "0005": """
 update autotune_study set retries = 2;
 """,
+    "0006": """
+update autotune_study set file = '/w/study.yaml';
+""",
+    "0007": """
+update autotune_lease set token = 'abcd', boot = 'another', boot_expires = 20.0;
+""",
+    "0008": """
+update autotune_attempt set resident_of = 1 where id = 2;
+""",
 }
 
 
@@ -92,6 +101,12 @@ def repository(
     database.engine.dispose()
 
 
+def test_no_version_is_left_out() -> None:
+    versions = Path(storage.__file__).parent / "migrations" / "versions"
+    *before, _ = sorted(path.name[1:5] for path in versions.glob("v*.py"))
+    assert list(FROZEN) == before
+
+
 FROM_EACH_VERSION = pytest.mark.parametrize("repository", FROZEN, indirect=True)
 FROM_THE_SECOND = pytest.mark.parametrize("repository", ["0002"], indirect=True)
 
@@ -120,6 +135,16 @@ def test_what_a_verdict_rests_on_is_still_read(repository: Repository) -> None:
     noise = repository.noise.of(1)
     assert noise is not None
     assert (noise.sigma_run, noise.runs) == (0.01, 3)
+
+
+@pytest.mark.parametrize("repository", ["0008"], indirect=True)
+def test_what_later_versions_have_added_is_still_read(repository: Repository) -> None:
+    study = repository.studies.named("first")
+    assert study.file == "/w/study.yaml"
+    assert study.search_ended == "the budget of 2 trials is spent"
+    assert study.retries == 2
+    recorded, running = repository.attempts.of(study.id)
+    assert (recorded.result.resident_of, running.result.resident_of) == (None, 1)
 
 
 @FROM_EACH_VERSION

@@ -5,7 +5,7 @@
 Each run is the study of examples/quickstart.yaml in a folder of its own, from the command to the
 verdict; what sets up the environment is not in it. The runs follow each other on one machine, so how far
 their speed-ups lie apart is the noise of the whole (A/A). `overlap`: whether one value lies in all
-intervals of those that tell a speed-up.
+intervals of those that found something better; `half_widths` are theirs.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from autotune.analysis.verdict import Kind
 from autotune.views.recompute import recomputed_verdict
 from storage import Database, Repository
 
@@ -65,19 +66,16 @@ def quickstart() -> dict[str, Any]:
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Of all."""
-    told = [run["speedup"] for run in runs if run["speedup"]]
+    told = [run["speedup"] for run in runs if run["verdict"] == Kind.BETTER]
+    common = [max(low for _, low, _ in told), min(high for *_, high in told)] if told else None
     seconds = sorted(run["seconds"] for run in runs)
     widths = sorted(math.sqrt(high / low) - 1 for _, low, high in told if low > 0)
     return {
         "seconds": [seconds[0], seconds[len(seconds) // 2], seconds[-1]],
         "verdicts": dict(Counter(str(run["verdict"]) for run in runs)),
         "half_widths": [round(width, 4) for width in widths],
-        "overlap": max(low for _, low, _ in told) <= min(high for _, _, high in told)
-        if told
-        else None,
-        "common": [max(low for _, low, _ in told), min(high for _, _, high in told)]
-        if told
-        else None,
+        "common": common,
+        "overlap": common is not None and common[0] <= common[1],
     }
 
 

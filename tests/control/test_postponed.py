@@ -53,8 +53,9 @@ def test_a_study_goes_on_once_its_launcher_opens(played: Replayed) -> None:
 
 
 def test_meanwhile_another_study_runs_and_everybody_is_told(
-    played: Replayed, tmp_path: Path, database: Database
+    played: Replayed, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retrying, "FIRST_SECONDS", 5.0)  # long enough for the other to be first
     folder = tmp_path / "other"
     folder.mkdir()
     other = Replayed(folder, database, "other")

@@ -3,9 +3,10 @@
     python benchmarks/live_versus_fresh.py [--json] [--cycles N]
 
 Per value of a knob that acts on a step: processes that were launched with the defaults and took it over,
-processes that were launched with it, and others launched with it (A/A), all resident at once. They train
-short blocks in turn, forth and back. Each figure is the ratio of the throughput to that of the second,
-with its 95 % interval over the cycles; a live one that agrees has 1 in it as often as the A/A has.
+processes that were launched with it, and others launched with it (A/A), all resident at once. They
+train short blocks in turn, forth and back, each of them as often in the middle. Each figure is the ratio
+of the throughput to that of the second, with its 95 % interval over the cycles; a live one that agrees
+has 1 in it as often as the A/A has.
 """
 
 import argparse
@@ -63,7 +64,12 @@ class Baton:
     """Who trains: it goes forth and back between members, from the moment that all have warmed up."""
 
     def __init__(self, members: int, cycles: int) -> None:
-        self._order = forth_and_back(range(members)) * cycles
+        # Who is in the middle always follows another; so everybody is, in turn.
+        self._order = [
+            member
+            for cycle in range(cycles)
+            for member in forth_and_back([(n + cycle) % members for n in range(members)])
+        ]
         self._warm = [0] * members
         self._changed = threading.Condition()
         self.rates: list[list[float]] = [[] for _ in range(members)]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from launchers.base import Launcher, Resources, Slot, TrialWatch
 from launchers.reservation import NOBODY, Busy, Rival, refuse
+from launchers.residents import left_out
 
 __all__ = [
     "NOBODY",
@@ -13,6 +14,7 @@ __all__ = [
     "Rival",
     "Slot",
     "TrialWatch",
+    "left_out",
     "open_launcher",
     "refuse",
 ]

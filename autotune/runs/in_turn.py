@@ -10,9 +10,9 @@ from autotune.trial.protocol import BlockPlan, BlockReport, TrialReport, TrialRe
 from storage import AttemptResult, AttemptState, StoredBlock
 
 TURN_SECONDS = 0.1
-"""Of a block. Shorter ones would be nearer to each other, but the step that each change from one run to
-another leaves out would cost more of the time."""
-_TURN_STEPS = 2
+"""Of a block, or a single step where that takes longer. Shorter ones would be nearer to each other, but
+the step that each change from one run to another leaves out, where steps are short, would cost more of
+the time."""
 _FEWEST_CYCLES = 5
 """Before an interval over them means anything."""
 
@@ -21,9 +21,9 @@ def taking_turns(asked: TrialRequest) -> TrialRequest:
     """The same trial beside others, in blocks that are short. On the CPU all ranks stay on processors of
     their own meanwhile, as they get into each other's way less."""
     plan = asked.blocks
-    seconds, steps = min(TURN_SECONDS, plan.seconds), min(_TURN_STEPS, plan.min_steps)
+    seconds = min(TURN_SECONDS, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
-    blocks = BlockPlan(seconds, steps, most, plan.longest)
+    blocks = BlockPlan(seconds, 1, most, plan.longest)
     knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
     return dataclasses.replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
 

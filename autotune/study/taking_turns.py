@@ -6,6 +6,7 @@ from typing import Any
 from autotune.analysis.costs import Costs
 from autotune.runs.in_turn import TURN_SECONDS
 from autotune.study.job import Allowance, Job
+from launchers import left_out
 
 _SHARE = 0.8
 """Of the memory that residents may take by their peaks: near the limit allocators behave otherwise."""
@@ -13,8 +14,6 @@ _GIB = 2**30
 _LONGEST_STEP = 1.0
 """Seconds: with longer ones, two blocks are no neighbours any more, and what each turn leaves out costs
 more than it is worth."""
-_STEPS = 3
-"""Of a turn, at least: one is not timed."""
 _BLOCKS = 4
 """Of each: two cycles, or nothing is known of how far they differ."""
 
@@ -84,5 +83,5 @@ class TakingTurns:
 def _shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
     """Seconds of the shortest run that takes turns, its warm-up as long as what counts."""
     step = costs.step(knobs)
-    turn = max(TURN_SECONDS + step, _STEPS * step)
+    turn = max(TURN_SECONDS, step) + left_out(step) * step
     return costs.startup + costs.first_step(knobs) + 2 * _BLOCKS * turn

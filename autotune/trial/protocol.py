@@ -221,6 +221,8 @@ class Turn(Message):
     trial: str
     number: int
     """Ascending over all trials that take turns with each other, from 1."""
+    rested: bool = False
+    """Others have trained since its last one."""
     left_out: int = 0
     """Steps before the block that are not timed: others have had the caches meanwhile."""
 

@@ -7,6 +7,7 @@ from autotune.trial.protocol import BlockReport, Observed, TrialReport, TrialReq
 from launchers.replay import blocks
 from launchers.replay.answers import Answer
 from launchers.replay.unrest import Wandering
+from launchers.residents import left_out
 
 
 class Resident:
@@ -22,8 +23,12 @@ class Resident:
         self.latest = 0.0
         """Seconds of its latest turn."""
 
-    def turn(self, number: int, left_out: int, pace: Wandering) -> BlockReport | None:
-        """The block of a turn; None if it has failed in it, or is over."""
+    def turn(self, number: int, pace: Wandering, *, rested: bool) -> BlockReport | None:
+        """The block of a turn; None if it has failed in it, or is over.
+
+        Args:
+            rested: others have trained since its last one.
+        """
         answer = self._answer
         self.latest = 0.0 if self._wall_seconds else answer.startup
         pace.go_on(self.latest)
@@ -33,10 +38,11 @@ class Resident:
             self.latest += blocks.waited(self._request, answer, self._seen)
         elif block := next(self._blocks, None):
             step = block.seconds / block.steps
-            pace.go_on(left_out * step)
+            untimed = left_out(step) * step if rested else 0.0
+            pace.go_on(untimed)
             block = pace.of(block)
-            self.latest += left_out * step + block.seconds
-            observed = Observed(turn=number, left_out_seconds=left_out * step)
+            self.latest += untimed + block.seconds
+            observed = Observed(turn=number, left_out_seconds=untimed)
             block = dataclasses.replace(block, observed=block.observed | observed)
             self._seen.append(block)
         self._wall_seconds += self.latest

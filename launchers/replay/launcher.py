@@ -179,8 +179,7 @@ class ReplaySlot(Slot):
                     requests[member], *self._answer(requests[member], self.time, False)
                 )
             resident = residents[member]
-            left_out = int(returns and member != trains)
-            block = resident.turn(number, left_out, self._pace)
+            block = resident.turn(number, self._pace, rested=returns and member != trains)
             trains = member
             if self.time + resident.latest > until:
                 resident.cut(until - self.time, block)

@@ -140,6 +140,14 @@ def test_the_step_after_each_change_is_left_out_and_no_other() -> None:
         assert bool(left_out[turn]) == returns, turn
 
 
+def test_of_long_steps_none_is_left_out_and_a_turn_has_one() -> None:
+    """Of 0.2 s each: nobody sees in one that another has had the caches."""
+    _, reports = play(running_at(lambda _: 10.0), 2)
+    later = [b for r in reports for b in r.blocks[1:]]
+    assert len(later) > 4
+    assert {(b.steps, b.observed["left_out_seconds"]) for b in later} == {(1, 0.0)}
+
+
 def test_it_is_over_as_soon_as_their_ratios_are_known() -> None:
     quiet, _ = play(noisy(EQUAL, block=0.001), 2)
     loud, _ = play(noisy(EQUAL, block=0.2), 2)
@@ -204,7 +212,7 @@ def test_short_blocks_need_more_of_them() -> None:
     asked = trial(Path("/w"), blocks=BlockPlan(1.0, 5, 100, 9.0))
     hasty = trial(Path("/w"), blocks=BlockPlan(0.02, 1, 100))
     plans = [taking_turns(one).blocks for one in (asked, hasty)]
-    assert plans == [BlockPlan(0.1, 2, 1000, 9.0), hasty.blocks]
+    assert plans == [BlockPlan(0.1, 1, 1000, 9.0), hasty.blocks]
 
 
 @pytest.mark.parametrize(("device", "becomes"), [("cpu", "share"), ("cuda", "none")])

@@ -63,7 +63,7 @@ def run_blocks(
         figures = [rank.figures for rank in ranks]
         context.turns.silence()
         slowest = max(rank.seconds for rank in figures)
-        length.learn(index, slowest, rested=bool(turn.left_out))
+        length.learn(index, slowest, rested=turn.rested)
         if context.rank == 0:
             seen = together([rank.seen for rank in ranks]) | _of_turn(turn, left_out_seconds)
             report(training.block(request.trial, index, figures, seen))

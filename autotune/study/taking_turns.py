@@ -12,8 +12,7 @@ _SHARE = 0.8
 """Of the memory that residents may take by their peaks: near the limit allocators behave otherwise."""
 _GIB = 2**30
 _LONGEST_STEP = 1.0
-"""Seconds: with longer ones, two blocks are no neighbours any more, and what each turn leaves out costs
-more than it is worth."""
+"""Seconds: with longer ones, two blocks are no neighbours any more."""
 _BLOCKS = 4
 """Of each: two cycles, or nothing is known of how far they differ."""
 

@@ -144,8 +144,9 @@ class Slot(ABC):
         as `turns` says, while all others are silent. One is launched when it has its first turn. The
         first step after each change from one to another is not timed.
 
-        One that fails leaves the others as they are. All else is as for `run`, the time included that
-        all of them have together.
+        One that fails leaves the others as they are. Those that stay wait for the next ones that take
+        turns, of which that in the same place takes them over where it can; the others of them are
+        ended. All else is as for `run`, the time included that all of them have together.
 
         Args:
             requests: each `takes_turns`, all with the same `seconds`.

@@ -1,14 +1,17 @@
 """Several trials on the agents of a slot, which take turns."""
 
 import functools
+import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
-from autotune.trial.protocol import BlockReport, Message, TrialReport, TrialRequest, Turn
+from autotune.trial.protocol import BlockReport, Knobs, Message, TrialReport, TrialRequest, Turn
 from launchers.agents import Agents, Ear
-from launchers.base import Turns
+from launchers.base import TrialWatch, Turns
 from launchers.running import Run
+from launchers.staying import StayingMember
 
 _NOTICEABLE = 0.05
 """Seconds of a step: in a longer one it hardly shows that another trial has had the caches. On two
@@ -26,14 +29,29 @@ def left_out(step: float) -> int:
 
 
 class Residents:
-    """Several trials on the same agents, of which one at a time trains."""
+    """Several trials on the same agents, of which one at a time trains. Those that stay wait when enough
+    has been seen of all, and are taken over by whoever takes turns next."""
 
-    def __init__(self, requests: Sequence[TrialRequest], agents: Agents, turns: Turns) -> None:
+    def __init__(
+        self,
+        requests: Sequence[TrialRequest],
+        agents: Agents,
+        turns: Turns,
+        waiting: Mapping[int, StayingMember] | None = None,
+    ) -> None:
+        """Before any of them trains.
+
+        Args:
+            waiting: ranks that take over what is asked for, by the number of the request.
+        """
         self._requests = requests
-        self._agents = agents
+        self.agents = agents
         self._turns = turns
         self._ear = Ear(agents)
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, Run] = {
+            number: StayingMember(requests[number], agents, self._watch(number), before)
+            for number, before in (waiting or {}).items()
+        }
         """By number, those that were launched."""
         self._steps: dict[int, float] = {}
         """Seconds of a step of each, by its latest block."""
@@ -43,7 +61,52 @@ class Residents:
         self._since = time.monotonic()
         self._seconds = [0.0] * len(requests)
         self._ending = False
+        self._over = False
+        """No more turns are given."""
         self._lock = threading.Lock()
+
+    @property
+    def rests(self) -> bool:
+        """Enough has been seen, and ranks wait for what comes next."""
+        return self._over and any(self._resting(run) for run in self._runs.values())
+
+    @property
+    def knobs(self) -> Knobs | None:
+        """Of the first one that waits; None: none does."""
+        resting = (run.knobs for _, run in sorted(self._runs.items()) if self._resting(run))
+        return next(resting, None)
+
+    def lives(self) -> bool:
+        """Whether ranks wait still, as far as is known."""
+        while not self.agents.lost:
+            try:
+                self._hear(*self.agents.receive(timeout=0.0), stood="")
+            except queue.Empty:
+                return self.rests
+        return False
+
+    def left_to(self, requests: Sequence[TrialRequest]) -> dict[int, StayingMember]:
+        """Of the ranks that wait, those that could measure what is asked for next, by its number; all
+        others are ended."""
+        kept = {
+            number: run
+            for number, run in self._runs.items()
+            if self._resting(run) and number < len(requests) and run.takes(requests[number])
+        }
+        others = [run for number, run in self._runs.items() if number not in kept]
+        for run in others:
+            run.end()
+        self._ear.follow(
+            lambda: {node for run in others for node in run.nodes},
+            self._hear,
+            lambda: None,
+            self.end,
+        )
+        return kept
+
+    @staticmethod
+    def _resting(run: Run) -> TypeGuard[StayingMember]:
+        return isinstance(run, StayingMember) and run.rests
 
     @property
     def lost_agent(self) -> bool:
@@ -74,7 +137,8 @@ class Residents:
             until: by the monotonic clock, when all are ended that still run.
         """
         try:
-            self._go_on()
+            if not self._given:
+                self._go_on()
             self._wait(until)
         except BaseException:
             self.end()
@@ -94,7 +158,7 @@ class Residents:
 
     def _wait(self, until: float | None = None) -> None:
         self._ear.follow(
-            lambda: {node for run in self._runs.values() for node in run.nodes},
+            lambda: {node for run in self._runs.values() for node in run.awaited},
             self._hear,
             lambda: None if self._ending else until,
             self.end,
@@ -105,7 +169,7 @@ class Residents:
             if not run.nodes:
                 continue
             run.hear(node, message, stood)
-            if run.nodes or self._ending:
+            if run.nodes or self._ending or self._over:
                 continue
             self._turns.lost(number)
             if number == self._trains:
@@ -115,29 +179,54 @@ class Residents:
         """A turn is over. Its trial goes on, whoever is next."""
         self._steps[member] = block.seconds / block.steps
         self._turns.trained(member, block)
+        if block.index + 1 == self._requests[member].blocks.max_blocks:
+            self._turns.lost(member)
         self._go_on()
         return False
 
     def _go_on(self) -> None:
-        """Give the next turn, or end all."""
+        """Give the next turn, if enough has not been seen of all."""
         member = self._turns.next()
-        if member is None or self.lost_agent:
+        if self.lost_agent:
             self.end()
-            return
+        elif member is None:
+            self._enough()
+        else:
+            self._give(member)
+
+    def _give(self, member: int) -> None:
         self._account()
         with self._lock:
             if self._ending:
                 return
             self._given += 1
-            request, returns = self._requests[member], member in self._runs
-            if not returns:
-                watch = functools.partial(self._take, member)
-                self._runs[member] = Run(request, self._agents, watch)
-                self._agents.start(request)
-            rested = returns and member != self._trains
+            if member not in self._runs:
+                self._runs[member] = self._launched(member)
+            rested = member in self._steps and member != self._trains
             untimed = left_out(self._steps[member]) if rested else 0
             self._trains = member
-            self._agents.send(Turn(request.trial, self._given, rested, untimed))
+            self.agents.send(Turn(self._runs[member].name, self._given, rested, untimed))
+
+    def _launched(self, member: int) -> Run:
+        request, watch = self._requests[member], self._watch(member)
+        if request.stays:
+            return StayingMember(request, self.agents, watch)
+        run = Run(request, self.agents, watch)
+        self.agents.start(request)
+        return run
+
+    def _watch(self, member: int) -> TrialWatch:
+        return functools.partial(self._take, member)
+
+    def _enough(self) -> None:
+        """Has been seen of all."""
+        with self._lock:
+            self._over = True
+            for run in self._runs.values():
+                if isinstance(run, StayingMember):
+                    run.rest()
+                else:
+                    run.end()
 
     def _account(self) -> None:
         """Charge the time since this was last called to whoever has had its turn."""

@@ -75,6 +75,11 @@ class Run:
         )
 
     @property
+    def name(self) -> str:
+        """By which its ranks are spoken to."""
+        return self._trial
+
+    @property
     def awaited(self) -> set[int]:
         """Nodes of which something is still to come."""
         return self.nodes

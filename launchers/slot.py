@@ -47,7 +47,8 @@ class AgentSlot(Slot):
         """Of its last agents, as they were closed."""
         self._preloading = Preloading(len(nodes))
         self._run: Run | Residents | None = None
-        self._stays: StayingRun | None = None
+        self._stays: StayingRun | Residents | None = None
+        """What waits for the next trial, or the next ones that take turns."""
         self._outdated = False
         """Agents that have imported more would save time."""
         self._ending = False
@@ -85,7 +86,7 @@ class AgentSlot(Slot):
         with self._lock:
             self._ending = False
         before = self._stays
-        if before and before.takes(request) and before.lives():
+        if isinstance(before, StayingRun) and before.takes(request) and before.lives():
             self._stays = None
             return StayingRun(request, before.agents, watch, before)
         agents = self._ready()
@@ -113,12 +114,24 @@ class AgentSlot(Slot):
         with self._lock:
             self._ending = False
         try:
-            agents = self._ready()
+            residents = self._begun_in_turn(requests, turns)
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
-        residents = Residents(requests, agents, turns)
         self._follow(residents, requests, _until(requests[0], started))
+        if residents.rests:
+            self._stays = residents
         return residents.reports()
+
+    def _begun_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> Residents:
+        """Several trials, in processes that wait for them or in new ones; raises as `_ready` does."""
+        before = self._stays
+        if isinstance(before, Residents) and before.lives():
+            waiting = before.left_to(requests)
+            sound = not (before.lost_agent or before.agent_leaves or before.unfit)
+            if waiting and sound:
+                self._stays = None
+                return Residents(requests, before.agents, turns, waiting)
+        return Residents(requests, self._ready(), turns)
 
     def _ready(self) -> "Agents":
         """Agents for what runs next, beside nothing that waits.
@@ -155,8 +168,7 @@ class AgentSlot(Slot):
         finally:
             with self._lock:
                 self._run = None
-        if isinstance(run, StayingRun):
-            run.wait()  # where it was ended at its very end
+        run.wait()  # where it was ended at its very end
         agents.bring([Path(request.log_dir) for request in requests])
         if run.lost_agent or run.agent_leaves:
             self.close()

@@ -90,13 +90,24 @@ class StayingRun(Run):
             return
         self.blocks.append(block)
         if self._watch(block) or len(self.blocks) == self._request.blocks.max_blocks:
-            self._rests = True
+            self.rest()
         else:
             self._go_on()
+
+    def rest(self) -> None:
+        """Enough has been seen: its ranks, which wait, may take over what comes next."""
+        self._rests = True
 
     def _go_on(self) -> None:
         self._given += 1
         self._agents.send(Turn(self.launched.trial, self._given))
+
+
+class StayingMember(StayingRun):
+    """The same of ranks that have their turns beside others."""
+
+    def _go_on(self) -> None:
+        """Whoever has all of them in view gives the next turn."""
 
 
 def _as_launched(request: TrialRequest) -> TrialRequest:

@@ -49,6 +49,11 @@ class Resident:
         return block
 
     @property
+    def stays(self) -> bool:
+        """Its processes wait for what comes next, if enough has been seen of it."""
+        return self._request.stays and self._answer.stays and not self._failed
+
+    @property
     def lost_agent(self) -> bool:
         """It has failed, and its agent died with it."""
         return self._failed and self._answer.lost_agent

@@ -138,21 +138,22 @@ class ReplaySlot(Slot):
         self._answer = answer
         self._pace = pace
         self._ending = False
-        self._stays: _Stays | None = None
+        self._stays: dict[int, _Stays] = {}
+        """What waits, by the place that it had among those that took turns."""
         self.launches = 0
         """Of processes."""
 
     @property
     def resident(self) -> Knobs | None:
-        return self._stays.request.knobs if self._stays else None
+        return self._stays[min(self._stays)].request.knobs if self._stays else None
 
     def dismiss(self) -> None:
-        self._stays = None
+        self._stays = {}
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         self._ending = False
-        before, self._stays = self._stays, None
-        launched = before.launched if before and before.takes(request) else ""
+        launched = self._launched(0, request)
+        self._stays = {}
         self.launches += not launched
         answer, draw = self._answer(request, self.time, bool(launched))
         enough = _Enough(watch)
@@ -160,24 +161,32 @@ class ReplaySlot(Slot):
         report = dataclasses.replace(report, not_its_own=answer.not_its_own, resident_of=launched)
         self.time += report.wall_seconds
         if request.stays and enough.seen and answer.stays:
-            self._stays = _Stays(request, launched or request.trial)
+            self._stays = {0: _Stays(request, launched or request.trial)}
         return report
 
+    def _launched(self, place: int, request: TrialRequest) -> str:
+        """By which trial the processes were launched that a trial takes over; empty: it takes none."""
+        waits = self._stays.get(place)
+        return waits.launched if waits and waits.takes(request) else ""
+
     def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
-        self._ending, self._stays = False, None
+        self._ending = False
+        launched = [self._launched(place, request) for place, request in enumerate(requests)]
+        self._stays = {}
         longest = requests[0].seconds
         until = math.inf if longest is None else self.time + longest
         residents: dict[int, Resident] = {}
-        trains, died = None, False
+        trains, died, enough = None, False, False
         for number in itertools.count(1):
             member = turns.next()
             if member is None or self._ending:
+                enough = member is None
                 break
             returns = member in residents
             if not returns:
-                residents[member] = Resident(
-                    requests[member], *self._answer(requests[member], self.time, False)
-                )
+                request, live = requests[member], bool(launched[member])
+                self.launches += not live
+                residents[member] = Resident(request, *self._answer(request, self.time, live))
             resident = residents[member]
             block = resident.turn(number, self._pace, rested=returns and member != trains)
             trains = member
@@ -198,7 +207,13 @@ class ReplaySlot(Slot):
             residents[number].report() if number in residents else report
             for number, report in enumerate(unseen)
         ]
-        return [dataclasses.replace(report, lost_agent=died) for report in reports]
+        for place in [place for place in residents if enough and residents[place].stays]:
+            request = requests[place]
+            self._stays[place] = _Stays(request, launched[place] or request.trial)
+        return [
+            dataclasses.replace(report, lost_agent=died, resident_of=by)
+            for report, by in zip(reports, launched, strict=True)
+        ]
 
     def end(self) -> None:
         self._ending = True
@@ -244,7 +259,8 @@ class _Stays:
     """By which trial."""
 
     def takes(self, request: TrialRequest) -> bool:
-        return request.stays and not why_not_live(self.request.knobs, request.knobs)
+        alike = request.takes_turns == self.request.takes_turns
+        return request.stays and alike and not why_not_live(self.request.knobs, request.knobs)
 
 
 class _Enough:

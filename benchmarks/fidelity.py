@@ -119,7 +119,7 @@ class Bench:
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Of runs of it that are resident at once and take turns."""
-        group = InTurn(limits, len(planted))
+        group = InTurn([limits] * len(planted))
         requests = [taking_turns(self._request(USUAL, one)) for one in planted]
         reports = self._slot.run_in_turn(requests, group)
         judged = zip(group.judges, reports, strict=True)

@@ -145,7 +145,7 @@ class Simulated:
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Of runs that take turns."""
-        group = InTurn(limits, len(planted))
+        group = InTurn([limits] * len(planted))
         requests = [taking_turns(self._request(one)) for one in planted]
         reports = self.slot.run_in_turn(requests, group)
         judged = zip(group.judges, reports, strict=True)

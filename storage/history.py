@@ -99,6 +99,14 @@ class Attempts:
         """The baseline's own trial of the search, once it is complete."""
         return self.searched().of_baseline().complete().first
 
+    def pacer_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
+        """The baseline that took turns with a trial of the search; None if it ran by itself. Both were
+        begun one right after the other."""
+        before = [one for one in self._attempts if one.id < attempt.id][-1:]
+        searches = attempt.purpose == Purpose.SEARCH
+        own = searches and (one for one in before if one.purpose == Purpose.PACE)
+        return next((one for one in own or () if one.round == attempt.trial), None)
+
     def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
         """Launches of the same run before this one that have lost their agent or their daemon, one after
         another.

@@ -111,6 +111,8 @@ class Purpose(StrEnum):
     SEARCH = "search"
     CALIBRATE = "calibrate"
     """The baseline once more, in new processes: how far do equal runs lie apart?"""
+    PACE = "pace"
+    """The baseline beside a trial of the search, with which it takes turns: that trial is its round."""
     REFERENCE = "reference"
     """A loss trajectory of the baseline in fp32."""
     NUMERICS = "numerics"

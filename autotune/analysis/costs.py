@@ -28,7 +28,13 @@ _PROFILED_STEPS = 7.0
 _UNKNOWN = 1.0
 """Seconds of a trial before there was any: all are alike."""
 _LEAST = 1e-3
-_TIMED = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.CONFIRM, Purpose.ATTRIBUTE)
+_TIMED = (
+    Purpose.SEARCH,
+    Purpose.PACE,
+    Purpose.CALIBRATE,
+    Purpose.CONFIRM,
+    Purpose.ATTRIBUTE,
+)
 
 
 @dataclass(frozen=True)

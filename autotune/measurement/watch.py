@@ -14,7 +14,8 @@ BLOCKS_FOR_PROOF = 10
 """Fewer say too little of how neighbouring ones resemble each other: their interval is too narrow."""
 _TOLERANCE = 1.1
 """Another block is begun only if it ends within so many times the time there is."""
-_HOPELESS = 0.98
+HOPELESS = 0.98
+"""Of the best rate: a trial that cannot even reach so much of it is stopped."""
 _WARM_UP_SHARE = 1 / 3
 """Of the time for the whole trial, where that is short."""
 _MOST_REPEATS = 3
@@ -125,7 +126,7 @@ class Watch:
             return self.lost or last
         now = self.estimate()
         total = self._limits.doubt(now.half_width)
-        self.lost = now.rate * (1 + total) < _HOPELESS * self._limits.incumbent_low
+        self.lost = now.rate * (1 + total) < HOPELESS * self._limits.incumbent_low
         exact = now.half_width <= self._limits.enough and len(self.kept) >= self._limits.fewest
         return self.lost or exact or last
 
@@ -151,7 +152,7 @@ class Watch:
         last = self.seen[-1].block
         ceiling = self.units(last) / last.steps / fastest
         doubt = self._limits.doubt(0.0)
-        return ceiling * (1 + doubt) < _HOPELESS * self._limits.incumbent_low
+        return ceiling * (1 + doubt) < HOPELESS * self._limits.incumbent_low
 
     def _no_time(self, block: BlockReport) -> bool:
         """Whether another block like this, the latest, would take more than there is for all."""

@@ -13,8 +13,6 @@ TURN_SECONDS = 0.1
 """Of a block, or a single step where that takes longer. Shorter ones would be nearer to each other, but
 the step that each change from one run to another leaves out, where steps are short, would cost more of
 the time."""
-_FEWEST_CYCLES = 5
-"""Before an interval over them means anything."""
 
 
 def taking_turns(asked: TrialRequest) -> TrialRequest:
@@ -32,18 +30,24 @@ class InTurn:
     """Says whose turn it is, until their ratios are known well enough: each warms up by itself, then all
     go forth and back."""
 
-    def __init__(self, limits: Limits, members: int) -> None:
+    least_cycles = 1
+    """Whatever time they take, as long as there is any for all."""
+    fewest_cycles = 5
+    """Before an interval over them means anything."""
+
+    def __init__(self, limits: Sequence[Limits]) -> None:
         """Before anything is launched.
 
         Args:
-            limits: of each member but for `whole`, which all have together; `precision` is that of
-                their ratios.
-            members: how many there are.
+            limits: of each member, its share of the time included; `longest`, `precision` and what is
+                counted are those of the first, `precision` that of their ratios.
         """
-        self._limits = limits
-        share = dataclasses.replace(limits, whole=limits.whole / members)
-        self._watches = [Watch(share) for _ in range(members)]
-        self.judges = [MemberRun(self, number, share) for number in range(members)]
+        self._limits = limits[0]
+        self._whole = sum(each.whole for each in limits)
+        self._watches = [Watch(each) for each in limits]
+        self.judges: list[MemberRun] = [
+            self._judge(number, each) for number, each in enumerate(limits)
+        ]
         """Of each member."""
         self._away: set[int] = set()
         self._order: list[int] = []
@@ -71,7 +75,7 @@ class InTurn:
             watch(block)
         else:
             watch.take(block)
-        if watch.problem:
+        if watch.problem or watch.lost:
             self.lost(member)
 
     def lost(self, member: int) -> None:
@@ -89,6 +93,9 @@ class InTurn:
         found = turns.rates(self._taken(members))
         return found[members.index(member)] if found and member in members else None
 
+    def _judge(self, number: int, limits: Limits) -> "MemberRun":
+        return MemberRun(self, number, limits)
+
     def _members(self) -> list[int]:
         return [number for number in range(len(self._watches)) if number not in self._away]
 
@@ -98,14 +105,14 @@ class InTurn:
     def _enough(self, members: list[int], latest: float) -> bool:
         """Whether another cycle is not needed, or there is no time for one like the latest."""
         found = turns.cycles(self._taken(members))
-        if not len(found):
-            return self._spent > self._limits.whole
-        if self._spent + latest > self._limits.whole:
+        if len(found) < self.least_cycles:
+            return self._spent + (latest if len(found) else 0.0) > self._whole
+        if self._spent + latest > self._whole:
             return True
         timed = max(sum(b.seconds for b in self._watches[n].kept) for n in members)
         if timed * (1 + 1 / len(found)) > self._limits.longest:
             return True
-        known = len(found) >= _FEWEST_CYCLES
+        known = len(found) >= self.fewest_cycles
         return known and turns.half_width(found) <= self._limits.precision
 
 

@@ -2,7 +2,9 @@
 
 The tuner is the real one, over a launcher that replays. Speeds, failures and the time of a trial come
 from the table, the noise between runs from where it was recorded; blocks of a run are taken to scatter
-as much as runs do. Every loss is taken to follow its reference.
+as much as runs do, and what takes turns to have little more than that: what runs one after another
+differ by is mostly the machine's doing, for all of them alike. Every loss is taken to follow its
+reference.
 """
 
 import random
@@ -16,6 +18,7 @@ from pydantic import ValidationError
 
 from autotune.analysis.wording import difference
 from autotune.errors import BadInput
+from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
@@ -123,7 +126,12 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
     timed = own.measurement.warmup + own.measurement.longest
     noise = origin.noise or 0.0
     return ReplayLauncher(
-        noisy(recorded(table, timed=timed), run=noise, block=noise),
+        noisy(
+            recorded(table, timed=timed),
+            run=noise,
+            block=noise,
+            in_turn=min(noise, PRIOR_SIGMA),
+        ),
         workers=said or devices or DEFAULT_CPU_WORKERS,
         slots=wanted.resources.slots or 1,
         environment=origin.environment,

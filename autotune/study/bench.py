@@ -16,8 +16,9 @@ from autotune.measurement.noise import run_noise
 from autotune.measurement.watch import Seen
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import Judge, TimedRun
+from autotune.runs.paced import Paced
 from autotune.study.alive import Alive
-from autotune.study.job import Allowance, Job
+from autotune.study.job import BASELINE, Allowance, Job
 from autotune.study.taking_over import TakingOver, needs_its_own
 from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
@@ -224,12 +225,49 @@ class Bench:
             DiskFull, LauncherError: as for `start`.
         """
         attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
-        number = self._take_slot(attempts[0], self._free)
-        slot, count = self._slots[number], len(members)
-        each = allowed and Allowance(allowed.wanted / count, allowed.most)
-        limits = self._job.limits(purpose, 0.0, self.noise, each)
-        group = InTurn(dataclasses.replace(limits, whole=count * limits.whole), count)
+        each = _share(allowed, len(members))
+        group = InTurn([self._job.limits(purpose, 0.0, self.noise, each)] * len(members))
+        self._launch_in_turn(attempts, self._take_slot(attempts[0], self._free), group, each)
+
+    def start_paced(
+        self,
+        trial: int,
+        knobs: dict[str, Any],
+        level: float,
+        *,
+        incumbent_low: float = 0.0,
+        allowed: Allowance | None = None,
+    ) -> None:
+        """Record a trial of the search as begun, and launch it on a free slot beside the baseline, with
+        which it takes turns.
+
+        Args:
+            level: units per second of the baseline, at which the trial is to compare with others.
+            incumbent_low: lower bound of the best rate so far.
+            allowed: time that both may take together.
+
+        Raises:
+            DiskFull, LauncherError: as for `start`.
+        """
+        pacer = self._begin(BASELINE, self._job.plan.baseline, Purpose.PACE, trial)
+        attempt = self._begin(trial, knobs, Purpose.SEARCH, 0)
+        each = _share(allowed, 2)
+        own = self._job.limits(Purpose.SEARCH, incumbent_low, self.noise, each)
+        group = Paced(own, self._job.limits(Purpose.PACE, 0.0, self.noise, each), level)
+        number = self._take_slot(attempt, self._free)
+        self._launch_in_turn([attempt, pacer], number, group, each)
+
+    def _launch_in_turn(
+        self,
+        attempts: Sequence[StoredAttempt],
+        number: int,
+        group: InTurn,
+        each: Allowance | None,
+    ) -> None:
+        slot = self._slots[number]
         requests = [taking_turns(self._job.request(one, slot, each)) for one in attempts]
+        for request, attempt in zip(requests, attempts, strict=True):
+            self._taking_over.launched(request, attempt)
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]
         self._pool.submit(_settle, futures, lambda: slot.run_in_turn(requests, group))
         for future, attempt, judge in zip(futures, attempts, group.judges, strict=True):
@@ -406,6 +444,11 @@ def _run(slot: Slot, request: TrialRequest, judge: Judge, *, alone: bool) -> Tri
     if alone:
         slot.dismiss()
     return slot.run(request, judge)
+
+
+def _share(allowed: Allowance | None, count: int) -> Allowance | None:
+    """Of so many that have a time together, that of each."""
+    return allowed and Allowance(allowed.wanted / count, allowed.most)
 
 
 def _settle(

@@ -102,7 +102,8 @@ class Job:
         shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
         if attempt.purpose in TRAJECTORIES:
             shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
-        if attempt.purpose == Purpose.SEARCH and not (shaped.script or shaped.command):
+        stays = attempt.purpose in (Purpose.SEARCH, Purpose.PACE)
+        if stays and not (shaped.script or shaped.command):
             shaped = dataclasses.replace(shaped, stays=True)
         if allowed is None:
             return shaped

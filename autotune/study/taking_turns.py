@@ -5,13 +5,14 @@ from typing import Any
 
 from autotune.analysis.costs import Costs
 from autotune.runs.in_turn import TURN_SECONDS
+from autotune.runs.plan import Plan
 from autotune.study.job import Allowance, Job
 from launchers import left_out
 
 _SHARE = 0.8
 """Of the memory that residents may take by their peaks: near the limit allocators behave otherwise."""
 _GIB = 2**30
-_LONGEST_STEP = 1.0
+LONGEST_STEP = 1.0
 """Seconds: with longer ones, two blocks are no neighbours any more."""
 _BLOCKS = 4
 """Of each: two cycles, or nothing is known of how far they differ."""
@@ -58,28 +59,32 @@ class TakingTurns:
             return "they differ in cpu_affinity, and who takes turns has processors of its own"
         costs = self._job.costs()
         longest = max(map(costs.step, knobs))
-        if longest > _LONGEST_STEP:
+        if longest > LONGEST_STEP:
             return f"a step of {longest:.1f} s is too long for turns"
-        if allowed and sum(_shortest(costs, one) for one in knobs) > allowed.wanted:
+        if allowed and sum(shortest(costs, one) for one in knobs) > allowed.wanted:
             return "there is no time for more"
-        return self._shortage(peak_bytes)
-
-    def _shortage(self, needed: int) -> str:
-        """Of memory, in words; empty if there is enough."""
-        plan = self._job.plan
-        there = plan.memory_of_rank()
-        if there is None:
-            slot = plan.launcher.slots[0]
-            there = slot.environment["memory_bytes"] * slot.nodes / plan.launcher.workers
-        elif not needed:
-            return "how much memory they need is not known"
-        if needed <= _SHARE * there:
-            return ""
-        shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
-        return f"by their peaks they need {shares} that a rank has"
+        return shortage(self._job.plan, peak_bytes)
 
 
-def _shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
+def shortage(plan: Plan, needed: int) -> str:
+    """Of memory for runs that are resident at once, in words; empty if there is enough.
+
+    Args:
+        needed: bytes of the largest rank of each, added up; 0: not known.
+    """
+    there = plan.memory_of_rank()
+    if there is None:
+        slot = plan.launcher.slots[0]
+        there = slot.environment["memory_bytes"] * slot.nodes / plan.launcher.workers
+    elif not needed:
+        return "how much memory they need is not known"
+    if needed <= _SHARE * there:
+        return ""
+    shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
+    return f"by their peaks they need {shares} that a rank has"
+
+
+def shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
     """Seconds of the shortest run that takes turns, its warm-up as long as what counts."""
     step = costs.step(knobs)
     turn = max(TURN_SECONDS, step) + left_out(step) * step

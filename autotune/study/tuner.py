@@ -35,6 +35,7 @@ from autotune.study.budget import Budget
 from autotune.study.finals import Finals
 from autotune.study.job import Job
 from autotune.study.opening import Opening
+from autotune.study.pacemaker import Pacemaker
 from autotune.study.schedule import Schedule
 from autotune.study.worth import Stakes, Worth
 from autotune.views.machine import measured_on
@@ -108,6 +109,7 @@ class Tuner:
             self._spec.sampler, self._space, self._spec.seed + before, self._plan.memory_of_rank()
         )
         self._worth = Worth(Stakes.of(self._spec), self._sampler.prediction)
+        self._pacemaker = Pacemaker(job)
         self._ledger = self._open_ledger()
         self.board = Board(job, self._ledger)
 
@@ -211,7 +213,7 @@ class Tuner:
             for finished in bench.finished(_POLL_SECONDS):
                 if finished.attempt.purpose == Purpose.CALIBRATE:
                     self._learn_noise(bench)
-                else:
+                elif finished.attempt.purpose == Purpose.SEARCH:
                     self._tell(finished, unlaunched)
                 self._check_that_baseline_runs()
 
@@ -229,6 +231,8 @@ class Tuner:
         own = attempts.of(Purpose.SEARCH).of_baseline().last
         if own is None or not searching or not self._schedule.may_calibrate(attempts):
             return False
+        if attempts.of(Purpose.PACE):
+            return False  # it runs beside each trial
         due = self._calibration.due(attempts, bench.environments, bench.where_runs(today))
         for environment in filter(bench.has_free_slot_in, due):
             bench.start_in(environment, own.trial, today, Purpose.CALIBRATE, allowed=allowed)
@@ -295,11 +299,16 @@ class Tuner:
         racing = knobs != self._plan.baseline
         levels = Levels.of(attempts)
         low = _incumbent_low(levels.applied(attempts), bench.noise.freedom) if racing else 0.0
+        allowed = self._schedule.for_trial(attempts)
+        level = self._pacemaker.level(trial.number, knobs, bench, allowed)
+        if level:
+            bench.start_paced(trial.number, knobs, level, incumbent_low=low, allowed=allowed)
+            return
         bench.start(
             trial.number,
             knobs,
             incumbent_low=lambda environment: levels.at(environment).least(low),
-            allowed=self._schedule.for_trial(attempts),
+            allowed=allowed,
         )
 
     def _learn_noise(self, bench: Bench) -> None:

@@ -18,6 +18,7 @@ _PHASES = {
     Purpose.FIT: "looking for the largest micro-batch",
     Purpose.PROFILE: "looking at what a step is made of",
     Purpose.SEARCH: "searching",
+    Purpose.PACE: "searching, beside the baseline",
     Purpose.CALIBRATE: "measuring the noise between runs",
     Purpose.REFERENCE: "checking numerics: the reference",
     Purpose.NUMERICS: "checking numerics",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import replay
@@ -22,6 +22,7 @@ from autotune.measurement import turns
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.runs.in_turn import taken
+from autotune.runs.paced import paced
 from autotune.spec import StudySpec
 from autotune.views.in_hand import supported
 from autotune.views.machine import measured_on
@@ -53,13 +54,16 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     tokens = spec.objective.metric == "tokens_per_second"
     recomputed = []
     in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
+    beside: dict[int, list[turns.Taken]] = {}
     for attempt in repository.attempts.of(study.id):
         if attempt.result.throughput is None:
             recomputed.append(attempt)
             continue
         blocks = repository.attempts.blocks(attempt.id)
         kept = [block for block in blocks if block.kept]
-        if taken(kept, tokens=tokens):
+        if attempt.purpose in (Purpose.SEARCH, Purpose.PACE):
+            beside[attempt.id] = taken(kept, tokens=tokens)
+        elif taken(kept, tokens=tokens):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
         again = estimate_of(blocks, tokens=tokens)
         known = again is not None and math.isfinite(again.half_width)
@@ -74,7 +78,26 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
         recomputed.append(dataclasses.replace(attempt, result=result))
     typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, tokens)}
     recomputed = [_at_rate(attempt, typical.get(attempt.id)) for attempt in recomputed]
-    return Attempts(recomputed, spec.full_baseline(), spec.harmless)
+    every = Attempts(recomputed, spec.full_baseline(), spec.harmless)
+    return every.each(lambda attempt: _at_pace(attempt, every, beside))
+
+
+def _at_pace(
+    attempt: StoredAttempt, every: Attempts, beside: Mapping[int, Sequence[turns.Taken]]
+) -> StoredAttempt:
+    """A trial that took turns with the baseline, at the pace of the baseline's own."""
+    own, pacer = every.baseline(), every.pacer_of(attempt)
+    known = paced(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
+    if own is None or own.result.throughput is None or known is None:
+        return attempt
+    result = dataclasses.replace(
+        attempt.result,
+        throughput=known.ratio * own.result.throughput,
+        block_half_width=known.half_width,
+        block_freedom=known.freedom,
+        half_width=total_half_width(known.half_width, attempt.result.sigma_run or 0.0),
+    )
+    return dataclasses.replace(attempt, result=result)
 
 
 def _rates(group: dict[int, list[StoredBlock]], tokens: bool) -> Iterable[tuple[int, float]]:

@@ -53,7 +53,12 @@ def recorded(table: Table, *, timed: float) -> Behaviour:
 
 
 def noisy(
-    behaviour: Behaviour, *, run: float = 0.0, block: float = 0.0, drift_per_hour: float = 0.0
+    behaviour: Behaviour,
+    *,
+    run: float = 0.0,
+    block: float = 0.0,
+    drift_per_hour: float = 0.0,
+    in_turn: float | None = None,
 ) -> Behaviour:
     """The same rates as a machine shows them.
 
@@ -61,12 +66,15 @@ def noisy(
         run: relative standard deviation between launches of one configuration.
         block: that of blocks within a launch.
         drift_per_hour: relative change of all rates in an hour of virtual time.
+        in_turn: as `run`, of launches that take turns with others; None: the same.
     """
+    beside = run if in_turn is None else in_turn
 
     def changed(launch: Launch) -> Answer:
         answer = behaviour(launch)
         drift = drift_per_hour * launch.at / _SECONDS_PER_HOUR
-        rate = answer.rate * math.exp(launch.draw.gauss(0.0, run) + drift)
+        sigma = beside if launch.request.takes_turns else run
+        rate = answer.rate * math.exp(launch.draw.gauss(0.0, sigma) + drift)
         return dataclasses.replace(answer, rate=rate, block_sigma=block)
 
     return changed

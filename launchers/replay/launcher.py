@@ -172,7 +172,7 @@ class ReplaySlot(Slot):
     def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
         self._ending = False
         launched = [self._launched(place, request) for place, request in enumerate(requests)]
-        self._stays = {}
+        self._stays = {place: self._stays[place] for place, name in enumerate(launched) if name}
         longest = requests[0].seconds
         until = math.inf if longest is None else self.time + longest
         residents: dict[int, Resident] = {}
@@ -207,9 +207,13 @@ class ReplaySlot(Slot):
             residents[number].report() if number in residents else report
             for number, report in enumerate(unseen)
         ]
-        for place in [place for place in residents if enough and residents[place].stays]:
-            request = requests[place]
-            self._stays[place] = _Stays(request, launched[place] or request.trial)
+        if not enough or died:
+            self._stays = {}
+        for place, resident in residents.items():
+            self._stays.pop(place, None)
+            if enough and resident.stays:
+                request = requests[place]
+                self._stays[place] = _Stays(request, launched[place] or request.trial)
         return [
             dataclasses.replace(report, lost_agent=died, resident_of=by)
             for report, by in zip(reports, launched, strict=True)

@@ -62,14 +62,19 @@ def test_the_baseline_comes_first_then_what_experts_would_try(played: Replayed) 
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_calibration_finds_the_noise_between_runs(played: Replayed, slots: int) -> None:
-    played.on(noisy(PLAIN, run=0.05, block=0.005), slots=slots)
+@pytest.mark.parametrize(("sigma", "again"), [(0.02, 1), (0.05, 0)])
+def test_calibration_finds_the_noise_between_runs(
+    played: Replayed, slots: int, sigma: float, again: int
+) -> None:
+    """Seven runs at first, one after eight trials unless the baseline is beside each of them."""
+    played.on(noisy(PLAIN, run=sigma, block=0.005), slots=slots)
     played.run(budget={"trials": 9}, measurement={"baseline_runs": 8, "longest": 3.0})
     played.assert_complete(trials=9)
-    assert len(played.recorded("calibrate")) == 8  # seven at first, one after eight trials
+    assert len(played.recorded("calibrate")) == 7 + again
+    assert bool(played.attempts("pace")) != again
     found = played.repository.noise.of(played.study().id)
     assert found is not None
-    assert 0.02 < found.sigma_run < 0.09
+    assert 0.4 * sigma < found.sigma_run < 1.8 * sigma
 
 
 def test_racing_ends_what_cannot_catch_up_but_never_the_baseline(played: Replayed) -> None:

@@ -98,7 +98,8 @@ def play(
     behaviour: Behaviour, members: int, limits: Limits = LIMITS, **machine: Any
 ) -> tuple[list[AttemptResult], list[TrialReport]]:
     """What is judged, and reported, of trials t-0, t-1 and so on that take turns."""
-    group = InTurn(limits, members)
+    share = dataclasses.replace(limits, whole=limits.whole / members)
+    group = InTurn([share] * members)
     requests = [
         taking_turns(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
         for number in range(members)

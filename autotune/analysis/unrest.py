@@ -1,0 +1,41 @@
+"""Whether trials that follow each other compare on this machine, by the runs of the baseline. Pure."""
+
+import math
+import statistics
+
+from autotune.measurement.noise import Noise, standard_error
+from storage import AttemptResult, Attempts, Purpose
+
+_MOST = 0.04
+"""Relative standard error of a trial, its blocks' and that between runs together, from which on it is
+worth its seconds to have the baseline beside every trial: that takes about three times as long, and as
+many runs of each trial, one after another, would be 1.7 times more exact, while pairs in turn lie 1 to
+3 % apart whatever the machine does."""
+_DRIFT = 0.04
+"""Relative, in an hour: as long as many studies take."""
+_FEWEST = 2
+"""Runs before they say anything."""
+
+
+def unrest(noise: Noise, attempts: Attempts) -> str:
+    """Why they do not compare, in words; empty if they do."""
+    complete = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
+    runs = [attempt.result for attempt in complete.measured()]
+    if len(runs) < _FEWEST:
+        return ""
+    error = math.hypot(noise.sigma_run, statistics.median(map(_own_error, runs)))
+    if error > _MOST:
+        return f"by the runs of the baseline one of them is off by {error:.1%} (standard error)"
+    if abs(noise.drift_per_hour or 0.0) > _DRIFT:
+        return f"the machine's speed drifts by {noise.drift_per_hour:+.1%} an hour"
+    disturbed = sum(run.contended for run in runs)
+    if 2 * disturbed > len(runs):
+        return f"others disturbed {disturbed} of {len(runs)} runs of the baseline"
+    return ""
+
+
+def _own_error(run: AttemptResult) -> float:
+    """Relative standard error of a run by its blocks; 0 if they tell nothing of it."""
+    if run.block_half_width is None or run.block_freedom is None:
+        return 0.0
+    return standard_error(run.block_half_width, run.block_freedom)

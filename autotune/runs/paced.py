@@ -1,0 +1,148 @@
+"""A trial of the search that takes turns with the baseline, block by block.
+
+Where the machine's speed wanders, trials that follow each other do not compare: what the machine does
+meanwhile falls out of a trial's ratio to the baseline beside it, and what is recorded as its rate is
+that ratio at the pace of the baseline's own trial.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autotune.measurement import turns
+from autotune.measurement.estimate import half_width_of
+from autotune.measurement.noise import PRIOR_SIGMA, total_half_width
+from autotune.measurement.watch import FEWEST_BLOCKS, HOPELESS, Limits
+from autotune.runs.in_turn import InTurn, MemberRun
+from autotune.trial.protocol import BlockReport, TrialReport
+from storage import AttemptResult, AttemptState
+
+_TRIAL, _PACER = 0, 1
+_SIGMA = PRIOR_SIGMA
+"""Relative standard deviation between new pairs of processes that take turns, what their cycles do not
+explain: equal pairs of eight seconds each lay 1.0 to 1.7 % apart on two shared cores (2.9 % where the
+loader was the limit), most of it by their cycles."""
+
+
+class Pace(NamedTuple):
+    """How a trial compares with the baseline beside it.
+
+    Attributes:
+        ratio: how many times as fast it is.
+        half_width: relative, of the 95 % interval that the cycles give.
+        freedom: degrees of it, of Student's t in that interval.
+    """
+
+    ratio: float
+    half_width: float
+    freedom: float
+
+
+def paced(trial: Sequence[turns.Taken], pacer: Sequence[turns.Taken]) -> Pace | None:
+    """The pace of a trial by the blocks of both that count; None if there are fewer than two cycles."""
+    found = turns.cycles([trial, pacer])
+    if len(found) < 2:
+        return None
+    differences = found[:, 0] - found[:, 1]
+    half_width = half_width_of(float(np.std(differences, ddof=1)), len(found))
+    return Pace(math.exp(turns.typical(differences)), half_width, len(found) - 1.0)
+
+
+class Paced(InTurn):
+    """Says whose turn it is: the trial, or the baseline beside it. Over as soon as either is gone, or
+    the trial cannot catch up with the best any more."""
+
+    least_cycles = 2
+    fewest_cycles = FEWEST_BLOCKS
+
+    def __init__(self, trial: Limits, pacer: Limits, level: float) -> None:
+        """Before anything is launched.
+
+        Args:
+            trial: limits of the trial, in which it races.
+            pacer: those of the baseline.
+            level: of the baseline's own trial, units per second.
+        """
+        sigma = min(trial.sigma_run, _SIGMA)
+        self._race = dataclasses.replace(trial, sigma_run=sigma)
+        self._level = level
+        super().__init__([trial, pacer])
+
+    @property
+    def sigma(self) -> float:
+        """Relative standard deviation between such pairs."""
+        return self._race.sigma_run
+
+    @property
+    def without_pacer(self) -> bool:
+        """The baseline has failed, or its processes are gone."""
+        return _PACER in self._away
+
+    def next(self) -> int | None:
+        return None if self._away else super().next()
+
+    def trained(self, member: int, block: BlockReport) -> None:
+        super().trained(member, block)
+        if not self._away and self._cannot_catch_up():
+            self.watch(_TRIAL).lost = True
+            self.lost(_TRIAL)
+
+    def ratio(self) -> Pace | None:
+        """Of the trial to the baseline; None as long as there are too few cycles."""
+        return paced(*self._taken([_TRIAL, _PACER]))
+
+    def rate(self, member: int) -> float | None:
+        """Of the trial, at the pace of the baseline's own; of the baseline, as it was here."""
+        known = self.ratio()
+        return known.ratio * self._level if known and member == _TRIAL else None
+
+    def _judge(self, number: int, limits: Limits) -> MemberRun:
+        kind = _PacedRun if number == _TRIAL else _PacerRun
+        return kind(self, number, limits)
+
+    def _cannot_catch_up(self) -> bool:
+        known = self.ratio()
+        if known is None or not self._race.incumbent_low:
+            return False
+        most = known.ratio * self._level * (1 + self._race.doubt(known.half_width))
+        return most < HOPELESS * self._race.incumbent_low
+
+
+class _PacedRun(MemberRun):
+    """The trial, as it is judged: by its ratio to the baseline, as far as that is known."""
+
+    def __init__(self, group: Paced, number: int, limits: Limits) -> None:
+        super().__init__(group, number, limits)
+        self._pair = group
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        result, known = super().result(report), self._pair.ratio()
+        rate = self._pair.rate(_TRIAL)
+        timed = result.state in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        if known is None and timed and self._pair.without_pacer:
+            cause = "the baseline beside it failed (it is measured again alone)"
+            return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+        if known is None or rate is None or not timed:
+            return result
+        return dataclasses.replace(
+            result,
+            throughput=rate,
+            half_width=total_half_width(known.half_width, self._pair.sigma),
+            block_half_width=known.half_width,
+            block_freedom=known.freedom,
+            sigma_run=self._pair.sigma,
+        )
+
+
+class _PacerRun(MemberRun):
+    """The baseline beside it, as it is judged."""
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        result = super().result(report)
+        if report.blocks or result.state is not AttemptState.ERROR:
+            return result
+        cause = "its trial was over before it had a turn"
+        return dataclasses.replace(result, state=AttemptState.PRUNED, cause=cause)

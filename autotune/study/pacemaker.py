@@ -1,0 +1,72 @@
+"""Whether a trial of the search is measured beside the baseline, at whose pace all trials compare."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.analysis.unrest import unrest
+from autotune.study.bench import Bench
+from autotune.study.job import Allowance, Job
+from autotune.study.taking_turns import LONGEST_STEP, shortage, shortest
+from storage import Attempts, AttemptState, Purpose, StoredAttempt
+
+
+class Pacemaker:
+    """Of one study; decides from the records, so that it goes on as it began."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._baseline = job.plan.baseline
+        self._said = False
+
+    def level(
+        self, trial: int, knobs: Mapping[str, Any], bench: Bench, allowed: Allowance | None
+    ) -> float | None:
+        """The rate of the baseline that a trial is to compare with, units per second. None: it runs by
+        itself, on a machine that is quiet enough, or as it cannot run beside another.
+
+        Args:
+            allowed: time that the trial may take.
+        """
+        attempts = self._job.attempts()
+        own = attempts.baseline()
+        if own is None or own.result.throughput is None or knobs == self._baseline:
+            return None
+        why = unrest(bench.noise, attempts)
+        if not why or len(set(bench.environments)) > 1:
+            return None  # nodes that differ are levelled by what the baseline runs at on each
+        if not self._fits(trial, knobs, own, attempts, allowed):
+            return None
+        self._say(why)
+        return own.result.throughput
+
+    def _fits(
+        self,
+        trial: int,
+        knobs: Mapping[str, Any],
+        own: StoredAttempt,
+        attempts: Attempts,
+        allowed: Allowance | None,
+    ) -> bool:
+        if self._job.plan.spec.workload.is_script:
+            return False  # a script would be launched anew for each trial, and the baseline with it
+        on_processors = self._job.plan.launcher.slots[0].device == "cpu"
+        if on_processors and knobs["cpu_affinity"] != self._baseline["cpu_affinity"]:
+            return False  # who takes turns has processors of its own
+        costs = self._job.costs()
+        if costs.step(self._baseline) > LONGEST_STEP:
+            return False
+        if allowed and 2 * shortest(costs, self._baseline) > allowed.wanted:
+            return False
+        launches = attempts.of(Purpose.SEARCH).of_trial(trial)
+        if launches.ended_in(AttemptState.LOST):
+            return False  # maybe because of the other one
+        peaks = [one.result.peak_bytes for one in attempts.searched()]
+        return not shortage(self._job.plan, own.result.peak_bytes + max(peaks))
+
+    def _say(self, why: str) -> None:
+        if not self._said:
+            self._said = True
+            self._job.say(
+                f"Each trial takes turns with the baseline from now on, block by block, and its rate is "
+                f"told by their ratio: {why}, so trials that follow each other would not compare."
+            )

@@ -1,0 +1,151 @@
+"""How far apart do equal trials of one search lie, with the baseline beside them and without?
+
+    python benchmarks/pace.py [--json] [--rounds N] [--trials N] [--busy SHARE]
+
+Studies whose trials all train the same: what they vary changes nothing. Pairs of studies on two ranks,
+one of each kind, in turn, in databases of their own. With --busy a process takes a core for so large a
+share of the time, in spells of seconds.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+
+from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.submission import submit
+from autotune.spec import load
+from autotune.study.pacemaker import Pacemaker
+from storage import AttemptState, Database, Purpose, Repository
+
+BUCKETS = list(range(10, 74))
+"""MiB: the model's gradients fill none of them, so nothing depends on it."""
+MEASUREMENT = {
+    "block_seconds": "0.1s",
+    "min_steps": 2,
+    "warmup": "0.3s",
+    "longest": "1.5s",
+    "search_precision": 0.03,
+    "baseline_runs": 2,
+    "finalists": 1,
+    "rounds": 2,
+    "attribution": 0,
+}
+_SPELL_SECONDS = 4.0
+_BUSY = """
+import random, sys, time
+draw = random.Random(0)
+while True:
+    until = time.monotonic() + draw.expovariate(1 / float(sys.argv[2]))
+    works = draw.random() < float(sys.argv[1])
+    while time.monotonic() < until:
+        if not works:
+            time.sleep(0.01)
+"""
+
+
+@contextlib.contextmanager
+def neighbour(share: float) -> Iterator[None]:
+    """Somebody else on the machine, for this share of the time."""
+    if not share:
+        yield
+        return
+    command = [sys.executable, "-c", _BUSY, str(share), str(_SPELL_SECONDS)]
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def searched(folder: Path, trials: int, seed: int, *, paced: bool) -> dict[str, Any]:
+    """How far apart the trials of one study lie, and what they took."""
+    study = {
+        "name": "equal",
+        "workload": {"name": "gpt", "args": {"layers": 2, "d_model": 64, "heads": 2, "length": 32}},
+        "resources": {"workers": 2, "slots": 1},
+        "search_space": {"bucket_cap_mb": BUCKETS},
+        "baseline": {"bucket_cap_mb": BUCKETS[0], "micro_batch": 4},
+        "sampler": "random",
+        "seed": seed,
+        "budget": {"trials": trials, "least_gain": 0},
+        "measurement": MEASUREMENT,
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
+    submit(repository, load(folder / "study.yaml"), folder)
+    if paced:
+        why = mock.patch("autotune.study.pacemaker.unrest", lambda *_: "it is asked for")
+    else:
+        why = mock.patch.object(Pacemaker, "level", lambda *_: None)
+    with why:
+        Daemon(repository, this_cluster()).serve(idle_seconds=0.0)
+    found = repository.studies.named("equal")
+    assert found.verdict is not None, found.error
+    every = repository.attempts.of(found.id)
+    own = [a for a in every if a.purpose == Purpose.SEARCH][1:]
+    done = [a for a in own if a.result.state == AttemptState.COMPLETE]
+    logs = [math.log(a.result.throughput or math.nan) for a in done]
+    return {
+        "deviation": statistics.stdev(logs),
+        "trials": len(done),
+        "pruned": sum(a.result.state == AttemptState.PRUNED for a in own),
+        "seconds_each": statistics.mean(
+            a.result.wall_seconds + _beside(a.trial, every) for a in own
+        ),
+    }
+
+
+def _beside(trial: int, every: Any) -> float:
+    pace = (a for a in every if a.purpose == Purpose.PACE and a.round == trial)
+    return math.fsum(a.result.wall_seconds for a in pace)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=9)
+    parser.add_argument("--busy", type=float, default=0.0, metavar="SHARE")
+    given = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {"paced": [], "alone": []}
+    with neighbour(given.busy):
+        for round_ in range(given.rounds):
+            kinds = list(found)
+            random.Random(round_).shuffle(kinds)
+            for kind in kinds:
+                with tempfile.TemporaryDirectory() as folder:
+                    one = searched(Path(folder), given.trials, round_, paced=kind == "paced")
+                    found[kind].append(one)
+    report = {kind: _summary(several) for kind, several in found.items()} | {"studies": found}
+    if given.json:
+        print(json.dumps(report, indent=1))
+        return
+    for kind in found:
+        figures = report[kind]
+        print(
+            f"{kind}: equal trials lie {figures['deviation']:.1%} apart, and take "
+            f"{figures['seconds_each']:.1f} s each"
+        )
+
+
+def _summary(several: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        "deviation": math.sqrt(statistics.mean(one["deviation"] ** 2 for one in several)),
+        "seconds_each": statistics.mean(one["seconds_each"] for one in several),
+    }
+
+
+if __name__ == "__main__":
+    main()

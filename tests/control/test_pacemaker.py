@@ -1,0 +1,157 @@
+"""The search on a machine whose speed wanders: each trial takes turns with the baseline."""
+
+import math
+from typing import Any
+
+import pytest
+
+from autotune.analysis.contenders import error_of
+from autotune.trial.protocol import Outcome
+from autotune.views.recompute import recomputed_attempts
+from launchers.replay import Launch
+from launchers.replay.behaviours import noisy, where
+from launchers.replay.unrest import Unrest
+from storage import StoredAttempt
+from tests.control.replayed import PLAIN, Replayed, rate
+
+RESTLESS = Unrest(0.15, 10.0)
+SPACE = {"micro_batch": [1, 2, 4, 8, 16, 32], "accumulation_steps": [1, 2]}
+ASKED: dict[str, Any] = {
+    "budget": {"trials": 10},
+    "search_space": SPACE,
+    "measurement": {"baseline_runs": 3, "search_precision": 0.05},
+}
+
+
+def restless(played: Replayed, **options: Any) -> Replayed:
+    behaviour = options.pop("behaviour", PLAIN)
+    options.setdefault("unrest", RESTLESS)
+    return played.on(noisy(behaviour, run=0.005, block=0.01), seed=2, **options)
+
+
+def errors(played: Replayed) -> list[float]:
+    """How far the logarithms of the rates of complete trials are off the truth, but for what all have
+    in common."""
+    done = [a for a in played.attempts("search")[1:] if a.result.state == "COMPLETE"]
+    off = [math.log((a.result.throughput or 0.0) / rate(a.knobs)) for a in done]
+    return [one - sum(off) / len(off) for one in off]
+
+
+def spread(values: list[float]) -> float:
+    return math.sqrt(sum(one**2 for one in values) / (len(values) - 1))
+
+
+def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
+    alone = Replayed(played.folder, played.repository.database, "alone")
+    restless(alone).run(**ASKED | {"measurement": {"baseline_runs": 1}})
+    assert alone.attempts("pace") == []
+    restless(played).run(**ASKED)
+    played.assert_complete(trials=10)
+    trials, pacers = played.attempts("search")[1:], played.attempts("pace")
+    assert [one.round for one in pacers] == [one.trial for one in trials]
+    assert {(one.trial, one.result.state) for one in pacers} == {(0, "COMPLETE")}
+    assert len(errors(played)) >= 4
+    assert spread(errors(played)) < 0.02 < spread(errors(alone))
+    assert played.said().count("Each trial takes turns with the baseline from now on") == 1
+    assert "by the runs of the baseline one of them is off by" in played.said()
+
+
+def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
+    restless(played).run(**ASKED)
+    complete = [a for a in played.attempts("search")[1:] if a.result.state == "COMPLETE"]
+    assert len(complete) >= 3
+    for one in complete:
+        assert one.result.sigma_run == pytest.approx(0.02)
+        assert one.result.block_freedom >= 1
+        assert (error_of(one.result) or 1.0) < 0.05
+
+
+def test_on_a_quiet_machine_each_runs_by_itself(played: Replayed) -> None:
+    restless(played, unrest=Unrest()).run(**ASKED)
+    assert played.attempts("pace") == []
+    assert "takes turns with the baseline" not in played.said()
+
+
+def test_the_baseline_waits_for_the_next_trial_in_the_same_processes(played: Replayed) -> None:
+    behaviour = where(PLAIN, lambda _: True, startup=30.0)
+    restless(played, behaviour=behaviour).run(**ASKED)
+    first, *others = played.attempts("pace")
+    assert first.result.resident_of is None
+    assert {one.result.resident_of for one in others} == {first.id}
+    began, *later = played.attempts("search")[1:]
+    assert {one.result.resident_of for one in later} == {began.id}
+
+
+def test_who_cannot_catch_up_is_stopped(played: Replayed) -> None:
+    def lame(launch: Launch) -> bool:
+        return launch.knobs["micro_batch"] in (1, 4)
+
+    behaviour = where(PLAIN, lame, rate=8.0)
+    restless(played, behaviour=behaviour).run(**ASKED)
+    slow = [a for a in played.attempts("search")[1:] if a.knobs["micro_batch"] in (1, 4)]
+    assert slow
+    assert {a.result.state for a in slow} == {"PRUNED"}
+    early = [a.result for a in played.attempts("pace") if a.result.state == "PRUNED"]
+    assert {result.cause for result in early} <= {"its trial was over before it had a turn"}
+
+
+def of_batch(played: Replayed, size: int) -> list[StoredAttempt]:
+    return [a for a in played.attempts("search") if a.knobs["micro_batch"] == size]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.ERROR, Outcome.CRASH])
+def test_who_fails_beside_the_baseline_is_measured_again_alone(
+    played: Replayed, outcome: Outcome
+) -> None:
+    """Where it counts: what failed for want of memory may have had too little because of the other."""
+
+    def beside(launch: Launch) -> bool:
+        return launch.request.takes_turns and launch.knobs["micro_batch"] == 16
+
+    behaviour = where(PLAIN, beside, outcome=outcome, cause="rank 0: no room")
+    restless(played, behaviour=behaviour).run(**ASKED)
+    played.assert_complete(trials=10)
+    found = of_batch(played, 16)
+    assert [a.result.state for a in found[::2]] == ["LOST"] * (len(found) // 2)
+    assert {a.result.state for a in found[1::2]} <= {"COMPLETE", "PRUNED"}
+    assert found
+    assert "it is measured again alone" in found[0].result.cause
+
+
+def test_without_the_baseline_beside_it_a_trial_is_measured_again(played: Replayed) -> None:
+    def unlucky(launch: Launch) -> bool:
+        batch = launch.knobs["micro_batch"], launch.knobs["accumulation_steps"]
+        return launch.request.takes_turns and batch == (2, 1)
+
+    behaviour = where(PLAIN, unlucky, outcome=Outcome.CRASH, after=2)
+    restless(played, behaviour=behaviour).run(**ASKED)
+    played.assert_complete(trials=10)
+    assert "LOST" in played.states()
+    for trial in range(1, 10):
+        states = [a.result.state for a in played.attempts("search") if a.trial == trial]
+        assert states[:-1] in ([], ["LOST"])
+        assert states[-1] in ("COMPLETE", "PRUNED")
+
+
+def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
+    restless(played).run(**ASKED)
+    again = {a.id: a.result for a in recomputed_attempts(played.repository, played.name)}
+    for one in played.attempts("search"):
+        found = again[one.id]
+        assert found.throughput == pytest.approx(one.result.throughput)
+        assert found.half_width == pytest.approx(one.result.half_width)
+
+
+def test_who_differs_in_its_processors_runs_by_itself(played: Replayed) -> None:
+    space = {"micro_batch": [2, 4, 8], "cpu_affinity": ["none", "share"]}
+    restless(played).run(**ASKED | {"search_space": space, "budget": {"trials": 6}})
+    paced = {a.round for a in played.attempts("pace")}
+    assert paced
+    for one in played.attempts("search")[1:]:
+        assert (one.trial in paced) == (one.knobs["cpu_affinity"] == "none")
+
+
+def test_where_there_is_no_memory_for_two_each_runs_by_itself(played: Replayed) -> None:
+    large = where(PLAIN, lambda _: True, peak_bytes=5 * 2**30)
+    restless(played, behaviour=large).run(**ASKED)
+    assert played.attempts("pace") == []

@@ -282,7 +282,7 @@ class Bench:
         self._audience(0)
         if not done and time.monotonic() - self._told > _TELL_SECONDS:
             self._tell()
-        for future in done:
+        for future in sorted(done, key=lambda one: self._running[one].attempt.id):
             number, attempt, judge, _ = self._running.pop(future)
             # Of several that have taken turns, the last.
             last = all(run.slot != number for run in self._running.values())
@@ -461,7 +461,8 @@ def _settle(
         for future in futures:
             future.set_exception(error)
         return
-    for future, report in zip(futures, reports, strict=True):
+    # The baseline that sets the pace is the last one: no trial is recorded without it.
+    for future, report in reversed(list(zip(futures, reports, strict=True))):
         future.set_result(report)
 
 

@@ -7,7 +7,7 @@ from autotune.analysis.unrest import unrest
 from autotune.study.bench import Bench
 from autotune.study.job import Allowance, Job
 from autotune.study.taking_turns import LONGEST_STEP, shortage, shortest
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import Attempts, Purpose, StoredAttempt
 
 
 class Pacemaker:
@@ -57,9 +57,8 @@ class Pacemaker:
             return False
         if allowed and 2 * shortest(costs, self._baseline) > allowed.wanted:
             return False
-        launches = attempts.of(Purpose.SEARCH).of_trial(trial)
-        if launches.ended_in(AttemptState.LOST):
-            return False  # maybe because of the other one
+        if attempts.of(Purpose.SEARCH).of_trial(trial):
+            return False  # it has come to nothing before, maybe because of the other one
         peaks = [one.result.peak_bytes for one in attempts.searched()]
         return not shortage(self._job.plan, own.result.peak_bytes + max(peaks))
 

@@ -11,7 +11,8 @@ from autotune.views.recompute import recomputed_attempts
 from launchers.replay import Launch
 from launchers.replay.behaviours import noisy, where
 from launchers.replay.unrest import Unrest
-from storage import StoredAttempt
+from storage import Attempts, StoredAttempt
+from tests.control.deaths import Died, mortal, writers
 from tests.control.replayed import PLAIN, Replayed, rate
 
 RESTLESS = Unrest(0.15, 10.0)
@@ -140,6 +141,25 @@ def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
         found = again[one.id]
         assert found.throughput == pytest.approx(one.result.throughput)
         assert found.half_width == pytest.approx(one.result.half_width)
+
+
+@pytest.mark.parametrize("method", ["AttemptRecords.begin", "AttemptRecords.finish"])
+@pytest.mark.parametrize("call", [6, 7, 8, 9])
+def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
+    played: Replayed, method: str, call: int
+) -> None:
+    restless(played).submit(**ASKED)
+    with mortal(writers(), (method, "after", call)), pytest.raises(Died):
+        played.serve()
+    played.bury_daemon()
+    played.serve()
+    played.assert_complete(trials=10)
+    every = Attempts(played.attempts(), {})
+    again = {a.trial for a in played.attempts("search") if a.result.state == "ABANDONED"}
+    for one in played.recorded("search")[1:]:
+        pacer = every.pacer_of(one)
+        assert (pacer is None) == (one.trial in again)
+        assert pacer is None or pacer.recorded
 
 
 def test_who_differs_in_its_processors_runs_by_itself(played: Replayed) -> None:

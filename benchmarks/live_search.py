@@ -1,109 +1,332 @@
-"""How long until a real study has seen a configuration close to the best? Our sampler and Optuna's TPE.
+"""How long until what a search would recommend is within 2 % of the best? Ours, TPE, torchrun per trial.
 
-    python benchmarks/live_search.py [--json] [--pairs N] [--study FILE] [--wall-time 150s]
+    python benchmarks/live_search.py [--json] [--pairs N] [--only WORKLOAD] [--report FILE]
 
-Whole studies in new databases, in turn: the same study file, budget and machine, only `sampler`
-differs; the order within a pair alternates. The best is the best trial that either study of a pair has
-seen, as machines change their speed from pair to pair. Trials of both have the same noise, so that a
-lucky trial of either counts as the best for both.
+On two ranks, per workload and seed, one after another in an order drawn anew:
+
+- ours: a study as it is;
+- tpe: the same study with Optuna's TPE, each trial in fresh processes;
+- torchrun: Optuna's TPE, each trial a start of torchrun, of a length that is fixed.
+
+All three begin with the same baseline. What TPE would recommend at any time is the trial that it has
+seen fastest, as Optuna does; what ours would is the one that it takes for the likeliest to be. How good
+that is does not come from the search: all that were ever recommended take turns with each other
+afterwards, and the best of them is the best that is known. Amid noise a recommendation comes and goes:
+times are those until it is within 2 % for the first time, and for good. They begin with the search,
+before anything is launched; a contestant that is not there at its end counts with the whole time, so
+that ratios are at least what is printed where ours is there.
 """
 
 import argparse
+import itertools
 import json
-import os
+import math
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import optuna
 import yaml
+from residents import leaving
 
-from storage import Database, Purpose, Repository, StoredAttempt
+from autotune.analysis.contenders import likeliest_first
+from autotune.measurement.watch import Limits
+from autotune.runs.in_turn import InTurn, taking_turns
+from autotune.runs.plan import launcher_of
+from autotune.service.daemon import Daemon, this_cluster
+from autotune.service.submission import submit
+from autotune.spec import load
+from autotune.trial.protocol import BlockPlan, TrialRequest
+from launchers import Resources, open_launcher
+from search_spaces import defaults
+from storage import Attempts, Database, Repository, StoredAttempt
 
-ROOT = Path(__file__).parent.parent
-SAMPLERS = ("model", "tpe")
-CLOSE = 0.05
+HERE = Path(__file__).parent
+CLOSE = 0.02
+WORKERS = 2
+GPT = {"layers": 2, "d_model": 64, "heads": 2, "length": 32}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("autotune.workloads.gpt:build", GPT),
+    "mlp": ("autotune.workloads.mlp:build", {"layers": 4, "width": 256}),
+    "gpt, built in 10 s": ("slow_build:build", {"seconds": 10.0, **GPT}),
+}
+SPACE: dict[str, list[Any]] = {
+    "micro_batch": [1, 2, 4, 8, 16, 32],
+    "accumulation_steps": [1, 2, 4],
+    "bucket_cap_mb": [1, 5, 25],
+    "optimizer_kernels": ["default", "foreach", "fused"],
+    "log_interval": [1, 10, 50],
+    "loader_workers": [0, 1, 2],
+}
+BASELINE = {"micro_batch": 2, "accumulation_steps": 1, "bucket_cap_mb": 25, "log_interval": 1}
+WARM_UP, TIMED, BLOCK = 0.3, 1.2, 0.1
+MOST = 60
+"""Trials of each."""
+SECONDS = {"gpt": 100.0, "mlp": 70.0, "gpt, built in 10 s": 300.0}
+"""Of each."""
+_TRUTH = Limits(warmup=0.3, longest=4.0, precision=0.004)
+_TOGETHER = 4
+"""Recommendations that take turns with each other."""
+
+_SEARCHED = 0.75
+"""Of the time of a study that the search may take at the most."""
+
+Knobs = dict[str, Any]
+Choice = Callable[[Sequence[StoredAttempt]], StoredAttempt]
 
 
-def run(study: dict[str, Any], folder: Path, sampler: str, wall_time: str) -> list[StoredAttempt]:
-    """The attempts of a whole study, in a database of its own."""
-    folder.mkdir(parents=True)
-    # What follows the search is not what is compared.
-    shortest = {"attribution": 0, "finalists": 1, "rounds": 2}
-    measurement = {**study.get("measurement", {}), **shortest}
-    budget = {"trials": None, "wall_time": wall_time, "least_gain": 0}
-    # The larger the space, the more there is to find.
-    objective = {**study.get("objective", {}), "global_batch": "free"}
-    changed = {
+class Seen(NamedTuple):
+    """A trial: when it had ended, of which configuration, how fast it was seen, and what would be
+    recommended from then on."""
+
+    at: float
+    tried: Knobs
+    rate: float
+    recommended: Knobs
+
+
+# Contestants
+
+
+def studied(
+    kind: str, seed: int, sampler: str, opened: Callable[..., Any], choose: Choice
+) -> list[Seen]:
+    """The trials of a study."""
+    factory, args = KINDS[kind]
+    study = {
+        "name": "raced",
+        "workload": {"name": factory, "args": args},
+        "resources": {"workers": WORKERS, "slots": 1},
+        "search_space": SPACE,
+        "baseline": BASELINE,
+        "objective": {"global_batch": "free"},
         "sampler": sampler,
-        "measurement": measurement,
-        "budget": budget,
-        "objective": objective,
+        "seed": seed,
+        "budget": {
+            "trials": MOST,
+            "wall_time": f"{SECONDS[kind] / _SEARCHED:.0f}s",
+            "least_gain": 0,
+        },
+        "measurement": {
+            "block_seconds": f"{BLOCK}s",
+            "min_steps": 2,
+            "warmup": f"{WARM_UP}s",
+            "longest": f"{TIMED}s",
+            "baseline_runs": 1,
+            "finalists": 1,
+            "rounds": 2,
+            "attribution": 0,
+        },
     }
-    (folder / "study.yaml").write_text(yaml.safe_dump({**study, **changed}))
-    url = f"sqlite:///{folder / 'study.db'}"
-    command = [sys.executable, "-m", "autotune", "start", "study.yaml", "--foreground"]
-    subprocess.run(
-        [*command, "--storage", url],
-        cwd=folder,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "study.yaml").write_text(yaml.safe_dump(study))
+        (folder / "slow_build.py").write_text((HERE / "slow_build.py").read_text())
+        repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
+        submit(repository, load(folder / "study.yaml"), folder)
+        began = time.time()
+        Daemon(repository, this_cluster(), open_launcher=opened).serve(idle_seconds=0.0)
+        found = repository.studies.named("raced")
+        assert found.verdict is not None, found.error
+        done = Attempts(repository.attempts.of(found.id), {}).searched().measured()
+        trials = sorted(done, key=lambda a: a.ended or 0.0)
+        seen = []
+        for number, trial in enumerate(trials, 1):
+            chosen = choose(trials[:number]).knobs
+            rate = trial.result.throughput or 0.0
+            tried, own = ({name: knobs[name] for name in SPACE} for knobs in (trial.knobs, chosen))
+            seen.append(Seen((trial.ended or 0.0) - began, tried, rate, own))
+        return seen
+
+
+def fastest(trials: Sequence[StoredAttempt]) -> StoredAttempt:
+    """As Optuna chooses."""
+    return max(trials, key=lambda trial: trial.result.throughput or 0.0)
+
+
+def likeliest(trials: Sequence[StoredAttempt]) -> StoredAttempt:
+    """As ours chooses."""
+    return likeliest_first(trials)[0]
+
+
+def by_torchrun(kind: str, seed: int) -> list[Seen]:
+    """The trials of Optuna's TPE, each started by torchrun."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    study.enqueue_trial({"optimizer_kernels": "default", "loader_workers": 0, **BASELINE})
+    began, seen = time.time(), list[Seen]()
+    while len(seen) < MOST and time.time() - began < SECONDS[kind]:
+        trial = study.ask()
+        knobs = {name: trial.suggest_categorical(name, some) for name, some in SPACE.items()}
+        rate = _torchrun(kind, knobs)
+        study.tell(trial, rate)
+        seen.append(Seen(time.time() - began, knobs, rate, study.best_trial.params))
+    return seen
+
+
+def _torchrun(kind: str, knobs: Knobs) -> float:
+    factory, args = KINDS[kind]
+    asked = json.dumps({"factory": factory, "args": args, "knobs": knobs})
+    blocks = round((WARM_UP + TIMED) / BLOCK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(WORKERS), str(HERE / "torchrun_trial.py")]
+    found = subprocess.run(
+        [*command, asked, str(blocks), "cpu"], check=True, capture_output=True, text=True
     )
-    repository = Repository(Database(url))
-    return repository.attempts.of(repository.studies.named(study["name"]).id)
+    kept = json.loads(found.stdout.splitlines()[-1])[round(WARM_UP / BLOCK) :]
+    return sum(samples for _, samples in kept) / sum(seconds for seconds, _ in kept)
 
 
-def reached(attempts: list[StoredAttempt], wanted: float) -> tuple[int, float] | None:
-    """Trials and seconds until a trial of the search was this fast; None if none was."""
-    tried = searched(attempts)
-    for number, attempt in enumerate(tried, 1):
-        if (attempt.result.throughput or 0.0) >= wanted and attempt.ended:
-            return number, attempt.ended - tried[0].started
-    return None
+def contestants(kind: str, seed: int) -> dict[str, Callable[[], list[Seen]]]:
+    """By name."""
+    return {
+        "ours": lambda: studied(kind, seed, "model", launcher_of, likeliest),
+        "tpe": lambda: studied(kind, seed, "tpe", leaving, fastest),
+        "torchrun": lambda: by_torchrun(kind, seed),
+    }
 
 
-def best(attempts: list[StoredAttempt]) -> float:
-    return max(a.result.throughput or 0.0 for a in searched(attempts))
+# What they would recommend
 
 
-def searched(attempts: list[StoredAttempt]) -> list[StoredAttempt]:
-    return [a for a in attempts if a.purpose == Purpose.SEARCH and a.recorded]
+def key(knobs: Knobs) -> str:
+    return json.dumps(knobs, sort_keys=True)
+
+
+def worths(kind: str, several: Iterable[Knobs]) -> dict[str, float]:
+    """How fast each is over the first one, by turns with it and with others."""
+    distinct = list({key(knobs): knobs for knobs in several}.values())
+    first, *others = distinct
+    found = {key(first): 1.0}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
+    ):
+        slot, numbers = launcher.slots[0], itertools.count()
+        for start in range(0, len(others), _TOGETHER - 1):
+            members = [first, *others[start : start + _TOGETHER - 1]]
+            group = InTurn([_TRUTH] * len(members))
+            requests = [_request(kind, knobs, folder, next(numbers)) for knobs in members]
+            reports = slot.run_in_turn(requests, group)
+            rates = [
+                judge.result(report).throughput or math.nan
+                for judge, report in zip(group.judges, reports, strict=True)
+            ]
+            found |= {key(m): rate / rates[0] for m, rate in zip(members, rates, strict=True)}
+    return found
+
+
+def _request(kind: str, knobs: Knobs, folder: str, number: int) -> TrialRequest:
+    factory, args = KINDS[kind]
+    return taking_turns(
+        TrialRequest(
+            trial=f"worth-{number}",
+            factory=factory,
+            args={**args, "seconds": 0.0} if "seconds" in args else args,
+            knobs={**defaults(), **knobs},
+            world_size=WORKERS,
+            seed=0,
+            device="cpu",
+            blocks=BlockPlan(seconds=BLOCK, min_steps=2),
+            import_paths=(str(HERE),),
+            log_dir=f"{folder}/{number}",
+        )
+    )
+
+
+def reached(trials: dict[str, Any], *, for_good: bool) -> tuple[float, bool]:
+    """Seconds until the recommendation of a contestant is close, for the first time or for good; with
+    all of its time, and False, if it never is.
+
+    Args:
+        trials: `at` and `worth`, trial by trial.
+    """
+    close = [worth >= 1 - CLOSE for worth in trials["worth"]]
+    places = range(len(close))
+    there = (place for place in places if all(close[place:] if for_good else close[place:][:1]))
+    place = next(there, None)
+    return (trials["at"][-1], False) if place is None else (trials["at"][place], True)
+
+
+def raced(kind: str, seed: int) -> dict[str, Any]:
+    """All contestants once."""
+    several = contestants(kind, seed)
+    order = random.Random(f"{kind}/{seed}").sample(list(several), len(several))
+    seen = {}
+    for name in order:
+        seen[name] = several[name]()
+        print(f"{kind}, seed {seed}: {name} done", file=sys.stderr, flush=True)
+    worth = worths(kind, [one.recommended for trials in seen.values() for one in trials])
+    best = max(worth.values())
+    found: dict[str, Any] = {"workload": kind, "seed": seed, "order": order, "knobs": list(SPACE)}
+    for name, trials in seen.items():
+        found[name] = {
+            "worth": [round(worth[key(one.recommended)] / best, 4) for one in trials],
+            "at": [round(one.at, 2) for one in trials],
+            "rates": [round(one.rate, 1) for one in trials],
+            "tried": [list(one.tried.values()) for one in trials],
+            "recommended": [list(one.recommended.values()) for one in trials],
+        }
+    return found
+
+
+def summary(races: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """By workload: seconds until the recommendation is close for the first time, and for good, and how
+    many times those of ours the others take (geometric means)."""
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(one["workload"] for one in races):
+        own = [one for one in races if one["workload"] == kind]
+        found[kind] = {
+            until: _until(own, for_good=until == "for good") for until in ("first", "for good")
+        }
+    return found
+
+
+def _until(races: Sequence[dict[str, Any]], *, for_good: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"races": len(races)}
+    ours = [reached(one["ours"], for_good=for_good)[0] for one in races]
+    for name in ("ours", "tpe", "torchrun"):
+        several = [reached(one[name], for_good=for_good) for one in races]
+        found[name] = {
+            "seconds": [seconds for seconds, _ in several],
+            "there": sum(there for _, there in several),
+        }
+        if name != "ours":
+            ratios = [seconds / own for (seconds, _), own in zip(several, ours, strict=True)]
+            found[name]["times"] = round(statistics.geometric_mean(ratios), 2)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--study", type=Path, default=ROOT / "examples" / "seed_transformer.yaml")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--wall-time", default="150s", help="of each study")
+    parser.add_argument("--pairs", type=int, default=3, help="seeds of each workload")
+    parser.add_argument("--only", choices=KINDS, help="one workload")
+    parser.add_argument("--report", type=Path, help="written after every race")
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    study = yaml.safe_load(arguments.study.read_text())
-    runs: dict[str, list[list[StoredAttempt]]] = {name: [] for name in SAMPLERS}
-    with tempfile.TemporaryDirectory() as folder:
-        for pair in range(arguments.pairs):
-            for name in SAMPLERS if pair % 2 == 0 else reversed(SAMPLERS):
-                seeded = {**study, "seed": pair}
-                place = Path(folder, f"{pair}-{name}")
-                runs[name].append(run(seeded, place, name, arguments.wall_time))
-                print(f"{place.name}: {best(runs[name][-1]):.4g}", file=sys.stderr, flush=True)
-    most = [max(map(best, pair)) for pair in zip(*runs.values(), strict=True)]
-    report: dict[str, Any] = {"study": study["name"], "pairs": arguments.pairs, "best_seen": most}
-    for name, several in runs.items():
-        wanted = [(1 - CLOSE) * rate for rate in most]
-        found = [reached(*one) for one in zip(several, wanted, strict=True)]
-        hits = [one for one in found if one]
-        report[name] = {
-            "best_seen": [best(attempts) for attempts in several],
-            "trials": [one[0] if one else None for one in found],
-            "seconds": [round(one[1], 1) if one else None for one in found],
-            "median_seconds": statistics.median(s for _, s in hits) if hits else None,
-            "missed": len(found) - len(hits),
-            "rates": [[a.result.throughput for a in searched(attempts)] for attempts in several],
-        }
-    print(json.dumps(report, indent=2))
+    given = parser.parse_args()
+    races: list[dict[str, Any]] = []
+    for seed in range(given.pairs):
+        for kind in KINDS:
+            if given.only in (None, kind):
+                races.append(raced(kind, seed))
+                report = {"close": CLOSE, "workloads": summary(races), "races": races}
+                if given.report:
+                    given.report.write_text(json.dumps(report, indent=1))
+    if given.json:
+        print(json.dumps(report, indent=1))
+        return
+    for kind, until in report["workloads"].items():
+        for name, one in until.items():
+            print(
+                f"{kind}, {name}: ours {statistics.median(one['ours']['seconds']):.0f} s, TPE "
+                f"{one['tpe']['times']} times, torchrun per trial {one['torchrun']['times']} times"
+            )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/pace.py [--json] [--rounds N] [--trials N] [--busy SHARE]
 
-Studies whose trials all train the same: what they vary changes nothing. Pairs of studies on two ranks,
-one of each kind, in turn, in databases of their own. With --busy a process takes a core for so large a
-share of the time, in spells of seconds.
+Studies whose trials all train the same: what they vary changes nothing. How far apart they lie is to be
+what their standard errors claim. Pairs of studies on two ranks, one of each kind, in turn, in databases
+of their own. With --busy a process takes a core for so large a share of the time, in spells of seconds.
 """
 
 import argparse
@@ -23,11 +23,12 @@ from unittest import mock
 
 import yaml
 
+from autotune.analysis.contenders import error_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
 from autotune.spec import load
 from autotune.study.pacemaker import Pacemaker
-from storage import AttemptState, Database, Purpose, Repository
+from storage import AttemptState, Database, Purpose, Repository, StoredAttempt
 
 BUCKETS = list(range(10, 74))
 """MiB: the model's gradients fill none of them, so nothing depends on it."""
@@ -99,12 +100,20 @@ def searched(folder: Path, trials: int, seed: int, *, paced: bool) -> dict[str, 
     logs = [math.log(a.result.throughput or math.nan) for a in done]
     return {
         "deviation": statistics.stdev(logs),
+        "claimed": math.sqrt(statistics.mean((error_of(a.result) or 0.0) ** 2 for a in done)),
+        "by_blocks": math.sqrt(
+            statistics.mean((error_of(a.result) or 0.0) ** 2 - _between(a) ** 2 for a in done)
+        ),
         "trials": len(done),
         "pruned": sum(a.result.state == AttemptState.PRUNED for a in own),
         "seconds_each": statistics.mean(
             a.result.wall_seconds + _beside(a.trial, every) for a in own
         ),
     }
+
+
+def _between(attempt: StoredAttempt) -> float:
+    return attempt.result.sigma_run or 0.0
 
 
 def _beside(trial: int, every: Any) -> float:
@@ -136,13 +145,14 @@ def main() -> None:
         figures = report[kind]
         print(
             f"{kind}: equal trials lie {figures['deviation']:.1%} apart, and take "
-            f"{figures['seconds_each']:.1f} s each"
+            f"{figures['seconds_each']:.1f} s each; by their intervals {figures['claimed']:.1%}"
         )
 
 
 def _summary(several: list[dict[str, Any]]) -> dict[str, float]:
     return {
         "deviation": math.sqrt(statistics.mean(one["deviation"] ** 2 for one in several)),
+        "claimed": math.sqrt(statistics.mean(one["claimed"] ** 2 for one in several)),
         "seconds_each": statistics.mean(one["seconds_each"] for one in several),
     }
 

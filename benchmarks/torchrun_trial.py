@@ -1,6 +1,8 @@
-"""One trial as a script under torchrun, for overhead.py: the same loop, the same blocks.
+"""One trial as a script under torchrun, for overhead.py and live_search.py: the same loop and blocks.
 
-Prints the seconds spent inside training steps.
+    torchrun ... torchrun_trial.py JSON BLOCKS DEVICE
+
+Prints the seconds of each block and its samples.
 """
 
 import json
@@ -29,22 +31,22 @@ def main() -> None:
     wanted = json.loads(sys.argv[1])
     request = TrialRequest(
         trial="torchrun",
-        factory=f"autotune.workloads.{wanted['name']}:build",
+        factory=wanted["factory"],
         args=wanted["args"],
-        knobs=defaults(),
+        knobs={**defaults(), **wanted.get("knobs", {})},
         world_size=world_size,
         seed=0,
         device=device.type,
         blocks=BlockPlan(seconds=0.1, min_steps=2, max_blocks=int(sys.argv[2])),
     )
     context = RankContext(rank, rank, world_size, (device,))
-    seconds = []
+    blocks = []
     built = workload.build(request.factory, request.args)
     loop = TrainingLoop(built, request, context, lambda: None)
-    loop.take(run_blocks(loop, request, context, lambda block: seconds.append(block.seconds)))
+    loop.take(run_blocks(loop, request, context, blocks.append))
     dist.barrier()
     if rank == 0:
-        print(sum(seconds), flush=True)
+        print(json.dumps([[block.seconds, block.samples] for block in blocks]), flush=True)
     os._exit(0)
 
 

@@ -38,11 +38,13 @@ class Residents:
         agents: Agents,
         turns: Turns,
         waiting: Mapping[int, StayingMember] | None = None,
+        given: int = 0,
     ) -> None:
         """Before any of them trains.
 
         Args:
             waiting: ranks that take over what is asked for, by the number of the request.
+            given: turns that they have had before.
         """
         self._requests = requests
         self.agents = agents
@@ -56,8 +58,9 @@ class Residents:
         self._steps: dict[int, float] = {}
         """Seconds of a step of each, by its latest block."""
         self._trains: int | None = None
-        self._given = 0
+        self.given = given
         """Turns so far."""
+        self._begun = False
         self._since = time.monotonic()
         self._seconds = [0.0] * len(requests)
         self._ending = False
@@ -88,21 +91,11 @@ class Residents:
     def left_to(self, requests: Sequence[TrialRequest]) -> dict[int, StayingMember]:
         """Of the ranks that wait, those that could measure what is asked for next, by its number; all
         others are ended."""
-        kept = {
-            number: run
-            for number, run in self._runs.items()
-            if self._resting(run) and number < len(requests) and run.takes(requests[number])
-        }
-        others = [run for number, run in self._runs.items() if number not in kept]
-        for run in others:
-            run.end()
-        self._ear.follow(
-            lambda: {node for run in others for node in run.nodes},
-            self._hear,
-            lambda: None,
-            self.end,
-        )
-        return kept
+        for number, run in self._runs.items():
+            if not (self._resting(run) and number < len(requests) and run.takes(requests[number])):
+                run.end()
+        self._wait()
+        return {number: run for number, run in self._runs.items() if self._resting(run)}
 
     @staticmethod
     def _resting(run: Run) -> TypeGuard[StayingMember]:
@@ -137,7 +130,8 @@ class Residents:
             until: by the monotonic clock, when all are ended that still run.
         """
         try:
-            if not self._given:
+            if not self._begun:
+                self._begun = True
                 self._go_on()
             self._wait(until)
         except BaseException:
@@ -199,13 +193,13 @@ class Residents:
         with self._lock:
             if self._ending:
                 return
-            self._given += 1
+            self.given += 1
             if member not in self._runs:
                 self._runs[member] = self._launched(member)
             rested = member in self._steps and member != self._trains
             untimed = left_out(self._steps[member]) if rested else 0
             self._trains = member
-            self.agents.send(Turn(self._runs[member].name, self._given, rested, untimed))
+            self.agents.send(Turn(self._runs[member].name, self.given, rested, untimed))
 
     def _launched(self, member: int) -> Run:
         request, watch = self._requests[member], self._watch(member)

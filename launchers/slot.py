@@ -118,7 +118,7 @@ class AgentSlot(Slot):
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
         self._follow(residents, requests, _until(requests[0], started))
-        if residents.rests:
+        if residents.rests and self._agents is residents.agents:
             self._stays = residents
         return residents.reports()
 
@@ -130,7 +130,7 @@ class AgentSlot(Slot):
             sound = not (before.lost_agent or before.agent_leaves or before.unfit)
             if waiting and sound:
                 self._stays = None
-                return Residents(requests, before.agents, turns, waiting)
+                return Residents(requests, before.agents, turns, waiting, before.given)
         return Residents(requests, self._ready(), turns)
 
     def _ready(self) -> "Agents":

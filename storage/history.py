@@ -1,5 +1,6 @@
 """The attempts of a study, asked in the study's own words. Pure."""
 
+import bisect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -102,10 +103,12 @@ class Attempts:
     def pacer_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
         """The baseline that took turns with a trial of the search; None if it ran by itself. Both were
         begun one right after the other."""
-        before = [one for one in self._attempts if one.id < attempt.id][-1:]
-        searches = attempt.purpose == Purpose.SEARCH
-        own = searches and (one for one in before if one.purpose == Purpose.PACE)
-        return next((one for one in own or () if one.round == attempt.trial), None)
+        place = bisect.bisect_left(self._attempts, attempt.id, key=lambda one: one.id)
+        before = self._attempts[max(0, place - 1) : place]
+        if attempt.purpose != Purpose.SEARCH or not before:
+            return None
+        paces = before[0].purpose == Purpose.PACE and before[0].round == attempt.trial
+        return before[0] if paces else None
 
     def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
         """Launches of the same run before this one that have lost their agent or their daemon, one after

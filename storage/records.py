@@ -303,7 +303,7 @@ class StoredAttempt:
     Attributes:
         trial: Optuna's number.
         round: of a comparison in turn (purposes CONFIRM and ATTRIBUTE); number of the seed
-            (REFERENCE and NUMERICS); 0 elsewhere.
+            (REFERENCE and NUMERICS); trial of the search (PACE); 0 elsewhere.
         attempt: from 1, among those of the same trial, purpose and round.
         started: seconds since the epoch, by the database's clock; so is `ended`.
     """

@@ -27,6 +27,7 @@ from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _SHOWN = 4
 _TIMED = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.CONFIRM)
+_PACED = (Purpose.SEARCH, Purpose.CONFIRM)
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,9 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
         if a.result.state != AttemptState.COMPLETE and not (own and a.trial == own.trial)
     }
     runs: dict[int, list[StoredAttempt]] = {}
-    for attempt in levelled(attempts).of(*_TIMED).complete().measured():
+    # Trials that took turns with the baseline are told at the pace of its own trial alone.
+    timed = _PACED if attempts.of(Purpose.PACE) else _TIMED
+    for attempt in levelled(attempts).of(*timed).complete().measured():
         runs.setdefault(attempt.trial, []).append(attempt)
     seen = [
         _seen(searched, runs[searched.trial])

@@ -21,10 +21,13 @@ from autotune.trial.protocol import BlockReport, TrialReport
 from storage import AttemptResult, AttemptState
 
 _TRIAL, _PACER = 0, 1
-_SIGMA = PRIOR_SIGMA
-"""Relative standard deviation between new pairs of processes that take turns, what their cycles do not
-explain: equal pairs of eight seconds each lay 1.0 to 1.7 % apart on two shared cores (2.9 % where the
-loader was the limit), most of it by their cycles."""
+_CLOSER = 2.0
+"""How many times closer together pairs in turn lie than runs, beyond what their cycles show: two to six
+times on two shared cores, by the seconds."""
+
+
+_SLOWER = 2.0
+"""How many times slower than when the best was seen the machine may be, for all that is known."""
 
 
 class Pace(NamedTuple):
@@ -66,10 +69,13 @@ class Paced(InTurn):
             pacer: those of the baseline.
             level: of the baseline's own trial, units per second.
         """
-        sigma = min(trial.sigma_run, _SIGMA)
+        known = trial.sigma_run
+        sigma = max(known / _CLOSER, min(known, PRIOR_SIGMA))
         self._race = dataclasses.replace(trial, sigma_run=sigma)
         self._level = level
-        super().__init__([trial, pacer])
+        # While it warms up by itself, the machine may be far slower than when the best was seen.
+        hopeless = trial.incumbent_low / _SLOWER
+        super().__init__([dataclasses.replace(trial, incumbent_low=hopeless), pacer])
 
     @property
     def sigma(self) -> float:
@@ -142,6 +148,9 @@ class _PacerRun(MemberRun):
 
     def result(self, report: TrialReport) -> AttemptResult:
         result = super().result(report)
+        if result.state is AttemptState.LOST and report.outcome is not None:
+            cause = f"beside a trial: {report.cause}"
+            return dataclasses.replace(result, cause=cause)
         if report.blocks or result.state is not AttemptState.ERROR:
             return result
         cause = "its trial was over before it had a turn"

@@ -7,7 +7,17 @@ from autotune.analysis.unrest import unrest
 from autotune.study.bench import Bench
 from autotune.study.job import Allowance, Job
 from autotune.study.taking_turns import LONGEST_STEP, shortage, shortest
-from storage import Attempts, Purpose, StoredAttempt
+from storage import (
+    DAEMON_DIED,
+    NOT_ITS_OWN,
+    Attempts,
+    AttemptState,
+    Purpose,
+    StoredAttempt,
+)
+
+_VAIN = 2
+"""Trials in a row that fail beside the baseline, until no more are tried there."""
 
 
 class Pacemaker:
@@ -32,16 +42,21 @@ class Pacemaker:
         if own is None or own.result.throughput is None or knobs == self._baseline:
             return None
         why = unrest(bench.noise, attempts)
-        if not why or len(set(bench.environments)) > 1:
-            return None  # nodes that differ are levelled by what the baseline runs at on each
-        if not self._fits(trial, knobs, own, attempts, allowed):
+        if not why or not self.at_home(bench) or _in_vain(attempts):
+            return None
+        if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, allowed):
             return None
         self._say(why)
         return own.result.throughput
 
+    def at_home(self, bench: Bench) -> bool:
+        """Whether all trials run where the baseline's own did: nodes that differ are levelled by what
+        the baseline runs at on each."""
+        own = self._job.attempts().baseline()
+        return own is not None and {*bench.environments} == {own.environment}
+
     def _fits(
         self,
-        trial: int,
         knobs: Mapping[str, Any],
         own: StoredAttempt,
         attempts: Attempts,
@@ -57,10 +72,13 @@ class Pacemaker:
             return False
         if allowed and 2 * shortest(costs, self._baseline) > allowed.wanted:
             return False
-        if attempts.of(Purpose.SEARCH).of_trial(trial):
-            return False  # it has come to nothing before, maybe because of the other one
-        peaks = [one.result.peak_bytes for one in attempts.searched()]
-        return not shortage(self._job.plan, own.result.peak_bytes + max(peaks))
+        peaks = [
+            one.result.peak_bytes
+            for one in attempts.searched()
+            if one.knobs["micro_batch"] <= knobs["micro_batch"]
+        ]
+        both = own.result.peak_bytes + max(peaks, default=own.result.peak_bytes)
+        return not shortage(self._job.plan, both, slots=len(self._job.plan.launcher.slots))
 
     def _say(self, why: str) -> None:
         if not self._said:
@@ -69,3 +87,18 @@ class Pacemaker:
                 f"Each trial takes turns with the baseline from now on, block by block, and its rate is "
                 f"told by their ratio: {why}, so trials that follow each other would not compare."
             )
+
+
+def _in_vain(attempts: Attempts) -> bool:
+    """Whether the latest trials beside the baseline have all been lost: maybe two cannot be there."""
+    paced = [one for one in attempts.of(Purpose.SEARCH) if attempts.pacer_of(one)]
+    latest = [one.result.state for one in paced[-_VAIN:]]
+    return latest == [AttemptState.LOST] * _VAIN
+
+
+def _failed_before(trial: int, attempts: Attempts) -> bool:
+    """Whether it has come to nothing, maybe because of the other one."""
+    launches = [one.result for one in attempts.of(Purpose.SEARCH).of_trial(trial)]
+    lost = (r for r in launches if r.state == AttemptState.LOST)
+    own_fault = any(not result.cause.startswith(NOT_ITS_OWN) for result in lost)
+    return own_fault or any(result.cause == DAEMON_DIED for result in launches)

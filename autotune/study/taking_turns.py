@@ -66,16 +66,17 @@ class TakingTurns:
         return shortage(self._job.plan, peak_bytes)
 
 
-def shortage(plan: Plan, needed: int) -> str:
+def shortage(plan: Plan, needed: int, slots: int = 1) -> str:
     """Of memory for runs that are resident at once, in words; empty if there is enough.
 
     Args:
         needed: bytes of the largest rank of each, added up; 0: not known.
+        slots: on which such runs are at a time. On processors they may all be on one node.
     """
     there = plan.memory_of_rank()
     if there is None:
         slot = plan.launcher.slots[0]
-        there = slot.environment["memory_bytes"] * slot.nodes / plan.launcher.workers
+        there = slot.environment["memory_bytes"] * slot.nodes / (plan.launcher.workers * slots)
     elif not needed:
         return "how much memory they need is not known"
     if needed <= _SHARE * there:

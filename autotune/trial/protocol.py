@@ -170,8 +170,8 @@ class TrialRequest:
     """Others are resident with it: it trains a block whenever it is given a turn, and is silent
     between them."""
     stays: bool = False
-    """Once enough has been seen of it its ranks wait, silent, for another configuration. Only of a
-    workload, with the devices to itself."""
+    """Once enough has been seen of it, or of all that take turns with it, its ranks wait, silent, for
+    another configuration. Only of a workload."""
 
     @property
     def has_devices_alone(self) -> bool:

@@ -77,10 +77,12 @@ def outlook(
 
 def _doing(attempt: StoredAttempt, every: Attempts, now: float) -> str:
     what = f"{_PHASES[attempt.purpose]}, "
-    what += f"round {attempt.round}, " if attempt.round else ""
+    paces = attempt.purpose == Purpose.PACE
+    what += f"round {attempt.round}, " if attempt.round and not paces else ""
     usual = _usual(every, attempt.purpose)
     takes = f", usually {duration(usual)}" if usual else ""
-    return f"{what}trial {attempt.trial}, since {duration(now - attempt.started)}{takes}"
+    trial = attempt.round if paces else attempt.trial
+    return f"{what}trial {trial}, since {duration(now - attempt.started)}{takes}"
 
 
 def _next(
@@ -96,6 +98,8 @@ def _next(
     if purpose in (Purpose.ATTRIBUTE, Purpose.LONG) or (purpose == Purpose.PROFILE and told):
         return "the verdict"
     trial = _usual(every, Purpose.SEARCH, Purpose.CALIBRATE)
+    if trial and (beside := _usual(every, Purpose.PACE)):
+        trial += beside
     if not trial:
         return "the baseline's own trial, then the search"
     if purpose == Purpose.CONFIRM and latest:

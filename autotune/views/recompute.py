@@ -56,14 +56,14 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
     beside: dict[int, list[turns.Taken]] = {}
     for attempt in repository.attempts.of(study.id):
-        if attempt.result.throughput is None:
-            recomputed.append(attempt)
-            continue
         blocks = repository.attempts.blocks(attempt.id)
         kept = [block for block in blocks if block.kept]
         if attempt.purpose in (Purpose.SEARCH, Purpose.PACE):
             beside[attempt.id] = taken(kept, tokens=tokens)
-        elif taken(kept, tokens=tokens):
+        if attempt.result.throughput is None:
+            recomputed.append(attempt)
+            continue
+        if attempt.purpose not in (Purpose.SEARCH, Purpose.PACE) and taken(kept, tokens=tokens):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
         again = estimate_of(blocks, tokens=tokens)
         known = again is not None and math.isfinite(again.half_width)

@@ -1,14 +1,18 @@
 """The search on a machine whose speed wanders: each trial takes turns with the baseline."""
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 
 from autotune.analysis.contenders import error_of
+from autotune.analysis.gate import GateRecord
+from autotune.analysis.provisional import provisional
+from autotune.spec.sections import MeasurementSpec
 from autotune.trial.protocol import Outcome
 from autotune.views.recompute import recomputed_attempts
-from launchers.replay import Launch
+from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
 from launchers.replay.unrest import Unrest
 from storage import Attempts, StoredAttempt
@@ -52,7 +56,7 @@ def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
     assert [one.round for one in pacers] == [one.trial for one in trials]
     assert {(one.trial, one.result.state) for one in pacers} == {(0, "COMPLETE")}
     assert len(errors(played)) >= 4
-    assert spread(errors(played)) < 0.02 < spread(errors(alone))
+    assert 3 * spread(errors(played)) < spread(errors(alone))
     assert played.said().count("Each trial takes turns with the baseline from now on") == 1
     assert "by the runs of the baseline one of them is off by" in played.said()
 
@@ -61,10 +65,12 @@ def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
     restless(played).run(**ASKED)
     complete = [a for a in played.attempts("search")[1:] if a.result.state == "COMPLETE"]
     assert len(complete) >= 3
+    noise = played.repository.noise.of(played.study().id)
+    assert noise is not None
     for one in complete:
-        assert one.result.sigma_run == pytest.approx(0.02)
+        assert one.result.sigma_run == pytest.approx(noise.sigma_run / 2)
         assert one.result.block_freedom >= 1
-        assert (error_of(one.result) or 1.0) < 0.05
+        assert (error_of(one.result) or 1.0) < 0.6 * noise.sigma_run
 
 
 def test_on_a_quiet_machine_each_runs_by_itself(played: Replayed) -> None:
@@ -160,6 +166,51 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
         pacer = every.pacer_of(one)
         assert (pacer is None) == (one.trial in again)
         assert pacer is None or pacer.recorded
+
+
+def test_where_two_cannot_be_at_once_the_rest_run_by_themselves(played: Replayed) -> None:
+    behaviour = where(PLAIN, lambda launch: launch.request.takes_turns, outcome=Outcome.ERROR)
+    restless(played, behaviour=behaviour).run(**ASKED)
+    played.assert_complete(trials=10)
+    searched = played.attempts("search")
+    assert [a.result.state for a in searched].count("LOST") == len(played.attempts("pace")) == 2
+
+
+def test_a_machine_that_has_become_slower_stops_nobody(played: Replayed) -> None:
+    """By a third, as soon as trials take turns: against the best that was seen before all would lose."""
+
+    def slowed(launch: Launch) -> Answer:
+        answer = PLAIN(launch)
+        return dataclasses.replace(
+            answer, rate=answer.rate * (0.66 if launch.request.takes_turns else 1.0)
+        )
+
+    restless(played, behaviour=slowed).run(**ASKED)
+    first, *others = played.attempts("search")
+    best = max(others, key=lambda a: rate(a.knobs))
+    assert rate(best.knobs) > 1.2 * rate(first.knobs)
+    assert best.result.state == "COMPLETE"
+
+
+def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
+    played: Replayed,
+) -> None:
+    restless(played).run(**ASKED)
+    before = [a for a in played.attempts() if a.purpose in ("search", "pace", "calibrate")]
+    baseline = before[0].knobs
+    found = provisional(
+        Attempts(before, baseline),
+        baseline,
+        GateRecord(),
+        MeasurementSpec(),
+        study="played",
+        unit="samples/s",
+        world_size=2,
+    )
+    own = before[0].result.throughput
+    assert found.finalists
+    of_baseline = next(one for one in found.finalists if one.trial == 0)
+    assert of_baseline.rates == (own,)
 
 
 def test_who_differs_in_its_processors_runs_by_itself(played: Replayed) -> None:

@@ -55,7 +55,7 @@ def test_each_takes_over_who_had_its_place(site: Site) -> None:
         assert (report.outcome, report.cause, len(report.blocks)) == (None, "", 4)
         assert {block.trial for block in report.blocks} == {report.trial}
         assert all(b.samples == size * b.steps * site.world_size for b in report.blocks)
-    assert [block.observed["turn"] for block in second[0].blocks] == [1, 3, 5, 7]
+    assert [block.observed["turn"] for block in second[0].blocks] == [7, 9, 11, 13]
 
 
 @sites("local", slow=["pair", "ray"])

@@ -11,6 +11,9 @@ from autotune.study.job import BASELINE, Allowance, Job
 from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered, said
 from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
+_CORES_FOR_LOADING = 2
+"""Of a rank, from which on there is one beside that on which it trains."""
+
 
 class Opening:
     """Happens once, before anything is searched; goes on from wherever the records stand."""
@@ -41,7 +44,15 @@ class Opening:
             return []
         baseline = self._plan.baseline
         found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
-        return experts(self._space, baseline, found, seen.get("unusable", ()))
+        unusable = {*seen.get("unusable", ())}
+        if self._cores_per_rank() < _CORES_FOR_LOADING:
+            unusable.add("loader_workers")  # unless it is loading that holds the step back
+        return experts(self._space, baseline, found, unusable)
+
+    def _cores_per_rank(self) -> float:
+        launcher = self._plan.launcher
+        slot = launcher.slots[0]
+        return float(slot.environment["cores"] * slot.nodes / launcher.workers)
 
     def _look(self, bench: Bench) -> dict[str, Any] | None:
         """What is observed of the baseline's profile; None if it does not run. Nobody looks into a

@@ -11,6 +11,7 @@ from autotune.spec import load
 from autotune.trial.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
+from launchers.replay.launcher import ENVIRONMENT
 from storage import Database
 from storage.trials import TrialLedger
 from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
@@ -59,6 +60,17 @@ def test_the_baseline_comes_first_then_what_experts_would_try(played: Replayed) 
     reasons = [t.user_attrs.get("suggested_by", "") for t in played.trials()]
     assert reasons[0] == "baseline"
     assert reasons[1].startswith("it answers what holds the baseline back")
+
+
+@pytest.mark.parametrize(("cores", "favoured"), [(2, False), (16, True)])
+def test_processes_that_load_are_favoured_where_there_are_cores_for_them(
+    played: Replayed, cores: int, favoured: bool
+) -> None:
+    space = {"micro_batch": [2, 4, 8], "loader_workers": [0, 2]}
+    played.on(PLAIN, environment={**ENVIRONMENT, "cores": cores})
+    played.run(budget={"trials": 3}, search_space=space)
+    reasons = [line for line in played.said().splitlines() if "what experience favours" in line]
+    assert ("loader_workers" in "".join(reasons)) == favoured
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -1,4 +1,4 @@
-"""How long until what a search would recommend is within 2 % of the best? Ours, TPE, torchrun per trial.
+"""How long until what a search would recommend is close to the best? Ours, TPE, torchrun per trial.
 
     python benchmarks/live_search.py [--json] [--pairs N] [--only WORKLOAD] [--report FILE]
 
@@ -12,7 +12,7 @@ All three begin with the same baseline. What TPE would recommend at any time is 
 seen fastest, as Optuna does; what ours would is the one that it takes for the likeliest to be. How good
 that is does not come from the search: all that were ever recommended take turns with each other
 afterwards, and the best of them is the best that is known. Amid noise a recommendation comes and goes:
-times are those until it is within 2 % for the first time, and for good. They begin with the search,
+times are those until it is within 2 or 5 % for the first time, and for good. They begin with the search,
 before anything is launched; a contestant that is not there at its end counts with the whole time, so
 that ratios are at least what is printed where ours is there.
 """
@@ -48,7 +48,8 @@ from search_spaces import defaults
 from storage import Attempts, Database, Repository, StoredAttempt
 
 HERE = Path(__file__).parent
-CLOSE = 0.02
+CLOSE = (0.02, 0.05)
+"""A machine on which pairs of a few seconds lie 3 % apart hardly tells the former."""
 WORKERS = 2
 GPT = {"layers": 2, "d_model": 64, "heads": 2, "length": 32}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,8 +72,8 @@ MOST = 60
 SECONDS = {"gpt": 100.0, "mlp": 70.0, "gpt, built in 10 s": 200.0}
 """Of each."""
 _TRUTH = Limits(warmup=0.3, longest=4.0, precision=0.004)
-_TOGETHER = 4
-"""Recommendations that take turns with each other."""
+_TOGETHER, _ROUNDS = 4, 2
+"""Recommendations that take turns with each other, and how often each does."""
 
 _SEARCHED = 0.75
 """Of the time of a study that the search may take at the most."""
@@ -201,27 +202,34 @@ def key(knobs: Knobs) -> str:
     return json.dumps(knobs, sort_keys=True)
 
 
-def worths(kind: str, several: Iterable[Knobs]) -> dict[str, float]:
-    """How fast each is over the first one, by turns with it and with others."""
-    distinct = list({key(knobs): knobs for knobs in several}.values())
-    first, *others = distinct
-    found = {key(first): 1.0}
+def worths(kind: str, several: Iterable[Knobs], best: Knobs) -> dict[str, float]:
+    """How fast each is over one that is among the best, by turns with it and with others: the geometric
+    mean of several rounds, with others beside it in each."""
+    others = [knobs for name, knobs in _distinct(several).items() if name != key(best)]
+    found: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         open_launcher("local", Resources(WORKERS, None, 1, 1), folder, None) as launcher,
     ):
-        slot, numbers = launcher.slots[0], itertools.count()
-        for start in range(0, len(others), _TOGETHER - 1):
-            members = [first, *others[start : start + _TOGETHER - 1]]
-            group = InTurn([_TRUTH] * len(members))
-            requests = [_request(kind, knobs, folder, next(numbers)) for knobs in members]
-            reports = slot.run_in_turn(requests, group)
-            rates = [
-                judge.result(report).throughput or math.nan
-                for judge, report in zip(group.judges, reports, strict=True)
-            ]
-            found |= {key(m): rate / rates[0] for m, rate in zip(members, rates, strict=True)}
-    return found
+        numbers = itertools.count()
+        for round_ in range(_ROUNDS):
+            order = random.Random(round_).sample(others, len(others))
+            for start in range(0, len(order), _TOGETHER - 1):
+                members = [best, *order[start : start + _TOGETHER - 1]]
+                group = InTurn([_TRUTH] * len(members))
+                requests = [_request(kind, knobs, folder, next(numbers)) for knobs in members]
+                reports = launcher.slots[0].run_in_turn(requests, group)
+                rates = [
+                    judge.result(report).throughput or math.nan
+                    for judge, report in zip(group.judges, reports, strict=True)
+                ]
+                for member, rate in zip(members[1:], rates[1:], strict=True):
+                    found.setdefault(key(member), []).append(rate / rates[0])
+    return {key(best): 1.0} | {name: statistics.geometric_mean(r) for name, r in found.items()}
+
+
+def _distinct(several: Iterable[Knobs]) -> dict[str, Knobs]:
+    return {key(knobs): knobs for knobs in several}
 
 
 def _request(kind: str, knobs: Knobs, folder: str, number: int) -> TrialRequest:
@@ -242,14 +250,15 @@ def _request(kind: str, knobs: Knobs, folder: str, number: int) -> TrialRequest:
     )
 
 
-def reached(trials: dict[str, Any], *, for_good: bool) -> tuple[float, bool]:
+def reached(trials: dict[str, Any], share: float, *, for_good: bool) -> tuple[float, bool]:
     """Seconds until the recommendation of a contestant is close, for the first time or for good; with
     all of its time, and False, if it never is.
 
     Args:
         trials: `at` and `worth`, trial by trial.
+        share: of the best that may be missing.
     """
-    close = [worth >= 1 - CLOSE for worth in trials["worth"]]
+    close = [worth >= 1 - share for worth in trials["worth"]]
     places = range(len(close))
     there = (place for place in places if all(close[place:] if for_good else close[place:][:1]))
     place = next(there, None)
@@ -264,7 +273,8 @@ def raced(kind: str, seed: int) -> dict[str, Any]:
     for name in order:
         seen[name] = several[name]()
         print(f"{kind}, seed {seed}: {name} done", file=sys.stderr, flush=True)
-    worth = worths(kind, [one.recommended for trials in seen.values() for one in trials])
+    every = [one.recommended for trials in seen.values() for one in trials]
+    worth = worths(kind, every, seen["ours"][-1].recommended)
     best = max(worth.values())
     found: dict[str, Any] = {"workload": kind, "seed": seed, "order": order, "knobs": list(SPACE)}
     for name, trials in seen.items():
@@ -285,16 +295,18 @@ def summary(races: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for kind in dict.fromkeys(one["workload"] for one in races):
         own = [one for one in races if one["workload"] == kind]
         found[kind] = {
-            until: _until(own, for_good=until == "for good") for until in ("first", "for good")
+            f"within {share:.0%}, {until}": _until(own, share, for_good=until == "for good")
+            for share in CLOSE
+            for until in ("first", "for good")
         }
     return found
 
 
-def _until(races: Sequence[dict[str, Any]], *, for_good: bool) -> dict[str, Any]:
+def _until(races: Sequence[dict[str, Any]], share: float, *, for_good: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"races": len(races)}
-    ours = [reached(one["ours"], for_good=for_good)[0] for one in races]
+    ours = [reached(one["ours"], share, for_good=for_good)[0] for one in races]
     for name in ("ours", "tpe", "torchrun"):
-        several = [reached(one[name], for_good=for_good) for one in races]
+        several = [reached(one[name], share, for_good=for_good) for one in races]
         found[name] = {
             "seconds": [seconds for seconds, _ in several],
             "there": sum(there for _, there in several),

@@ -74,7 +74,7 @@ def test_processes_that_load_are_favoured_where_there_are_cores_for_them(
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("sigma", "again"), [(0.02, 1), (0.05, 0)])
+@pytest.mark.parametrize(("sigma", "again"), [(0.03, 1), (0.1, 0)])
 def test_calibration_finds_the_noise_between_runs(
     played: Replayed, slots: int, sigma: float, again: int
 ) -> None:

@@ -103,11 +103,13 @@ class Recorded:
         first = {name: baseline[name] for name in space.distributions()}
         others = (p for p in space.feasible(random.Random(0)) if p != first)
         chosen = [first, *itertools.islice(others, trials - 1)]
-        ledger = TrialLedger(self.repository.database, SPEC.name)
+        TrialLedger(self.repository.database, SPEC.name)  # which makes Optuna's study
+        storage = self.repository.database.optuna()
+        own = storage.get_study_id_from_name(SPEC.name)
         attempts = list(self._attempts(space, chosen))
         with self.repository.database.writing() as connection:
             connection.execute(insert(AttemptRow), attempts)
-            for table, rows in _in_optuna(ledger.optuna_id, space, chosen):
+            for table, rows in _in_optuna(own, space, chosen):
                 connection.execute(insert(table), rows)
         ids = [attempt.id for attempt in self.repository.attempts.of(self.study.id)]
         with self.repository.database.writing() as connection:

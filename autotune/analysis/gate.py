@@ -79,7 +79,7 @@ def next_check(
     for candidate in candidates:
         if not touched(candidate.knobs, baseline, attempts.harmless):
             continue
-        checked, reference = _checkable(candidate.knobs, baseline, attempts)
+        checked, reference = _checkable(candidate.knobs, baseline, _references(attempts))
         if reference is None:
             return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
         if reference.result.state != AttemptState.COMPLETE:
@@ -128,7 +128,7 @@ def missing_runs(
     for knobs in finalists:
         if not touched(knobs, baseline, attempts.harmless):
             continue
-        checked, reference = _checkable(knobs, baseline, attempts)
+        checked, reference = _checkable(knobs, baseline, _references(attempts))
         safe = reference_knobs(checked, baseline)
         if reference is None and safe not in missing:
             missing.append(safe)
@@ -143,10 +143,12 @@ def unchecked(attempts: Attempts, baseline: Knobs) -> dict[int, str]:
     """Trials of the search that have no reference to be compared with, each with the reason why: the
     reference was run and failed."""
     found = {}
-    for trial in attempts.searched().complete():
+    # Looked for once: there may be thousands of trials, and it is asked after each.
+    references = _references(attempts)
+    for trial in attempts.searched().complete() if references else ():
         if not touched(trial.knobs, baseline, attempts.harmless):
             continue
-        reference = _checkable(trial.knobs, baseline, attempts)[1]
+        reference = _checkable(trial.knobs, baseline, references)[1]
         if reference is not None and reference.result.state != AttemptState.COMPLETE:
             found[trial.trial] = (
                 f"the reference ended in {reference.result.state}: {reference.result.cause}"
@@ -263,8 +265,13 @@ def _trained(knobs: Knobs) -> dict[str, Any]:
     return {name: knobs[name] for name, knob in CATALOGUE.items() if knob.schedule}
 
 
+def _references(attempts: Attempts) -> Attempts:
+    """Those that have run, with the first seed."""
+    return attempts.of(Purpose.REFERENCE).in_round(0).recorded()
+
+
 def _checkable(
-    knobs: Knobs, baseline: Knobs, attempts: Attempts
+    knobs: Knobs, baseline: Knobs, references: Attempts
 ) -> tuple[dict[str, Any], StoredAttempt | None]:
     """The configuration as it is checked, and its reference, None if that has not run.
 
@@ -275,8 +282,7 @@ def _checkable(
     while True:
         checked = {**knobs, "micro_batch": size}
         safe = reference_knobs(checked, baseline)
-        references = attempts.of(Purpose.REFERENCE).in_round(0).recorded().with_knobs(safe)
-        reference = references.first
+        reference = references.with_knobs(safe).first
         if reference is None or reference.result.state != AttemptState.OOM or size == 1:
             return checked, reference
         size //= 2

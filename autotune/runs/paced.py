@@ -24,8 +24,6 @@ _TRIAL, _PACER = 0, 1
 _CLOSER = 2.0
 """How many times closer together pairs in turn lie than runs, beyond what their cycles show: two to six
 times on two shared cores, by the seconds."""
-
-
 _SLOWER = 2.0
 """How many times slower than when the best was seen the machine may be, for all that is known."""
 
@@ -42,6 +40,16 @@ class Pace(NamedTuple):
     ratio: float
     half_width: float
     freedom: float
+
+    def applied(self, result: AttemptResult, level: float) -> AttemptResult:
+        """What a trial with this noise between runs comes to, where the baseline runs at this rate."""
+        return dataclasses.replace(
+            result,
+            throughput=self.ratio * level,
+            half_width=total_half_width(self.half_width, result.sigma_run or 0.0),
+            block_half_width=self.half_width,
+            block_freedom=self.freedom,
+        )
 
 
 def paced(trial: Sequence[turns.Taken], pacer: Sequence[turns.Taken]) -> Pace | None:
@@ -72,7 +80,7 @@ class Paced(InTurn):
         known = trial.sigma_run
         sigma = max(known / _CLOSER, min(known, PRIOR_SIGMA))
         self._race = dataclasses.replace(trial, sigma_run=sigma)
-        self._level = level
+        self.level = level
         # While it warms up by itself, the machine may be far slower than when the best was seen.
         hopeless = trial.incumbent_low / _SLOWER
         super().__init__([dataclasses.replace(trial, incumbent_low=hopeless), pacer])
@@ -103,7 +111,7 @@ class Paced(InTurn):
     def rate(self, member: int) -> float | None:
         """Of the trial, at the pace of the baseline's own; of the baseline, as it was here."""
         known = self.ratio()
-        return known.ratio * self._level if known and member == _TRIAL else None
+        return known.ratio * self.level if known and member == _TRIAL else None
 
     def _judge(self, number: int, limits: Limits) -> MemberRun:
         kind = _PacedRun if number == _TRIAL else _PacerRun
@@ -113,7 +121,7 @@ class Paced(InTurn):
         known = self.ratio()
         if known is None or not self._race.incumbent_low:
             return False
-        most = known.ratio * self._level * (1 + self._race.doubt(known.half_width))
+        most = known.ratio * self.level * (1 + self._race.doubt(known.half_width))
         return most < HOPELESS * self._race.incumbent_low
 
 
@@ -126,21 +134,14 @@ class _PacedRun(MemberRun):
 
     def result(self, report: TrialReport) -> AttemptResult:
         result, known = super().result(report), self._pair.ratio()
-        rate = self._pair.rate(_TRIAL)
         timed = result.state in (AttemptState.COMPLETE, AttemptState.PRUNED)
         if known is None and timed and self._pair.without_pacer:
             cause = "the baseline beside it failed (it is measured again alone)"
             return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
-        if known is None or rate is None or not timed:
+        if known is None or not timed:
             return result
-        return dataclasses.replace(
-            result,
-            throughput=rate,
-            half_width=total_half_width(known.half_width, self._pair.sigma),
-            block_half_width=known.half_width,
-            block_freedom=known.freedom,
-            sigma_run=self._pair.sigma,
-        )
+        own = dataclasses.replace(result, sigma_run=self._pair.sigma)
+        return known.applied(own, self._pair.level)
 
 
 class _PacerRun(MemberRun):

@@ -90,13 +90,7 @@ def _at_pace(
     known = paced(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
     if own is None or own.result.throughput is None or known is None:
         return attempt
-    result = dataclasses.replace(
-        attempt.result,
-        throughput=known.ratio * own.result.throughput,
-        block_half_width=known.half_width,
-        block_freedom=known.freedom,
-        half_width=total_half_width(known.half_width, attempt.result.sigma_run or 0.0),
-    )
+    result = known.applied(attempt.result, own.result.throughput)
     return dataclasses.replace(attempt, result=result)
 
 

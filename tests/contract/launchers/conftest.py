@@ -2,6 +2,7 @@
 
 import contextlib
 import uuid
+from collections.abc import Iterator
 
 import pytest
 
@@ -41,3 +42,12 @@ def _wanted(item: pytest.Item | None) -> str | None:
     """The kind of the site that a test takes place at; None of one that wants none."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     return params.get("site")
+
+
+@pytest.fixture
+def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After the test, whoever waits is gone as soon as that is asked for."""
+    yield
+    if site := request.node.funcargs.get("site"):
+        site.slot.dismiss()
+        assert site.strays() == []

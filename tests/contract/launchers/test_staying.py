@@ -23,7 +23,7 @@ from tests.contract.launchers.test_ends import ending
 from tests.trials import ENDLESS, knobs
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_stays")]
 
 SHORT = BlockPlan(0.01, 2, ENDLESS)
 SILENCE = 0.05
@@ -37,14 +37,6 @@ def stay(site: Site, factory: str = "tiny:build", *, at: int = 3, **changes: Any
 
 def pids(site: Site) -> list[int]:
     return sorted(rank.pid for agent in site.agents() for rank in ranks(agent))
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays(request: pytest.FixtureRequest) -> Any:
-    yield
-    if site := request.node.funcargs.get("site"):
-        site.slot.dismiss()
-        assert site.strays() == []
 
 
 @sites("local", "pair", slow=["ray", "cluster"])

@@ -13,7 +13,7 @@ from tests.contract.launchers.test_turns import SHORT, Forth, Watched
 from tests.trials import knobs
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_stays")]
 
 BESIDE = {"bucket_cap_mb": 1}
 """Acts on what ranks are built with."""
@@ -30,15 +30,6 @@ def in_turn(site: Site, turns: Forth, *requests: TrialRequest) -> list[TrialRepo
 def living(site: Site) -> dict[int, psutil.Process]:
     """Ranks of all trials, by their pids."""
     return {rank.pid: rank for agent in site.agents() for rank in ranks(agent)}
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays(request: pytest.FixtureRequest) -> Any:
-    """After each test, whoever waits is gone as soon as that is asked for."""
-    yield
-    if site := request.node.funcargs.get("site"):
-        site.slot.dismiss()
-        assert site.strays() == []
 
 
 @sites("local", "pair", slow=["ray", "cluster"])

@@ -1,5 +1,6 @@
 """Whether a trial of the search is measured beside the baseline, at whose pace all trials compare."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,8 +92,9 @@ class Pacemaker:
 
 def _in_vain(attempts: Attempts) -> bool:
     """Whether the latest trials beside the baseline have all been lost: maybe two cannot be there."""
-    paced = [one for one in attempts.of(Purpose.SEARCH) if attempts.pacer_of(one)]
-    latest = [one.result.state for one in paced[-_VAIN:]]
+    newest_first = reversed(list(attempts.of(Purpose.SEARCH)))
+    paced = (one.result.state for one in newest_first if attempts.pacer_of(one))
+    latest = list(itertools.islice(paced, _VAIN))
     return latest == [AttemptState.LOST] * _VAIN
 
 

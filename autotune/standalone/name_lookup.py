@@ -1,8 +1,6 @@
 """How long this machine takes to find the name of an address: torch asks for it as ranks meet."""
 
-import time
-
-from autotune.trial.node.names import SOON_SECONDS, as_torch_asks, look_up
+from autotune.trial.node.names import SOON_SECONDS, LookUp, as_torch_asks
 
 MOST_SECONDS = 3.0
 """Nobody waits for longer to be told that it takes too long."""
@@ -14,9 +12,9 @@ def judged(address: str) -> tuple[bool, str]:
     Args:
         address: of a node.
     """
-    began = time.monotonic()
-    look_up(address).join(MOST_SECONDS)
-    seconds = min(time.monotonic() - began, MOST_SECONDS)
+    asking = LookUp(address)
+    asking.join(MOST_SECONDS)
+    seconds = min(asking.seconds, MOST_SECONDS)
     more = " or more" if seconds >= MOST_SECONDS else ""
     text = f"the name of {address} is looked up in {seconds:.2f} s{more}"
     if seconds < SOON_SECONDS:

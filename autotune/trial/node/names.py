@@ -7,8 +7,10 @@ An answer that comes late does not stop it.
 
 import contextlib
 import datetime
+import math
 import socket
 import threading
+import time
 
 SOON_SECONDS = 0.5
 """An answer that takes longer holds up who waits for it."""
@@ -22,16 +24,26 @@ def as_torch_asks(address: str) -> str:
     return address if ":" in address else f"::ffff:{address}"
 
 
-def look_up(address: str) -> threading.Thread:
-    """The same question, under way."""
+class LookUp(threading.Thread):
+    """The same question, under way.
 
-    def ask() -> None:
+    Attributes:
+        seconds: that it took, by its own clock, as whoever waits for it may get to run later; infinite
+            until then.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self._address = as_torch_asks(address)
+        self.seconds = math.inf
+        self.start()
+
+    def run(self) -> None:
+        """Ask."""
+        began = time.monotonic()
         with contextlib.suppress(OSError):
-            socket.getnameinfo((as_torch_asks(address), 0), 0)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    return asking
+            socket.getnameinfo((self._address, 0), 0)
+        self.seconds = time.monotonic() - began
 
 
 def settle(address: str) -> None:
@@ -45,9 +57,9 @@ def settle(address: str) -> None:
 
     if torch.__version__ < "2.9":
         return  # it would ask again and again
-    asking = look_up(address)
+    asking = LookUp(address)
     asking.join(SOON_SECONDS)
-    if not asking.is_alive():
+    if asking.seconds <= SOON_SECONDS:
         return
     with contextlib.suppress(RuntimeError):  # nobody listens there: it asks before it sees that
         TCPStore(address, _DISCARD, is_master=False, wait_for_workers=False, timeout=_AT_ONCE)

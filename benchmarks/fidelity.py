@@ -21,6 +21,7 @@ baseline's would.
 """
 
 import argparse
+import functools
 import json
 import math
 import random
@@ -70,6 +71,8 @@ SPACE = {
 }
 USUAL = {"micro_batch": 16}
 PLANTED = 0.03
+"""Of the time of a usual step. It is a constant number of seconds: a share of what has passed since the
+last step would be one of the others' turns as well."""
 TRIAL = Limits(warmup=0.5, longest=0.9, precision=0.02)
 BLOCKS = BlockPlan(seconds=0.1, min_steps=2)
 LONGER = 10
@@ -125,7 +128,15 @@ class Bench:
         judged = zip(group.judges, reports, strict=True)
         return [checked(judge.result(report)).throughput or 0.0 for judge, report in judged]
 
+    @functools.cached_property
+    def _step_seconds(self) -> float:
+        """Of the usual configuration, from three that take turns."""
+        rates = self.rates(turns.LIMITS, [{}] * 3)
+        return USUAL["micro_batch"] * WORKERS / statistics.geometric_mean(rates)
+
     def _request(self, knobs: Mapping[str, Any], planted: Mapping[str, Any]) -> TrialRequest:
+        if "idle" in planted:
+            planted = {**planted, "idle": planted["idle"] * self._step_seconds}
         self._count += 1
         name = f"{self._kind['factory']}-{self._count}"
         return TrialRequest(
@@ -238,9 +249,9 @@ def agreement(
 VARIANTS: dict[str, dict[str, Any]] = {
     "a": {},
     "a again": {},
-    "all": {"slow": "all", "share": PLANTED},
-    "rank": {"slow": "rank", "share": PLANTED},
-    "loader": {"slow": "loader", "share": PLANTED},
+    "all": {"slow": "all", "idle": PLANTED},
+    "rank": {"slow": "rank", "idle": PLANTED},
+    "loader": {"slow": "loader", "idle": PLANTED},
     "blind": {"observers": False},
 }
 Rounds = list[dict[str, Measured]]

@@ -24,52 +24,43 @@ def build(
     factory: str,
     args: dict[str, Any],
     slow: str = "",
-    share: float = 0.0,
+    idle: float = 0.0,
     observers: bool = True,
 ) -> autotune.Workload:
-    """A workload that idles for a share of the time since its last forward pass.
+    """A workload that idles for so long in each step.
 
     Args:
         factory: `module:function` of the workload.
         args: for it.
         slow: 'all' ranks, one 'rank', or the 'loader' of all ranks.
-        share: of the time that is added, e.g. 0.03.
+        idle: seconds of each forward pass, or each batch of the loader.
         observers: off: nothing of a block is observed but its time.
     """
     if not observers:
         blocks.BlockObservers = Blind  # type: ignore[misc,assignment]
     built = workloads.build(factory, args)
-    idle = Idle(share)
     if slow == "loader":
         collate = built.collate or default_collate
 
         def slow_collate(samples: list[Any]) -> Any:
-            idle.once_more()
+            wait(idle)
             return collate(samples)
 
         return dataclasses.replace(built, collate=slow_collate)
 
     def slow_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         if slow == "all" or (slow == "rank" and dist.get_rank() == 0):
-            idle.once_more()
+            wait(idle)
         return built.loss(model, batch)
 
     return dataclasses.replace(built, loss=slow_loss)
 
 
-class Idle:
-    """Waits for a share of the time that has passed since it last did."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._last = time.perf_counter()
-
-    def once_more(self) -> None:
-        """Wait, on the processor: a sleep is too coarse."""
-        until = time.perf_counter() + self._share * (time.perf_counter() - self._last)
-        while time.perf_counter() < until:
-            pass
-        self._last = time.perf_counter()
+def wait(seconds: float) -> None:
+    """On the processor: a sleep is too coarse."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 class Blind:

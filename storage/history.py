@@ -1,6 +1,7 @@
 """The attempts of a study, asked in the study's own words. Pure."""
 
 import bisect
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -54,6 +55,9 @@ class Attempts:
 
     def of(self, *purposes: Purpose) -> "Attempts":
         """Those for these purposes."""
+        if len(purposes) == 1:
+            of_it = self._by_purpose.get(purposes[0], ())
+            return Attempts(of_it, self._baseline, self.harmless)
         return self._such(lambda attempt: attempt.purpose in purposes)
 
     def of_trial(self, trial: int | None) -> "Attempts":
@@ -90,7 +94,7 @@ class Attempts:
 
     def searched(self) -> "Attempts":
         """The recorded trials of the search."""
-        return self.of(Purpose.SEARCH).recorded()
+        return self._searched
 
     def of_baseline(self) -> "Attempts":
         """Those of the baseline's configuration."""
@@ -98,7 +102,7 @@ class Attempts:
 
     def baseline(self) -> StoredAttempt | None:
         """The baseline's own trial of the search, once it is complete."""
-        return self.searched().of_baseline().complete().first
+        return self._own_trial
 
     def pacer_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
         """The baseline that took turns with a trial of the search; None if it ran by itself. Both were
@@ -143,6 +147,23 @@ class Attempts:
     def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":
         """All of them, changed one by one."""
         return Attempts(map(change, self._attempts), self._baseline, self.harmless)
+
+    # What nearly every question of a turn begins with is found once, whatever the study has by then.
+
+    @functools.cached_property
+    def _by_purpose(self) -> dict[Purpose, list[StoredAttempt]]:
+        found: dict[Purpose, list[StoredAttempt]] = {}
+        for attempt in self._attempts:
+            found.setdefault(attempt.purpose, []).append(attempt)
+        return found
+
+    @functools.cached_property
+    def _searched(self) -> "Attempts":
+        return self.of(Purpose.SEARCH).recorded()
+
+    @functools.cached_property
+    def _own_trial(self) -> StoredAttempt | None:
+        return self._searched.of_baseline().complete().first
 
     def _such(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
         return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)

@@ -10,6 +10,10 @@ from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 _AGAIN_AFTER = 8
 """Trials of the search between two runs of the baseline: they show drift."""
+_FIRST_AFTER = 3
+"""Trials of the search before the baseline runs again at all. The first ones lie so far apart that no
+noise hides it; whoever waits for an answer, maybe for a build of minutes, has it sooner, and runs that
+lie apart in time show a restless machine better."""
 
 
 class Calibration:
@@ -24,8 +28,8 @@ class Calibration:
         """Plan for a study.
 
         Args:
-            first_runs: of the baseline before the search goes on, its own trial included; 1: it is
-                never run again.
+            first_runs: of the baseline early in the search, its own trial included; 1: it is never
+                run again.
             prior_sigma: what an earlier study found in the same environment, if any did.
             blocks: of an attempt, by its id.
         """
@@ -52,8 +56,8 @@ class Calibration:
         found = [environment for environment in dict.fromkeys(slots) if not runs[environment]]
         most = max(slots, key=lambda environment: runs[environment], default=None)
         first = min((one.id for one in again if one.environment == most), default=0)
-        since = sum(trial.id >= first for trial in attempts.searched())
-        wanted = self._first_runs + since // _AGAIN_AFTER
+        since = sum(trial.id > first for trial in attempts.searched())
+        wanted = self._first_runs + since // _AGAIN_AFTER if since >= _FIRST_AFTER else 1
         return [*found, most] if _measured(own) and 0 < runs[most] < wanted else found
 
     def noise(self, attempts: Attempts) -> Noise:

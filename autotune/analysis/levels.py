@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import NamedTuple, Self
 
 from autotune.analysis.contenders import MOST_ERROR, error_of
+from autotune.analysis.early import with_known_noise
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt
 
 _SPREAD = 0.08
@@ -98,7 +99,8 @@ class Levels:
 
 
 def levelled(attempts: Attempts) -> Attempts:
-    """All of them, by the levels that they show."""
+    """All of them, by the levels that they show, and with the noise that is known by now."""
+    attempts = with_known_noise(attempts)
     return Levels.of(attempts).applied(attempts)
 
 

@@ -76,7 +76,7 @@ def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
     not to see noise is no evidence that there is none.
 
     Args:
-        runs: of one configuration, each in a new process.
+        runs: of one configuration, in processes as the trials have them.
         prior_sigma: from an earlier study in the same environment, or PRIOR_SIGMA.
     """
     freedom = len(runs) - 1

@@ -258,7 +258,7 @@ class MeasurementSpec(Section):
         default=3,
         ge=1,
         le=100,
-        description="Runs of the baseline before the search goes on, each in new processes: they tell "
+        description="Runs of the baseline early in the search, its own trial included: they tell "
         "how far equal runs lie apart. 1: it is not run again.",
     )
     finalists: int = Field(default=3, ge=1, le=20, description="Configurations measured again.")

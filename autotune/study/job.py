@@ -18,6 +18,7 @@ from autotune.paths import StudyPaths
 from autotune.runs.plan import Plan, few_steps, on_longest, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
 from autotune.study.own_attempts import OwnAttempts
+from autotune.study.taking_over import SEARCHING
 from autotune.trial.protocol import TrialRequest
 from launchers import Slot
 from storage import (
@@ -102,7 +103,7 @@ class Job:
         shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
         if attempt.purpose in TRAJECTORIES:
             shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
-        stays = attempt.purpose in (Purpose.SEARCH, Purpose.PACE)
+        stays = attempt.purpose in (*SEARCHING, Purpose.PACE)
         if stays and not (shaped.script or shaped.command):
             shaped = dataclasses.replace(shaped, stays=True)
         if allowed is None:

@@ -16,6 +16,9 @@ from storage import (
     StoredAttempt,
 )
 
+SEARCHING = (Purpose.SEARCH, Purpose.CALIBRATE)
+"""What takes over whom it can. The noise between runs is that of trials as they are: where these take
+over processes, the baseline does as well."""
 _OF_WORTH = (AttemptState.COMPLETE, AttemptState.PRUNED, AttemptState.LOST)
 """Ends that say as much in processes that have trained something else before."""
 
@@ -37,7 +40,7 @@ class TakingOver:
         """Of those that are free, the one with processes that could take over, else one on which nobody
         waits; of equals the first, hence the same devices. Nothing but the search has others wait beside
         it, with memory that it may need."""
-        if attempt.purpose not in (Purpose.SEARCH, Purpose.CALIBRATE):
+        if attempt.purpose not in SEARCHING:
             for number in free:
                 self._slots[number].dismiss()
         return min(free, key=lambda number: (self._cost(attempt, number), number))
@@ -47,7 +50,7 @@ class TakingOver:
         resident = self._slots[number].resident
         if resident is None:
             return 1
-        searches = attempt.purpose == Purpose.SEARCH
+        searches = attempt.purpose in SEARCHING
         return 0 if searches and not why_not_live(resident, attempt.knobs) else 2
 
     def launched(self, request: TrialRequest, attempt: StoredAttempt) -> None:

@@ -12,6 +12,7 @@ from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contenders import error_of
+from autotune.analysis.early import with_known_noise
 from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.levels import Levels
@@ -298,7 +299,8 @@ class Tuner:
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
         levels = Levels.of(attempts)
-        low = _incumbent_low(levels.applied(attempts), bench.noise.freedom) if racing else 0.0
+        timed = levels.applied(with_known_noise(attempts))
+        low = _incumbent_low(timed, bench.noise.freedom) if racing else 0.0
         allowed = self._schedule.for_trial(attempts)
         level = self._pacemaker.level(trial.number, knobs, bench, allowed)
         if level:

@@ -7,10 +7,11 @@ from tests.control.replayed import Replayed
 
 pytestmark = pytest.mark.usefixtures("shown_at_once")
 
-# A study of two trials and its finals; what it says and tells of itself is counted below.
+# A study of so many trials that its baseline runs again, and its finals; what it says and tells of
+# itself is counted below.
 SHORT = {
-    "budget": {"trials": 2},
-    "search_space": {"micro_batch": [1, 2, 4]},
+    "budget": {"trials": 5},
+    "search_space": {"micro_batch": [1, 2, 4, 8, 16]},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 2},
 }
 COMMITS = [
@@ -26,17 +27,18 @@ COMMITS = [
     Commit("Recommendations.record", 1),
     Commit("Studies.conclude", 1),
     Commit("TrialLedger.enqueue", 2),
-    Commit("TrialLedger.ask", 2),
-    Commit("TrialLedger.tell", 2),
+    Commit("TrialLedger.ask", 3),
+    Commit("TrialLedger.tell", 3),
     Commit("TrialLedger.name_objective", 1),
     Commit("TrialLedger.note", 3),
     Commit("TrialLedger.set_attributes", 3),
     Commit("Optuna.create_new_study", 1),
-    Commit("Optuna.create_new_trial", 2),
-    Commit("Optuna.set_trial_param", 2),
+    Commit("Optuna.create_new_trial", 3),
+    Commit("Optuna.set_trial_param", 3),
     Commit("Optuna.set_trial_state_values", 3),
+    Commit("Optuna.set_trial_intermediate_value", 2),
     Commit("Optuna.set_trial_user_attr", 3),
-    Commit("Optuna.set_trial_system_attr", 2),
+    Commit("Optuna.set_trial_system_attr", 3),
     Commit("Optuna.set_study_system_attr", 3),
     Commit("Optuna.set_study_user_attr", 3),
 ]
@@ -57,7 +59,7 @@ def test_a_death_at_any_commit(played: Replayed, method: str, when: str, call: i
     assert daemon.dead
     played.bury_daemon()
     played.serve()
-    played.assert_complete(trials=2)
+    played.assert_complete(trials=5)
     assert (played.folder / "best.yaml").exists()
 
 

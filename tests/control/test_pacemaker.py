@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -20,9 +21,16 @@ from tests.control.deaths import Died, mortal, writers
 from tests.control.replayed import PLAIN, Replayed, rate
 
 RESTLESS = Unrest(0.15, 10.0)
-SPACE = {"micro_batch": [1, 2, 4, 8, 16, 32], "accumulation_steps": [1, 2]}
+SPACE = {
+    "micro_batch": [1, 2, 4, 8, 16, 32],
+    "accumulation_steps": [1, 2],
+    "log_interval": [1, 10],
+}
+TRIALS = 16
+BY_THEMSELVES = 4
+"""The baseline and three more, before the baseline runs again."""
 ASKED: dict[str, Any] = {
-    "budget": {"trials": 10},
+    "budget": {"trials": TRIALS},
     "search_space": SPACE,
     "measurement": {"baseline_runs": 3, "search_precision": 0.05},
 }
@@ -37,7 +45,7 @@ def restless(played: Replayed, **options: Any) -> Replayed:
 def errors(played: Replayed) -> list[float]:
     """How far the logarithms of the rates of complete trials are off the truth, but for what all have
     in common."""
-    done = [a for a in played.attempts("search")[1:] if a.result.state == "COMPLETE"]
+    done = [a for a in played.attempts("search")[BY_THEMSELVES:] if a.result.state == "COMPLETE"]
     off = [math.log((a.result.throughput or 0.0) / rate(a.knobs)) for a in done]
     return [one - sum(off) / len(off) for one in off]
 
@@ -51,8 +59,8 @@ def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
     restless(alone).run(**ASKED | {"measurement": {"baseline_runs": 1}})
     assert alone.attempts("pace") == []
     restless(played).run(**ASKED)
-    played.assert_complete(trials=10)
-    trials, pacers = played.attempts("search")[1:], played.attempts("pace")
+    played.assert_complete(trials=TRIALS)
+    trials, pacers = played.attempts("search")[BY_THEMSELVES:], played.attempts("pace")
     assert [one.round for one in pacers] == [one.trial for one in trials]
     assert {(one.trial, one.result.state) for one in pacers} == {(0, "COMPLETE")}
     assert len(errors(played)) >= 4
@@ -63,14 +71,17 @@ def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
 
 def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
     restless(played).run(**ASKED)
-    complete = [a for a in played.attempts("search")[1:] if a.result.state == "COMPLETE"]
+    complete = [
+        a for a in played.attempts("search")[BY_THEMSELVES:] if a.result.state == "COMPLETE"
+    ]
     assert len(complete) >= 3
     noise = played.repository.noise.of(played.study().id)
     assert noise is not None
     for one in complete:
         assert one.result.sigma_run == pytest.approx(noise.sigma_run / 2)
         assert one.result.block_freedom >= 1
-        assert (error_of(one.result) or 1.0) < 0.6 * noise.sigma_run
+    own = [error_of(one.result) or 1.0 for one in complete]
+    assert statistics.median(own) < 0.6 * noise.sigma_run
 
 
 def test_on_a_quiet_machine_each_runs_by_itself(played: Replayed) -> None:
@@ -104,7 +115,9 @@ def test_who_cannot_catch_up_is_stopped(played: Replayed) -> None:
 
 
 def of_batch(played: Replayed, size: int) -> list[StoredAttempt]:
-    return [a for a in played.attempts("search") if a.knobs["micro_batch"] == size]
+    """Less the first trials, which run by themselves."""
+    beside = played.attempts("search")[BY_THEMSELVES:]
+    return [a for a in beside if a.knobs["micro_batch"] == size]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.ERROR, Outcome.CRASH])
@@ -118,7 +131,7 @@ def test_who_fails_beside_the_baseline_is_measured_again_alone(
 
     behaviour = where(PLAIN, beside, outcome=outcome, cause="rank 0: no room")
     restless(played, behaviour=behaviour).run(**ASKED)
-    played.assert_complete(trials=10)
+    played.assert_complete(trials=TRIALS)
     found = of_batch(played, 16)
     assert [a.result.state for a in found[::2]] == ["LOST"] * (len(found) // 2)
     assert {a.result.state for a in found[1::2]} <= {"COMPLETE", "PRUNED"}
@@ -133,9 +146,9 @@ def test_without_the_baseline_beside_it_a_trial_is_measured_again(played: Replay
 
     behaviour = where(PLAIN, unlucky, outcome=Outcome.CRASH, after=2)
     restless(played, behaviour=behaviour).run(**ASKED)
-    played.assert_complete(trials=10)
+    played.assert_complete(trials=TRIALS)
     assert "LOST" in played.states()
-    for trial in range(1, 10):
+    for trial in range(1, TRIALS):
         states = [a.result.state for a in played.attempts("search") if a.trial == trial]
         assert states[:-1] in ([], ["LOST"])
         assert states[-1] in ("COMPLETE", "PRUNED")
@@ -151,7 +164,7 @@ def test_the_records_give_the_same_figures_again(played: Replayed) -> None:
 
 
 @pytest.mark.parametrize("method", ["AttemptRecords.begin", "AttemptRecords.finish"])
-@pytest.mark.parametrize("call", [6, 7, 8, 9])
+@pytest.mark.parametrize("call", [8, 9, 10, 11])
 def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
     played: Replayed, method: str, call: int
 ) -> None:
@@ -160,10 +173,10 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
         played.serve()
     played.bury_daemon()
     played.serve()
-    played.assert_complete(trials=10)
+    played.assert_complete(trials=TRIALS)
     every = Attempts(played.attempts(), {})
     again = {a.trial for a in played.attempts("search") if a.result.state == "ABANDONED"}
-    for one in played.recorded("search")[1:]:
+    for one in played.recorded("search")[BY_THEMSELVES:]:
         pacer = every.pacer_of(one)
         assert (pacer is None) == (one.trial in again)
         assert pacer is None or pacer.recorded
@@ -172,7 +185,7 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
 def test_where_two_cannot_be_at_once_the_rest_run_by_themselves(played: Replayed) -> None:
     behaviour = where(PLAIN, lambda launch: launch.request.takes_turns, outcome=Outcome.ERROR)
     restless(played, behaviour=behaviour).run(**ASKED)
-    played.assert_complete(trials=10)
+    played.assert_complete(trials=TRIALS)
     searched = played.attempts("search")
     assert [a.result.state for a in searched].count("LOST") == len(played.attempts("pace")) == 2
 
@@ -219,7 +232,7 @@ def test_who_differs_in_its_processors_runs_by_itself(played: Replayed) -> None:
     restless(played).run(**ASKED | {"search_space": space, "budget": {"trials": 6}})
     paced = {a.round for a in played.attempts("pace")}
     assert paced
-    for one in played.attempts("search")[1:]:
+    for one in played.attempts("search")[BY_THEMSELVES:]:
         assert (one.trial in paced) == (one.knobs["cpu_affinity"] == "none")
 
 

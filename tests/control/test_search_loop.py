@@ -78,10 +78,10 @@ def test_processes_that_load_are_favoured_where_there_are_cores_for_them(
 def test_calibration_finds_the_noise_between_runs(
     played: Replayed, slots: int, sigma: float, again: int
 ) -> None:
-    """Seven runs at first, one after eight trials unless the baseline is beside each of them."""
+    """Seven runs early on, one after eight trials unless the baseline is beside each of them."""
     played.on(noisy(PLAIN, run=sigma, block=0.005), slots=slots)
-    played.run(budget={"trials": 9}, measurement={"baseline_runs": 8, "longest": 3.0})
-    played.assert_complete(trials=9)
+    played.run(budget={"trials": 10}, measurement={"baseline_runs": 8, "longest": 3.0})
+    played.assert_complete(trials=10)
     assert len(played.recorded("calibrate")) == 7 + again
     assert bool(played.attempts("pace")) != again
     found = played.repository.noise.of(played.study().id)

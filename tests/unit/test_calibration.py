@@ -1,5 +1,6 @@
 """When the baseline runs again, from the records alone."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -24,7 +25,8 @@ def attempt(purpose, *, state="COMPLETE", rate=100.0, environment=HERE, **knobs)
 
 
 def such(*attempts):
-    return Attempts(attempts, BASELINE)
+    begun = (dataclasses.replace(one, id=number) for number, one in enumerate(attempts, 1))
+    return Attempts(begun, BASELINE)
 
 
 def baseline_and(*others):
@@ -50,25 +52,30 @@ def test_nothing_runs_again_before_the_baseline_has_a_figure():
     assert due(running, under_way=[HERE]) == []
 
 
-def test_the_first_runs_come_before_the_search_goes_on():
-    assert due(baseline_and()) == [HERE]
-    assert due(baseline_and(again())) == [HERE]
-    assert due(baseline_and(again(), again())) == []
+def trials(count, **changes):
+    return [attempt(Purpose.SEARCH, micro_batch=64, **changes) for _ in range(count)]
+
+
+def test_the_first_runs_come_once_three_more_trials_are_there():
+    assert due(baseline_and(*trials(2))) == []
+    assert due(baseline_and(*trials(3))) == [HERE]
+    assert due(baseline_and(*trials(3), again())) == [HERE]
+    assert due(baseline_and(*trials(3), again(), again())) == []
 
 
 def test_a_run_that_is_under_way_or_failed_is_not_asked_for_twice_and_a_lost_one_is():
     under_way = again(state="RUNNING")
-    assert due(baseline_and(under_way, again(state="ERROR")), under_way=[HERE]) == []
-    assert due(baseline_and(again(state="LOST"), again())) == [HERE]
-    assert due(baseline_and(again(state="ABANDONED"), again())) == [HERE]
+    assert due(baseline_and(*trials(3), under_way, again(state="ERROR")), under_way=[HERE]) == []
+    assert due(baseline_and(*trials(3), again(state="LOST"), again())) == [HERE]
+    assert due(baseline_and(*trials(3), again(state="ABANDONED"), again())) == [HERE]
 
 
 def test_another_run_every_eight_trials_shows_drift():
     three = baseline_and(again(), again())
-    trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(7)]
-    assert due(such(*three, *trials)) == [HERE]
-    assert due(such(*three, *trials, again())) == []
-    assert due(such(*three, *trials[:6])) == []
+    eight = trials(8)
+    assert due(such(*three, *eight)) == [HERE]
+    assert due(such(*three, *eight, again())) == []
+    assert due(such(*three, *eight[:7])) == []
 
 
 def test_it_runs_once_on_every_other_node_and_there_as_soon_as_it_runs_at_all():
@@ -77,33 +84,38 @@ def test_it_runs_once_on_every_other_node_and_there_as_soon_as_it_runs_at_all():
     assert due(begun, slots=slots, under_way=[HERE]) == [THERE, BEYOND]
     assert due(begun, slots=slots, under_way=[HERE, THERE]) == [BEYOND]
     there = again(environment=THERE)
-    assert due(baseline_and(there), slots=slots) == [BEYOND, HERE]
+    assert due(baseline_and(there), slots=slots) == [BEYOND]
+    assert due(baseline_and(there, *trials(3)), slots=slots) == [BEYOND, HERE]
     everywhere = [again(), again(), there, again(environment=BEYOND, state="ERROR")]
     assert due(baseline_and(*everywhere), slots=slots) == []
 
 
 def test_who_has_moved_measures_the_noise_there():
-    moved = baseline_and(again(), again())
+    moved = baseline_and(*trials(3), again(), again())
     assert due(moved, slots=[THERE]) == [THERE]
     first = again(environment=THERE)
-    assert due(such(*moved, first), slots=[THERE]) == [THERE]
+    assert due(such(*moved, first), slots=[THERE]) == []
+    there = trials(3, environment=THERE)
+    assert due(such(*moved, first, *there), slots=[THERE]) == [THERE]
     assert PLAN.noise(such(*moved, first)).runs == 3, (
         "one run shows none: it is still that of before"
     )
     second = again(environment=THERE)
     assert PLAN.noise(such(*moved, first, second)).runs == 2
-    assert due(such(*moved, first, second, again(environment=THERE)), slots=[THERE]) == []
+    third = again(environment=THERE)
+    assert due(such(*moved, first, *there, second), slots=[THERE]) == [THERE]
+    assert due(such(*moved, first, *there, second, third), slots=[THERE]) == []
 
 
 def test_who_moves_late_does_not_make_up_for_what_was_measured_before():
     began = baseline_and()
-    trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(80)]
-    moved = such(*began, *trials, *(again() for _ in range(12)))
-    there = [again(environment=THERE) for _ in range(3)]
-    assert due(such(*moved, *there[:2]), slots=[THERE]) == [THERE]
-    assert due(such(*moved, *there), slots=[THERE]) == []
-    eight = [attempt(Purpose.SEARCH, micro_batch=64, environment=THERE) for _ in range(8)]
-    assert due(such(*moved, *there, *eight), slots=[THERE]) == [THERE]
+    moved = such(*began, *trials(80), *(again() for _ in range(12)))
+    first, *more = [again(environment=THERE) for _ in range(3)]
+    there = such(*moved, first, *trials(3, environment=THERE))
+    assert due(such(*there, *more[:1]), slots=[THERE]) == [THERE]
+    assert due(such(*there, *more), slots=[THERE]) == []
+    five = trials(5, environment=THERE)
+    assert due(such(*there, *more, *five), slots=[THERE]) == [THERE]
 
 
 def test_a_node_that_loses_it_twice_is_left_alone():
@@ -115,9 +127,9 @@ def test_a_node_that_loses_it_twice_is_left_alone():
 
 def test_one_run_means_never_again():
     never = Calibration(first_runs=1, prior_sigma=None, blocks=lambda _: ())
-    trials = [attempt(Purpose.SEARCH, micro_batch=64) for _ in range(20)]
-    assert due(baseline_and(*trials), slots=[HERE, THERE], plan=never) == []
-    assert never.noise(baseline_and(*trials)).sigma_run == PRIOR_SIGMA
+    twenty = trials(20)
+    assert due(baseline_and(*twenty), slots=[HERE, THERE], plan=never) == []
+    assert never.noise(baseline_and(*twenty)).sigma_run == PRIOR_SIGMA
 
 
 def test_noise_is_that_of_the_baseline_alone_and_begins_with_what_is_known():

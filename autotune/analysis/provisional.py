@@ -1,6 +1,7 @@
 """What a study would answer if it ended now. Pure functions over its records."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,16 +113,17 @@ def _by_all_runs(
     world_size: int,
 ) -> Verdict:
     seen = _ranked(attempts, checks)
-    safe = [
+    own = attempts.baseline()
+    baseline = next((one for one in seen if own and one.trial == own.trial), None)
+    safe = (
         one
         for one in seen
-        if one.trial in checks.passed or not touched(one.knobs, today, checks.harmless)
-    ]
-    if not safe:
+        if one is not baseline
+        and (one.trial in checks.passed or not touched(one.knobs, today, checks.harmless))
+    )
+    others = list(itertools.islice(safe, _SHOWN))
+    if not others and baseline is None:
         return no_result(attempts, study)
-    own = attempts.baseline()
-    baseline = next((one for one in safe if own and one.trial == own.trial), None)
-    others = [one for one in safe if one is not baseline]
     chosen, kind, sentence = _choice(others, baseline, attempts, unit)
     if baseline and chosen is not baseline:
         sentence += change(chosen.knobs, today, world_size)
@@ -240,7 +242,7 @@ def _shown(others: Sequence[Seen], baseline: Seen | None, chosen: Seen) -> tuple
     first = [baseline] if baseline else []
     return tuple(
         Finalist(one.trial, one.knobs, one is baseline, one.rates, _against(one, chosen), None)
-        for one in [*first, *others[:_SHOWN]]
+        for one in [*first, *others]
     )
 
 

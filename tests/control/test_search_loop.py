@@ -89,6 +89,16 @@ def test_calibration_finds_the_noise_between_runs(
     assert 0.4 * sigma < found.sigma_run < 1.8 * sigma
 
 
+def test_the_baseline_runs_again_in_the_processes_of_the_trial_before(played: Replayed) -> None:
+    """Where a build takes minutes it would take two more to know the noise."""
+    space = {"micro_batch": [2, 4, 8, 16, 32, 64]}
+    asked = {"budget": {"trials": 5}, "measurement": {"baseline_runs": 3}}
+    played.on(noisy(PLAIN, run=0.01, block=0.005)).run(search_space=space, **asked)
+    launched = [a for a in played.attempts() if a.purpose in ("search", "calibrate")]
+    assert [a.purpose for a in launched] == [*["search"] * 4, *["calibrate"] * 2, "search"]
+    assert {a.result.resident_of for a in launched[1:]} == {launched[0].id}
+
+
 def test_racing_ends_what_cannot_catch_up_but_never_the_baseline(played: Replayed) -> None:
     slow_baseline = where(PLAIN, is_baseline, rate=1.0)
     uneven = noisy(slow_baseline, block=0.03)

@@ -1,0 +1,57 @@
+"""Trials that were measured before the noise between runs was."""
+
+import dataclasses
+
+from autotune.analysis.early import with_known_noise
+from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+
+BASELINE = defaults()
+ASSUMED, FOUND = 0.02, 0.07
+
+
+def attempt(purpose, sigma_run, *, trial=0, round_=0, **knobs):
+    result = AttemptResult(AttemptState.COMPLETE, throughput=100.0, sigma_run=sigma_run)
+    return StoredAttempt(0, trial, purpose, round_, 1, {**BASELINE, **knobs}, 0.0, 1.0, result, 1)
+
+
+def such(*attempts):
+    begun = (dataclasses.replace(one, id=number) for number, one in enumerate(attempts, 1))
+    return Attempts(begun, BASELINE)
+
+
+def noise(attempts):
+    return [one.result.sigma_run for one in with_known_noise(attempts)]
+
+
+FIRST = (
+    attempt(Purpose.SEARCH, ASSUMED),
+    attempt(Purpose.SEARCH, ASSUMED, trial=1, micro_batch=8),
+)
+
+
+def test_until_the_baseline_has_run_again_what_was_assumed_stands():
+    assert noise(such(*FIRST)) == [ASSUMED, ASSUMED]
+
+
+def test_what_was_measured_before_has_the_noise_that_was_found_since():
+    later = attempt(Purpose.SEARCH, FOUND, trial=2, micro_batch=16)
+    assert noise(such(*FIRST, attempt(Purpose.CALIBRATE, ASSUMED), later)) == [
+        *(FOUND, FOUND),
+        ASSUMED,  # of the baseline, whose own trial is what it is compared by
+        FOUND,
+    ]
+
+
+def test_a_trial_beside_the_baseline_says_nothing_of_runs_by_themselves():
+    pacer = attempt(Purpose.PACE, FOUND, round_=2)
+    paced = attempt(Purpose.SEARCH, FOUND / 2, trial=2, micro_batch=16)
+    again = attempt(Purpose.CALIBRATE, ASSUMED)
+    assert noise(such(*FIRST, again, pacer, paced)) == [FOUND, FOUND, ASSUMED, FOUND, FOUND / 2]
+
+
+def test_who_has_shown_no_speed_stays_as_it_is():
+    failed = attempt(Purpose.SEARCH, None, trial=1, micro_batch=64)
+    later = attempt(Purpose.SEARCH, FOUND, trial=2)
+    again = attempt(Purpose.CALIBRATE, ASSUMED)
+    assert noise(such(FIRST[0], failed, again, later)) == [FOUND, None, ASSUMED, FOUND]

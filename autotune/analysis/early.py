@@ -13,7 +13,8 @@ def with_known_noise(attempts: Attempts) -> Attempts:
     if first is None or (known := _newest(attempts)) is None:
         return attempts
     before = itertools.takewhile(lambda one: one.id < first.id, attempts.of(Purpose.SEARCH))
-    early = {one.id for one in before if one.result.sigma_run is not None}
+    own = attempts.baseline()  # with which all are compared, and which others look up as it is
+    early = {one.id for one in before if one != own and one.result.sigma_run is not None}
     return attempts.each(lambda one: _told(one, known) if one.id in early else one)
 
 

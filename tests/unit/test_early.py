@@ -36,22 +36,25 @@ def test_until_the_baseline_has_run_again_what_was_assumed_stands():
 
 def test_what_was_measured_before_has_the_noise_that_was_found_since():
     later = attempt(Purpose.SEARCH, FOUND, trial=2, micro_batch=16)
-    assert noise(such(*FIRST, attempt(Purpose.CALIBRATE, ASSUMED), later)) == [
-        *(FOUND, FOUND),
-        ASSUMED,  # of the baseline, whose own trial is what it is compared by
-        FOUND,
-    ]
+    again = attempt(Purpose.CALIBRATE, ASSUMED)
+    assert noise(such(*FIRST, again, later)) == [ASSUMED, FOUND, ASSUMED, FOUND]
+
+
+def test_the_baseline_stays_what_others_look_up():
+    later = attempt(Purpose.SEARCH, FOUND, trial=2, micro_batch=16)
+    attempts = such(*FIRST, attempt(Purpose.CALIBRATE, ASSUMED), later)
+    assert attempts.baseline() in with_known_noise(attempts)
 
 
 def test_a_trial_beside_the_baseline_says_nothing_of_runs_by_themselves():
     pacer = attempt(Purpose.PACE, FOUND, round_=2)
     paced = attempt(Purpose.SEARCH, FOUND / 2, trial=2, micro_batch=16)
     again = attempt(Purpose.CALIBRATE, ASSUMED)
-    assert noise(such(*FIRST, again, pacer, paced)) == [FOUND, FOUND, ASSUMED, FOUND, FOUND / 2]
+    assert noise(such(*FIRST, again, pacer, paced)) == [ASSUMED, FOUND, ASSUMED, FOUND, FOUND / 2]
 
 
 def test_who_has_shown_no_speed_stays_as_it_is():
     failed = attempt(Purpose.SEARCH, None, trial=1, micro_batch=64)
     later = attempt(Purpose.SEARCH, FOUND, trial=2)
     again = attempt(Purpose.CALIBRATE, ASSUMED)
-    assert noise(such(FIRST[0], failed, again, later)) == [FOUND, None, ASSUMED, FOUND]
+    assert noise(such(FIRST[0], failed, again, later)) == [ASSUMED, None, ASSUMED, FOUND]

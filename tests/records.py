@@ -1,5 +1,6 @@
 """What a study has left in its database, and whether that is whole."""
 
+import dataclasses
 import functools
 from collections import Counter
 
@@ -19,6 +20,11 @@ OPTUNA_STATE = {
     "CRASH": TrialState.FAIL,
     "ERROR": TrialState.FAIL,
 }
+
+
+def in_order(*attempts: StoredAttempt) -> list[StoredAttempt]:
+    """Such as were made by hand, begun one after another."""
+    return [dataclasses.replace(one, id=number) for number, one in enumerate(attempts, 1)]
 
 
 class Records:

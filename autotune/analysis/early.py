@@ -14,7 +14,7 @@ def with_known_noise(attempts: Attempts) -> Attempts:
         return attempts
     before = itertools.takewhile(lambda one: one.id < first.id, attempts.of(Purpose.SEARCH))
     own = attempts.baseline()  # with which all are compared, and which others look up as it is
-    early = {one.id for one in before if one != own and one.result.sigma_run is not None}
+    early = {one.id for one in before if one is not own and one.result.sigma_run is not None}
     return attempts.each(lambda one: _told(one, known) if one.id in early else one)
 
 

@@ -86,8 +86,10 @@ class Levels:
         return self._known.get(environment, Level())
 
     def applied(self, attempts: Attempts) -> Attempts:
-        """All of them with such rates; their noise between runs has the doubt of the levels in it."""
-        return attempts.each(self._applied) if self._differ else attempts
+        """All of them with such rates; their noise between runs is what is known by now, with the doubt
+        of the levels in it."""
+        known = with_known_noise(attempts)
+        return known.each(self._applied) if self._differ else known
 
     def _applied(self, attempt: StoredAttempt) -> StoredAttempt:
         level = self.at(attempt.environment)
@@ -99,8 +101,7 @@ class Levels:
 
 
 def levelled(attempts: Attempts) -> Attempts:
-    """All of them, by the levels that they show, and with the noise that is known by now."""
-    attempts = with_known_noise(attempts)
+    """All of them, by the levels that they show."""
     return Levels.of(attempts).applied(attempts)
 
 

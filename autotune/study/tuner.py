@@ -12,7 +12,6 @@ from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contenders import error_of
-from autotune.analysis.early import with_known_noise
 from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.levels import Levels
@@ -299,8 +298,7 @@ class Tuner:
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
         levels = Levels.of(attempts)
-        timed = levels.applied(with_known_noise(attempts))
-        low = _incumbent_low(timed, bench.noise.freedom) if racing else 0.0
+        low = _incumbent_low(levels.applied(attempts), bench.noise.freedom) if racing else 0.0
         allowed = self._schedule.for_trial(attempts)
         level = self._pacemaker.level(trial.number, knobs, bench, allowed)
         if level:

@@ -1,6 +1,5 @@
 """When the baseline runs again, from the records alone."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -9,6 +8,7 @@ from autotune.analysis.calibration import Calibration
 from autotune.measurement.noise import PRIOR_SIGMA
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+from tests.records import in_order
 
 BASELINE = defaults()
 NUMBERS = itertools.count(1)
@@ -25,8 +25,7 @@ def attempt(purpose, *, state="COMPLETE", rate=100.0, environment=HERE, **knobs)
 
 
 def such(*attempts):
-    begun = (dataclasses.replace(one, id=number) for number, one in enumerate(attempts, 1))
-    return Attempts(begun, BASELINE)
+    return Attempts(in_order(*attempts), BASELINE)
 
 
 def baseline_and(*others):

@@ -1,10 +1,9 @@
 """Trials that were measured before the noise between runs was."""
 
-import dataclasses
-
 from autotune.analysis.early import with_known_noise
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+from tests.records import in_order
 
 BASELINE = defaults()
 ASSUMED, FOUND = 0.02, 0.07
@@ -16,8 +15,7 @@ def attempt(purpose, sigma_run, *, trial=0, round_=0, **knobs):
 
 
 def such(*attempts):
-    begun = (dataclasses.replace(one, id=number) for number, one in enumerate(attempts, 1))
-    return Attempts(begun, BASELINE)
+    return Attempts(in_order(*attempts), BASELINE)
 
 
 def noise(attempts):

@@ -1,21 +1,51 @@
-"""Trials that were measured before the noise between runs was. Pure."""
+"""Trials that were measured before it was known how far their rates are off. Pure."""
 
 import dataclasses
 import itertools
+import math
+import statistics
+from collections.abc import Iterator
 
+from autotune.analysis.contenders import error_of
 from storage import Attempts, Purpose, StoredAttempt
 
 
 def with_known_noise(attempts: Attempts) -> Attempts:
-    """All of them; what is recorded as the noise of the first trials was assumed, and is here what the
-    study has found since. The sampler's model learns by itself how far errors are what is told."""
-    first = attempts.of(Purpose.CALIBRATE).complete().first
-    if first is None or (known := _newest(attempts)) is None:
-        return attempts
-    before = itertools.takewhile(lambda one: one.id < first.id, attempts.of(Purpose.SEARCH))
+    """All of them; what is recorded as the noise of early trials was assumed, and is here what the
+    study has found since."""
+    found = {one.id: one for one in _early(attempts)}
+    return attempts.each(lambda one: found.get(one.id, one)) if found else attempts
+
+
+def errors_of_early(attempts: Attempts) -> dict[int, float]:
+    """What is known by now of their relative standard errors, by trial."""
+    known = ((one.trial, error_of(one.result)) for one in _early(attempts))
+    return {trial: error for trial, error in known if error is not None}
+
+
+def _early(attempts: Attempts) -> Iterator[StoredAttempt]:
+    """Trials that ran before the baseline did so again, by itself or beside one of them, with the noise
+    that they have by now."""
+    again = attempts.of(Purpose.CALIBRATE, Purpose.PACE).complete()
     own = attempts.baseline()  # with which all are compared, and which others look up as it is
-    early = {one.id for one in before if one is not own and one.result.sigma_run is not None}
-    return attempts.each(lambda one: _told(one, known) if one.id in early else one)
+    first = min((one.id for one in again), default=None)
+    if first is None or own is None or (known := _newest(attempts)) is None:
+        return
+    noise = math.hypot(known, _apart(own, attempts))
+    for one in itertools.takewhile(lambda one: one.id < first, attempts.of(Purpose.SEARCH)):
+        if one is not own and one.result.sigma_run is not None:
+            yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=noise))
+
+
+def _apart(own: StoredAttempt, attempts: Attempts) -> float:
+    """Relative, by how much the baseline runs faster or slower where it takes turns, on processors of
+    its own, than by itself: so far may a trial that ran by itself be off those that did not. 0 while
+    none takes turns."""
+    beside = attempts.of(Purpose.PACE).complete().measured()
+    rates = [one.result.throughput or 0.0 for one in beside]
+    if not rates or not own.result.throughput:
+        return 0.0
+    return abs(math.log(statistics.median(rates) / own.result.throughput))
 
 
 def _newest(attempts: Attempts) -> float | None:
@@ -23,7 +53,3 @@ def _newest(attempts: Attempts) -> float | None:
     newest_first = reversed(list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PACE)))
     measured = (one for one in newest_first if one.result.throughput is not None)
     return next((one.result.sigma_run for one in measured if not attempts.pacer_of(one)), None)
-
-
-def _told(one: StoredAttempt, sigma_run: float) -> StoredAttempt:
-    return dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=sigma_run))

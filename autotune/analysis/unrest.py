@@ -14,15 +14,14 @@ by themselves lay 5.5, 2.8 and 3.3 % apart beside it, and such as lay 4.6 % apar
 benchmarks/pace.py)."""
 _DRIFT = 0.04
 """Relative, in an hour: as long as many studies take."""
-_FEWEST = 2
-"""Runs before they say anything."""
 
 
 def unrest(noise: Noise, attempts: Attempts) -> str:
-    """Why they do not compare, in words; empty if they do."""
+    """Why they do not compare, in words; empty if they do. One run may show it: the sooner trials take
+    turns with the baseline, the fewer there are that have run by themselves."""
     complete = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
     runs = [attempt.result for attempt in complete.measured()]
-    if len(runs) < _FEWEST:
+    if not runs:
         return ""
     error = math.hypot(noise.sigma_run, statistics.median(map(_own_error, runs)))
     if error > _MOST:

@@ -1,7 +1,7 @@
 """What has been measured so far, as a model of the time of a step sees it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +38,20 @@ class Observations:
     unit: float
 
     @classmethod
-    def of(cls, trials: Sequence[FrozenTrial], grid: Grid, *, rate: bool) -> "Observations":
+    def of(
+        cls,
+        trials: Sequence[FrozenTrial],
+        grid: Grid,
+        *,
+        rate: bool,
+        errors: Mapping[int, float] = {},
+    ) -> "Observations":
         """From the trials of a study: the fastest and the newest of very many.
 
         Args:
             rate: their values are rates; else times per sample.
+            errors: relative standard errors of some, by number, that are better known than when these
+                ended.
         """
         timed = [
             (1 / value if rate else value, t)
@@ -61,7 +70,9 @@ class Observations:
         width = len(grid.names)
         times = np.array([time for time, _ in timed])
         unit = float(times.min()) if len(times) else 1.0
-        relative = np.array([_relative_noise(trial) for _, trial in timed])
+        relative = np.array(
+            [_relative_noise(trial, errors.get(trial.number)) for _, trial in timed]
+        )
         rows = [grid.encode(trial.params) for _, trial in timed]
         return cls(
             rows=np.array(rows, dtype=np.int64).reshape(-1, width),
@@ -82,8 +93,9 @@ def measured(trial: FrozenTrial) -> float | None:
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
-def _relative_noise(trial: FrozenTrial) -> float:
+def _relative_noise(trial: FrozenTrial, known: float | None) -> float:
     told, half_width = (trial.user_attrs.get(name) for name in ("standard_error", "half_width"))
+    told = told if known is None else known
     if isinstance(told, int | float) and told > 0:
         noise = float(told)
     elif isinstance(half_width, int | float) and half_width > 0:

@@ -128,11 +128,17 @@ class PerformanceModelSampler(BaseSampler):
         self._follows = follows
         self._seconds: Seconds | None = None
         self._profile: Profile | None = None
+        self._errors: Mapping[int, float] = {}
         self._libraries = ThreadpoolController()
 
     def see(self, profile: Profile | None) -> None:
         """Know from now on what the step of a configuration is made of."""
         self._profile = profile
+
+    def doubt(self, errors: Mapping[int, float]) -> None:
+        """Take trials that have ended, by their numbers, to have these relative standard errors from now
+        on, whatever their attributes say: Optuna lets nobody change those."""
+        self._errors = errors
 
     def price(self, seconds: Seconds | None) -> None:
         """Suggest by gain per second from now on (Snoek, Larochelle & Adams 2012, section 3.2): a little
@@ -167,7 +173,7 @@ class PerformanceModelSampler(BaseSampler):
         rate = study.direction == StudyDirection.MAXIMIZE
         telling = _telling(trials, rate=rate)
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))
-        seen = Observations.of(telling, grid, rate=rate)
+        seen = Observations.of(telling, grid, rate=rate, errors=self._errors)
         fits, works = self._chances(grid, telling, candidates)
         if len(seen.times) < _FEW:
             risky = (fits < 1 - _RISK) | (works < 1 - _DOUBT)
@@ -223,7 +229,7 @@ class PerformanceModelSampler(BaseSampler):
     ) -> Prediction | None:
         grid = Grid(search_space, self._follows)
         telling = _telling(trials, rate=rate)
-        seen = Observations.of(telling, grid, rate=rate)
+        seen = Observations.of(telling, grid, rate=rate, errors=self._errors)
         if len(seen.times) < _FEW:
             return None
         candidates = grid.candidates(self._random, _best_params(telling, grid, rate=rate))

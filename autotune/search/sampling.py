@@ -64,6 +64,16 @@ class FeasibleSampler(BaseSampler):
             params = {name: knobs[name] for name in self._space.distributions()}
             self._model.see(Profile(params, shares))
 
+    def doubt(self, errors: Mapping[int, float]) -> None:
+        """Let the inner sampler know, if it can make use of it, what is found only now of how far trials
+        are off.
+
+        Args:
+            errors: relative standard errors, by the number of the trial.
+        """
+        if self._model:
+            self._model.doubt(errors)
+
     def price(self, seconds: Callable[[dict[str, KnobValue]], float]) -> None:
         """Have the inner sampler, if it can, suggest by gain per second.
 

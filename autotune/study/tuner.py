@@ -12,6 +12,7 @@ from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contenders import error_of
+from autotune.analysis.early import errors_of_early
 from autotune.analysis.effort import Effort
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.levels import Levels
@@ -258,6 +259,7 @@ class Tuner:
     def _launch_next(self, bench: Bench) -> str:
         """Launch the next trial; why none is, in words."""
         trials, attempts = self._ledger.trials(), self._job.attempts()
+        self._sampler.doubt(errors_of_early(attempts))
         if reason := self._why_enough(trials, attempts, bench.noise.sigma_run):
             return reason
         if not self._sampler.has_more(trials):

@@ -69,6 +69,16 @@ def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
     assert "by the runs of the baseline one of them is off by" in played.said()
 
 
+def test_where_one_run_shows_it_no_trial_runs_by_itself(played: Replayed) -> None:
+    """Those that did would be compared with those that take turns, on processors of their own."""
+    uneven = noisy(PLAIN, run=0.005, block=0.5)
+    played.on(uneven, seed=2).run(**ASKED)
+    played.assert_complete(trials=TRIALS)
+    paced = [one.round for one in played.attempts("pace")]
+    assert paced == [*range(1, TRIALS)]
+    assert played.attempts("calibrate") == []
+
+
 def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
     restless(played).run(**ASKED)
     complete = [

@@ -1,6 +1,11 @@
 """Trials that were measured before the noise between runs was."""
 
-from autotune.analysis.early import with_known_noise
+import math
+
+import pytest
+
+from autotune.analysis.contenders import error_of
+from autotune.analysis.early import errors_of_early, with_known_noise
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 from tests.records import in_order
@@ -9,8 +14,14 @@ BASELINE = defaults()
 ASSUMED, FOUND = 0.02, 0.07
 
 
-def attempt(purpose, sigma_run, *, trial=0, round_=0, **knobs):
-    result = AttemptResult(AttemptState.COMPLETE, throughput=100.0, sigma_run=sigma_run)
+def attempt(purpose, sigma_run, *, trial=0, round_=0, rate=100.0, **knobs):
+    result = AttemptResult(
+        AttemptState.COMPLETE,
+        throughput=rate,
+        sigma_run=sigma_run,
+        block_half_width=0.03,
+        block_freedom=9.0,
+    )
     return StoredAttempt(0, trial, purpose, round_, 1, {**BASELINE, **knobs}, 0.0, 1.0, result, 1)
 
 
@@ -56,3 +67,27 @@ def test_who_has_shown_no_speed_stays_as_it_is():
     later = attempt(Purpose.SEARCH, FOUND, trial=2)
     again = attempt(Purpose.CALIBRATE, ASSUMED)
     assert noise(such(FIRST[0], failed, again, later)) == [ASSUMED, None, ASSUMED, FOUND]
+
+
+@pytest.mark.parametrize("beside", [80.0, 125.0])
+def test_who_ran_by_itself_may_be_off_by_what_turns_make_of_the_baseline(beside):
+    pacer = attempt(Purpose.PACE, ASSUMED, round_=2, rate=beside)
+    paced = attempt(Purpose.SEARCH, ASSUMED / 2, trial=2, micro_batch=16)
+    off = math.hypot(ASSUMED, math.log(1.25))
+    assert noise(such(*FIRST, pacer, paced)) == [ASSUMED, pytest.approx(off), ASSUMED, ASSUMED / 2]
+
+
+def test_a_trial_beside_the_baseline_from_the_start_is_what_it_was_told_to_be():
+    pacer = attempt(Purpose.PACE, ASSUMED, round_=1, rate=80.0)
+    paced = attempt(Purpose.SEARCH, ASSUMED / 2, trial=1, micro_batch=16)
+    assert noise(such(FIRST[0], pacer, paced)) == [ASSUMED, ASSUMED, ASSUMED / 2]
+    assert errors_of_early(such(FIRST[0], pacer, paced)) == {}
+
+
+def test_the_sampler_hears_of_the_errors_of_early_trials_alone():
+    later = attempt(Purpose.SEARCH, FOUND, trial=2, micro_batch=16)
+    attempts = such(*FIRST, attempt(Purpose.CALIBRATE, ASSUMED), later)
+    told = {one.trial: error_of(one.result) for one in with_known_noise(attempts)}
+    assert errors_of_early(attempts) == {1: told[1]}
+    assert told[1] > FOUND
+    assert errors_of_early(such(*FIRST)) == {}

@@ -274,5 +274,30 @@ def test_where_all_cost_the_same_nothing_changes():
     assert courses[0] == courses[1]
 
 
+# Errors that are known only later
+
+
+def expected_by(errors):
+    """Of a trial that was seen 40 % faster than a model of others allows."""
+    sampler = PerformanceModelSampler(0, DISTRIBUTIONS)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.enqueue_trial(BASELINE)
+    value, lucky = machine(3), 3
+    for number in range(10):
+        trial = study.ask(DISTRIBUTIONS)
+        trial.set_user_attr("standard_error", 0.01)
+        study.tell(trial, value(trial.params) * (1.4 if number == lucky else 1.0))
+    sampler.doubt({lucky: errors} if errors else {})
+    return sampler.explain(study).value / study.trials[lucky].value
+
+
+def test_a_trial_that_is_doubted_counts_for_less():
+    assert expected_by(0.5) < expected_by(None)
+
+
+def test_who_is_no_more_doubted_than_it_was_told_changes_nothing():
+    assert expected_by(0.01) == expected_by(None)
+
+
 def ask(trial):
     return {name: trial.suggest_categorical(name, values) for name, values in SPACE.items()}

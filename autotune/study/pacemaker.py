@@ -42,6 +42,8 @@ class Pacemaker:
         own = attempts.baseline()
         if own is None or own.result.throughput is None or knobs == self._baseline:
             return None
+        if self._job.plan.spec.measurement.baseline_runs < 2:
+            return None  # it is not to run again
         why = unrest(bench.noise, attempts)
         if not why or not self.at_home(bench) or _in_vain(attempts):
             return None

@@ -79,6 +79,12 @@ def test_where_one_run_shows_it_no_trial_runs_by_itself(played: Replayed) -> Non
     assert played.attempts("calibrate") == []
 
 
+def test_a_baseline_that_is_not_to_run_again_sets_no_pace(played: Replayed) -> None:
+    uneven = noisy(PLAIN, run=0.005, block=0.5)
+    played.on(uneven, seed=2).run(**ASKED | {"measurement": {"baseline_runs": 1}})
+    assert played.attempts("pace") == played.attempts("calibrate") == []
+
+
 def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
     restless(played).run(**ASKED)
     complete = [

@@ -259,7 +259,7 @@ class MeasurementSpec(Section):
         ge=1,
         le=100,
         description="Runs of the baseline early in the search, its own trial included: they tell "
-        "how far equal runs lie apart. 1: it is not run again.",
+        "how far equal runs lie apart. 1: it is not run again, nor beside trials.",
     )
     finalists: int = Field(default=3, ge=1, le=20, description="Configurations measured again.")
     rounds: int = Field(

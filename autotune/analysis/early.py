@@ -26,13 +26,12 @@ def errors_of_early(attempts: Attempts) -> dict[int, float]:
 def _early(attempts: Attempts) -> Iterator[StoredAttempt]:
     """Trials that ran before the baseline did so again, by itself or beside one of them, with the noise
     that they have by now."""
-    again = attempts.of(Purpose.CALIBRATE, Purpose.PACE).complete()
+    first = attempts.of(Purpose.CALIBRATE, Purpose.PACE).complete().first
     own = attempts.baseline()  # with which all are compared, and which others look up as it is
-    first = min((one.id for one in again), default=None)
     if first is None or own is None or (known := _newest(attempts)) is None:
         return
     noise = math.hypot(known, _apart(own, attempts))
-    for one in itertools.takewhile(lambda one: one.id < first, attempts.of(Purpose.SEARCH)):
+    for one in itertools.takewhile(lambda one: one.id < first.id, attempts.of(Purpose.SEARCH)):
         if one is not own and one.result.sigma_run is not None:
             yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=noise))
 

@@ -9,8 +9,8 @@ On two ranks, per workload and seed, one after another in an order drawn anew:
 - torchrun: Optuna's TPE, each trial a start of torchrun, of a length that is fixed.
 
 All three begin with the same baseline. What TPE would recommend at any time is the trial that it has
-seen fastest, as Optuna does; what ours would is the one that it takes for the likeliest to be. How good
-that is does not come from the search: all that were ever recommended take turns with each other
+seen fastest, as Optuna does; what ours would is the one that it expects to be. How
+good that is does not come from the search: all that were ever recommended take turns with each other
 afterwards, and the best of them is the best that is known. Amid noise a recommendation comes and goes:
 times are those until it is within 2 or 5 % for the first time, and for good. They begin with the search,
 before anything is launched; a contestant that is not there at its end counts with the whole time, so
@@ -35,7 +35,7 @@ import optuna
 import yaml
 from residents import leaving
 
-from autotune.analysis.contenders import likeliest_first
+from autotune.analysis.contenders import most_promising_first
 from autotune.measurement.watch import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.plan import launcher_of
@@ -153,9 +153,9 @@ def fastest(trials: Sequence[StoredAttempt]) -> StoredAttempt:
     return max(trials, key=lambda trial: trial.result.throughput or 0.0)
 
 
-def likeliest(trials: Sequence[StoredAttempt]) -> StoredAttempt:
+def promising(trials: Sequence[StoredAttempt]) -> StoredAttempt:
     """As ours chooses."""
-    return likeliest_first(trials)[0]
+    return most_promising_first(trials)[0]
 
 
 def by_torchrun(kind: str, seed: int) -> list[Seen]:
@@ -189,7 +189,7 @@ def _torchrun(kind: str, knobs: Knobs) -> float:
 def contestants(kind: str, seed: int) -> dict[str, Callable[[], list[Seen]]]:
     """By name."""
     return {
-        "ours": lambda: studied(kind, seed, likeliest, launcher_of),
+        "ours": lambda: studied(kind, seed, promising, launcher_of),
         "tpe": lambda: studied(kind, seed, fastest, leaving, sampler="tpe"),
         "torchrun": lambda: by_torchrun(kind, seed),
     }

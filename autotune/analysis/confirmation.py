@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from autotune.analysis.contenders import likeliest_first
+from autotune.analysis.contenders import most_promising_first
 from autotune.analysis.levels import levelled
 from autotune.measurement.best import comparison
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
@@ -474,7 +474,7 @@ def _candidates(
         others = [a for a in measured if a.trial in took_part]
     else:
         may = [a for a in measured if a.trial not in affordable.unaffordable]
-        others = likeliest_first(may)[: affordable.finalists]
+        others = most_promising_first(may)[: affordable.finalists]
         if affordable.same_batch:
             others += of_same_batch(today, may, others)
     members = [today, *others] if today else others

@@ -1,37 +1,32 @@
-"""Which trials may be the best, by all that the search has seen. Pure."""
+"""Trials, the most promising first, by all that the search has seen. Pure."""
 
 import math
 from collections.abc import Sequence
 
-from autotune.measurement.best import chances
-from autotune.measurement.neighbours import smoothed
 from autotune.measurement.noise import standard_error
+from autotune.search.ranking import expected_first
 from storage import AttemptResult, StoredAttempt
 
-_MOST = 64
+_MOST = 150
 """Trials that are looked at closely: those that were seen fastest."""
 _LEAST_ERROR, MOST_ERROR = 1e-4, 0.15
 """Relative, of a rate: none is known better, and a trial of a step or two is not further off."""
 
 
-def likeliest_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
-    """Trials by the probability that theirs is the fastest configuration of all that were tried.
+def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
+    """Trials by the rate that the model of a step expects of them, by all that they have shown.
 
-    Which was seen fastest is mostly which was lucky: each rate counts for as much as its noise lets it,
-    and is drawn towards those of similar configurations. Who was stopped early is among them: that is
-    no proof that it is slow.
+    Each rate counts for as much as its noise lets it. Who was stopped early is among them: that is no
+    proof that it is slow.
 
     Args:
         several: trials with a throughput.
     """
     by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
-    close, others = by_rate[:_MOST], by_rate[_MOST:]
-    if len(close) < 2:
-        return by_rate
-    logs = [math.log(a.result.throughput or math.ulp(0.0)) for a in close]
-    means, spreads = smoothed(logs, [_error(a) for a in close], [a.knobs for a in close])
-    chance = chances(means, spreads)
-    order = sorted(range(len(close)), key=lambda place: (-chance[place], -means[place]))
+    running = [a for a in by_rate if a.result.throughput]
+    close, others = running[:_MOST], by_rate[len(running[:_MOST]) :]
+    rates = [a.result.throughput or 0.0 for a in close]
+    order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
     return [*(close[place] for place in order), *others]
 
 

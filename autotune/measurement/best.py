@@ -1,14 +1,11 @@
-"""Which of several is the best, and how far the others may be from it. Pure functions."""
+"""How far the best of several may be from the others. Pure functions."""
 
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
 
-_GRID = 300
-_FURTHEST = 6.0
 _NODES = 40
 _QUANTILES = 64
 _HALVINGS = 40
@@ -42,21 +39,3 @@ def comparison(rivals: int, freedom: float, confidence: float = 0.95) -> float:
             (low, middle) if float((weights @ within).mean()) > confidence else (middle, high)
         )
     return (low + high) / 2
-
-
-def chances(means: Sequence[float], errors: Sequence[float]) -> list[float]:
-    """The probability of each that it is the largest, where each is normal and they are independent.
-
-    Args:
-        means: of them, at least one.
-        errors: standard deviations, above zero.
-    """
-    level, spread = np.asarray(means, dtype=float), np.asarray(errors, dtype=float)
-    low = float(np.max(level - _FURTHEST * spread))
-    high = float(np.max(level + _FURTHEST * spread))
-    edges = np.linspace(low, high, _GRID)
-    below = special.ndtr((edges - level[:, None]) / spread[:, None])
-    middle = special.log_ndtr(((edges[1:] + edges[:-1]) / 2 - level[:, None]) / spread[:, None])
-    rest = np.exp(middle.sum(axis=0) - middle)
-    found = (np.diff(below, axis=1) * rest).sum(axis=1)
-    return [float(share) for share in found / max(found.sum(), math.ulp(0.0))]

@@ -103,6 +103,16 @@ class StepModel:
         times: Vector = np.exp(self._drawn(rows).mean(axis=1))
         return times
 
+    def likeliest(self, rows: Rows) -> Vector:
+        """Time per sample where the coefficients are likeliest: what was measured is not blurred by
+        draws of what it says nothing of."""
+        mode = self._coefficients[:, None]
+        fitted = self._parts.value(self._features, mode)[:, 0]
+        rest = linalg.cho_solve((self._error_root, True), self._logs - fitted)
+        value = self._parts.value(self._parts.features(rows), mode)[:, 0]
+        times: Vector = np.exp(value + self._residual(rows) @ rest)
+        return times
+
     def acquisition(self, rows: Rows) -> Vector:
         """What to try next by: expected improvement over the incumbent, relative, but at first as if the
         model were surer than it is, as most of what it does not know makes no difference to who is

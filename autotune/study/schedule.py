@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.analysis import gate
 from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, ranked, shown
-from autotune.analysis.contenders import likeliest_first
+from autotune.analysis.contenders import most_promising_first
 from autotune.analysis.costs import Costs
 from autotune.study.job import Allowance, Job
 from storage import Attempts, StoredAttempt
@@ -198,7 +198,7 @@ class Course:
         attempts, costs = job.attempts(), job.costs()
         timed = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
         for those in (timed, schedule.checked(timed, attempts)):
-            trials = likeliest_first(those)
+            trials = most_promising_first(those)
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
                 if own_batch:

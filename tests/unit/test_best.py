@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from autotune.measurement.best import chances, comparison
+from autotune.measurement.best import comparison
 
 
 def test_with_one_rival_it_is_student():
@@ -23,14 +23,3 @@ def test_the_table_of_dunnett(rivals, freedom, expected):
 def test_nothing_to_compare_with_and_nothing_known():
     assert comparison(0, 5) == 0.0
     assert comparison(2, 0) == np.inf
-
-
-def test_the_chance_to_be_the_best_is_counted_right():
-    means, errors = [0.0, 0.01, 0.02, -0.05], [0.02, 0.01, 0.01, 0.001]
-    draws = np.random.default_rng(0).normal(means, errors, (200_000, 4))
-    counted = np.bincount(draws.argmax(axis=1), minlength=4) / len(draws)
-    assert chances(means, errors) == pytest.approx(counted, abs=0.005)
-
-
-def test_equals_have_equal_chances():
-    assert chances([3.0] * 5, [0.1] * 5) == pytest.approx([0.2] * 5, abs=1e-6)

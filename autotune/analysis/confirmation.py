@@ -59,6 +59,7 @@ class Confirmation:
         chosen: who has beaten the baseline and is measured against it alone; None while rounds choose.
         taken_back: changes of the chosen one that bring nothing, with the values that they had in it: it
             is measured alone without them.
+        failed: who failed in a round, in order.
         void: numbers of rounds that count for nothing: they were not run where the last one was.
     """
 
@@ -76,6 +77,7 @@ class Confirmation:
         self.fresh: Rounds = {}
         self.chosen: int | None = None
         self.taken_back: dict[str, Any] = {}
+        self.failed: list[int] = []
         self.void: set[int] = set()
         self._fresh_wanted = 0
         self._closed = 0
@@ -142,6 +144,7 @@ class Confirmation:
             self.rounds[len(self.rounds) + 1] = rates
         for trial in failed:
             self.dropped[trial] = self._closed
+        self.failed += failed
         # Whoever fails when it is measured alone is no choice: the others are looked at once more.
         self.chosen, self.fresh = None, {}
         self._look()

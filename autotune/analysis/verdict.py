@@ -18,7 +18,6 @@ from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import CATALOGUE
 from storage import Attempts, AttemptState, Purpose
 
-_NO_EFFORT = Effort()
 _AS_FAST = 0.0005
 """Slower than the best by less is not said."""
 _WORTH_A_FIGURE = 1.01
@@ -190,7 +189,7 @@ def conclude(
     world_size: int,
     checks: GateRecord,
     baseline_end: str = "",
-    effort: Effort = _NO_EFFORT,
+    effort: Effort | None = None,
 ) -> Verdict:
     """The verdict of a confirmation; at least one candidate finished a round.
 
@@ -200,7 +199,7 @@ def conclude(
         world_size: ranks.
         checks: what the numerics gate has found.
         baseline_end: how the baseline ended in the search, where it did not complete.
-        effort: what the study has taken, and what would lead further.
+        effort: what the study has taken, and what would lead further; None: it goes on.
     """
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
@@ -234,12 +233,12 @@ def conclude(
         kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), effort)
         sentence += _refusals(checks, knobs)
         if kind == Kind.UNDECIDED:
-            common["missing_seconds"] = effort.missing
+            common["missing_seconds"] = effort and effort.missing
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.gain(chosen)
     today = confirmation.candidates[baseline].knobs
     sure = speedup.low if speedup.vague else speedup.value
-    price = Price.of(effort, sure, world_size)
+    price = Price.of(effort, sure, world_size) if effort and speedup.low > 1 else None
     sentence = (
         f"{_gain(speedup)}: {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"{_in_turn(confirmation)}."
@@ -250,8 +249,8 @@ def conclude(
         + (price.sentence if price else "")
     )
     if speedup.vague:
-        common["missing_seconds"] = effort.missing
-        sentence += f" {_would_narrow(effort, len(confirmation.basis))}"
+        common["missing_seconds"] = effort and effort.missing
+        sentence += _would_narrow(effort, len(confirmation.basis))
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, price=price, **common)
 
 
@@ -273,8 +272,11 @@ def _of_several(confirmation: Confirmation, chosen: int) -> str:
         return ""
     slower = -math.expm1(-behind)
     if slower < _AS_FAST:
-        return " None of the finalists is faster."
-    return f" It is at most {slower:.1%} slower than the best of the finalists."
+        return f" None of the finalists is faster.{_failures(confirmation)}"
+    return (
+        f" It is at most {slower:.1%} slower than the best of the finalists."
+        f"{_failures(confirmation)}"
+    )
 
 
 def _taken_back(confirmation: Confirmation) -> str:
@@ -301,9 +303,11 @@ def _gain(speedup: Ratio) -> str:
     return f"{speedup.value:.2f}x your configuration ({interval})"
 
 
-def _would_narrow(effort: Effort, rounds: int) -> str:
+def _would_narrow(effort: Effort | None, rounds: int) -> str:
+    if effort is None:
+        return ""
     how = more_time(rounds)
-    return f"By how much it is faster, about {effort.missing:.0f} s more would tell ({how})."
+    return f" By how much it is faster, about {effort.missing:.0f} s more would tell ({how})."
 
 
 def consequences(
@@ -321,7 +325,9 @@ def consequences(
     )
 
 
-def _stay(confirmation: Confirmation, baseline: int, rate: str, effort: Effort) -> tuple[Kind, str]:
+def _stay(
+    confirmation: Confirmation, baseline: int, rate: str, effort: Effort | None
+) -> tuple[Kind, str]:
     """Why to keep the baseline: because it is as good as any, or because the noise hides it."""
     rounds = len(confirmation.rounds)
     contender, most = confirmation.contender(), math.expm1(confirmation.most_gain())
@@ -331,15 +337,31 @@ def _stay(confirmation: Confirmation, baseline: int, rate: str, effort: Effort) 
         left = f" by more than {most:.1%}" if most >= _AS_FAST else ""
         return Kind.NOTHING_BETTER, (
             f"Nothing that was measured again beats your configuration{left}: it reaches {rate}, "
-            f"measured {rounds} {how}."
+            f"measured {rounds} {how}.{_failures(confirmation)}"
         )
     ratio = confirmation.gain(contender)
     knobs, today = (confirmation.candidates[trial].knobs for trial in (contender, baseline))
     return Kind.UNDECIDED, (
         "Cannot tell whether anything beats your configuration, so keep it: "
-        f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}. About "
-        f"{effort.missing:.0f} s more would do ({more_time(rounds)}), and less on a quieter machine."
+        f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}."
+        f"{_would_tell(effort, rounds)}{_failures(confirmation)}"
     )
+
+
+def _would_tell(effort: Effort | None, rounds: int) -> str:
+    if effort is None:
+        return ""
+    how = more_time(rounds)
+    return f" About {effort.missing:.0f} s more would do ({how}), and less on a quieter machine."
+
+
+def _failures(confirmation: Confirmation) -> str:
+    """Who was among the finalists and failed as it was measured again, in a sentence."""
+    failed = [trial for trial in confirmation.failed if trial != confirmation.baseline]
+    if not failed:
+        return ""
+    which = ", ".join(map(str, failed))
+    return f" Not among them any more: trial {which}, which failed as it was measured again."
 
 
 def _left_open(ratio: Ratio, changed: str, rounds: str) -> str:
@@ -460,7 +482,7 @@ def _refusals(checks: GateRecord, today: Mapping[str, Any]) -> str:
         return ""
     first = checks.refused[0]
     return (
-        f" {counted(len(checks.refused), 'faster trial')} refused: {difference(first.knobs, today)}, as "
+        f" {counted(len(checks.refused), 'trial')} refused: {difference(first.knobs, today)}, as "
         f"{first.reason}."
     )
 

@@ -19,7 +19,7 @@ _PRIOR_WEIGHT = 2.0
 """So many runs' worth."""
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SECONDS_PER_HOUR = 3600.0
-FEWEST_FOR_DRIFT = 4
+FEWEST_FOR_DRIFT = 5
 SHORTEST_FOR_DRIFT = 1800.0
 """Seconds from the first run to the last one: what minutes show is no hour's drift."""
 

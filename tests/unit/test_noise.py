@@ -51,7 +51,7 @@ def test_drift_is_found_and_its_absence_too():
 
 
 def test_what_minutes_show_is_no_drift_of_an_hour():
-    slowing = [Run(100 - 3 * minute, 0.0, 60.0 * minute) for minute in range(4)]
+    slowing = [Run(100 - 3 * minute, 0.0, 60.0 * minute) for minute in range(8)]
     assert run_noise(slowing).drift_per_hour is None
 
 
@@ -113,3 +113,9 @@ def test_blocks_are_taken_at_the_error_that_their_interval_has():
     """Five blocks: Student's quantile of 2.78 and not 1.96."""
     assert Run(100.0, 0.0278, 0.0, freedom=4.0).error == pytest.approx(0.01, rel=0.01)
     assert Run(100.0, 0.0196, 0.0).error == pytest.approx(0.01, rel=0.01)
+
+
+def test_four_runs_in_a_row_that_fall_by_chance_are_no_drift():
+    """Of the 24 orders of four runs two are monotone: one study in twelve."""
+    falling = [Run(rate, 0.01, 900.0 * n) for n, rate in enumerate((103.0, 101.0, 99.0, 97.0))]
+    assert run_noise(falling).drift_per_hour is None

@@ -459,3 +459,53 @@ def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
     )
     assert found.trial == 2
     assert "1 faster trial refused: micro_batch=64 runs out of memory" in found.sentence
+
+
+def test_a_finalist_that_failed_as_it_was_measured_again_is_named():
+    """The fastest runs once and then fails: that nothing left is faster is not all there is to say."""
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, micro_batch=16)]
+    confirmation = Confirmation(candidates, 0, 5)
+    confirmation.close_round({0: 100.0, 1: 150.0, 2: 110.0})
+    confirmation.close_round({0: 101.0, 1: None, 2: 111.0})
+    while not confirmation.decided():
+        confirmation.close_round({trial: 100.0 + 5 * trial for trial in confirmation.members()})
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    assert found.trial == 2
+    assert "trial 1, which failed as it was measured again." in found.sentence
+
+
+def test_nothing_beats_the_baseline_as_the_only_finalist_failed():
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 5)
+    confirmation.close_round({0: 100.0, 1: None})
+    while not confirmation.decided():
+        confirmation.close_round({0: 100.0})
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    assert found.kind == "nothing_better"
+    assert "trial 1, which failed as it was measured again." in found.sentence
+
+
+def test_what_would_lead_further_is_not_said_of_a_study_that_goes_on():
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 10)
+    for rate in (106.0, 99.0, 108.0):
+        confirmation.close_round({0: 100.0, 1: rate})
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    assert (found.kind, found.missing_seconds) == ("undecided", None)
+    assert "more would do" not in found.sentence
+    done = conclude(confirmation, "samples/s", 2, GateRecord(), effort=Effort(missing=75.0))
+    assert "About 75 s more would do" in done.sentence
+
+
+def test_no_saving_is_told_where_there_may_be_none():
+    """Chosen by 2 %, and in fresh rounds between 1 % slower and 3 % faster."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 3)
+    for rate in (102.0, 102.1, 102.05, 101.1, 99.7, 101.1):
+        confirmation.close_round({0: 100.0, 1: rate})
+    effort = Effort(spent=100.0, missing=75.0, step=0.5)
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    assert found.kind == "better"
+    assert found.speedup.low < 1
+    assert found.price is None
+    assert "it saves" not in found.sentence

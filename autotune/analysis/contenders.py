@@ -23,11 +23,10 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
         several: trials with a throughput.
     """
     by_rate = sorted(several, key=lambda a: -(a.result.throughput or 0.0))
-    running = [a for a in by_rate if a.result.throughput]
-    close, others = running[:_MOST], by_rate[len(running[:_MOST]) :]
-    rates = [a.result.throughput or 0.0 for a in close]
+    rates = [rate for a in by_rate[:_MOST] if (rate := a.result.throughput)]
+    close = by_rate[: len(rates)]
     order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
-    return [*(close[place] for place in order), *others]
+    return [*(close[place] for place in order), *by_rate[len(rates) :]]
 
 
 def error_of(result: AttemptResult) -> float | None:

@@ -231,7 +231,7 @@ def conclude(
     before = mean_rate(confirmation.basis_rates(baseline))
     if chosen == baseline:
         kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), effort)
-        sentence += _refusals(checks, knobs)
+        sentence += _failures(confirmation) + _refusals(checks, knobs)
         if kind == Kind.UNDECIDED:
             common["missing_seconds"] = effort and effort.missing
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
@@ -243,6 +243,7 @@ def conclude(
         f"{_gain(speedup)}: {difference(knobs, today)} reaches {rate_text(throughput, unit)}, "
         f"{_in_turn(confirmation)}."
         + _of_several(confirmation, chosen)
+        + _failures(confirmation)
         + _taken_back(confirmation)
         + at_both(confirmation, chosen, baseline, world_size)
         + consequences(chosen, knobs, today, checks)
@@ -272,11 +273,8 @@ def _of_several(confirmation: Confirmation, chosen: int) -> str:
         return ""
     slower = -math.expm1(-behind)
     if slower < _AS_FAST:
-        return f" None of the finalists is faster.{_failures(confirmation)}"
-    return (
-        f" It is at most {slower:.1%} slower than the best of the finalists."
-        f"{_failures(confirmation)}"
-    )
+        return " None of the finalists is faster."
+    return f" It is at most {slower:.1%} slower than the best of the finalists."
 
 
 def _taken_back(confirmation: Confirmation) -> str:
@@ -337,14 +335,14 @@ def _stay(
         left = f" by more than {most:.1%}" if most >= _AS_FAST else ""
         return Kind.NOTHING_BETTER, (
             f"Nothing that was measured again beats your configuration{left}: it reaches {rate}, "
-            f"measured {rounds} {how}.{_failures(confirmation)}"
+            f"measured {rounds} {how}."
         )
     ratio = confirmation.gain(contender)
     knobs, today = (confirmation.candidates[trial].knobs for trial in (contender, baseline))
     return Kind.UNDECIDED, (
         "Cannot tell whether anything beats your configuration, so keep it: "
         f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}."
-        f"{_would_tell(effort, rounds)}{_failures(confirmation)}"
+        f"{_would_tell(effort, rounds)}"
     )
 
 
@@ -361,7 +359,9 @@ def _failures(confirmation: Confirmation) -> str:
     if not failed:
         return ""
     which = ", ".join(map(str, failed))
-    return f" Not among them any more: trial {which}, which failed as it was measured again."
+    return (
+        f" Not among the finalists any more: trial {which}, which failed as it was measured again."
+    )
 
 
 def _left_open(ratio: Ratio, changed: str, rounds: str) -> str:

@@ -97,14 +97,15 @@ def at_both(confirmation: Confirmation, chosen: int, baseline: int, world_size: 
     before = global_batch(today, world_size)
     after = global_batch(confirmation.candidates[chosen].knobs, world_size)
     rivals = [
-        (confirmation.gain(trial), candidate.knobs)
+        (gain, candidate.knobs)
         for trial, candidate in confirmation.candidates.items()
-        if trial != baseline and global_batch(candidate.knobs, world_size) == before
-        if confirmation.rates(trial)
+        if trial != baseline and trial not in confirmation.failed
+        if global_batch(candidate.knobs, world_size) == before
+        if confirmation.rates(trial) and (gain := confirmation.gain(trial)).low > 1
     ]
-    best, knobs = max(rivals, key=lambda one: one[0].value, default=(None, today))
-    if best is None or best.low <= 1:
+    if not rivals:
         return f"{text} At your {before} nothing that was tried is surely faster."
+    best, knobs = max(rivals, key=lambda one: one[0].value)
     direction = "grow" if after > before else "shrink"
     larger = confirmation.gain(chosen).value
     return (

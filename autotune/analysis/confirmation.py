@@ -205,7 +205,7 @@ class Confirmation:
         """What the best of the finalists may gain over the baseline at most, in logarithms; that of the
         chosen one by the rounds after the choice, if there are enough."""
         assert self.baseline is not None
-        if self.chosen is not None and self._measured_alone:
+        if self.chosen is not None and self.measured_alone:
             return math.log(self.gain(self.chosen).high)
         return self._beyond(self.baseline, self._rivals())
 
@@ -253,19 +253,17 @@ class Confirmation:
     @property
     def basis(self) -> Rounds:
         """The rounds that figures are taken from: those after the choice, once there are enough."""
-        return self.fresh if self._measured_alone else self.rounds
+        return self.fresh if self.measured_alone else self.rounds
 
     @property
-    def _measured_alone(self) -> bool:
+    def measured_alone(self) -> bool:
+        """Whether rounds after the choice are enough to tell by how much."""
         return bool(self.fresh) and len(self.fresh) >= min(FEWEST_ROUNDS, self._fresh_wanted)
 
     def rates(self, trial: int) -> list[float]:
-        """A trial's throughput, round by round, those after the choice last."""
-        return [
-            rates[trial]
-            for rates in (*self.rounds.values(), *self.fresh.values())
-            if trial in rates
-        ]
+        """A trial's throughput, round by round, those after the choice last, where they tell enough."""
+        fresh = self.fresh.values() if self.measured_alone else ()
+        return [rates[trial] for rates in (*self.rounds.values(), *fresh) if trial in rates]
 
     def basis_rates(self, trial: int) -> list[float]:
         """A trial's throughput in the rounds that figures are taken from; in all, if it ran in none."""
@@ -291,7 +289,7 @@ class Confirmation:
         trial has beaten the baseline, and not elsewhere.
         """
         assert self.baseline is not None
-        if trial == self.chosen and self._measured_alone:
+        if trial == self.chosen and self.measured_alone:
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
         return self.contrast(trial, self.baseline).ratio(self.level(len(self.rounds)))
@@ -310,7 +308,7 @@ class Confirmation:
         least memory, then the nearest to the baseline; the baseline, if none beats it."""
         leader = self.leader()
         if self.chosen is not None and self.baseline is not None:
-            slower = self._measured_alone and self.gain(leader).high < 1
+            slower = self.measured_alone and self.gain(leader).high < 1
             return self.baseline if slower else leader
         if self.baseline is not None and not self._beats_baseline(leader):
             return self.baseline
@@ -361,6 +359,7 @@ def replay(
     search went on (with a larger budget) do not count: what is compared must have been measured in
     turn. Nor do rounds that were measured, or begun, in another environment than the last run. Once a
     second round was begun, whoever ran in the first one takes part, whatever there is time for by then.
+    The chosen one is without what was taken back of it where figures are of that.
 
     Args:
         attempts: of a study whose search has ended.
@@ -389,7 +388,7 @@ def replay(
         else:
             break
     alone = confirmed_alone(confirmation, attempts)
-    if alone is not None:
+    if alone is not None and confirmation.measured_alone:
         confirmation.take_back(alone.knobs)
     return confirmation
 

@@ -3,14 +3,16 @@
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.batches import change
 from autotune.analysis.confirmation import FEWEST_ROUNDS, replay
+from autotune.analysis.early import with_known_noise
 from autotune.analysis.gate import GateRecord, touched
-from autotune.analysis.levels import levelled
+from autotune.analysis.levels import Levels
 from autotune.analysis.memory import outgrown, refused_for_memory
 from autotune.analysis.verdict import (
     Finalist,
@@ -23,8 +25,9 @@ from autotune.analysis.verdict import (
 )
 from autotune.analysis.wording import counted, difference, rate_text
 from autotune.measurement.estimate import Ratio
+from autotune.measurement.noise import run_freedom, total_half_width
 from autotune.spec.sections import MeasurementSpec
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 _SHOWN = 4
 _TIMED = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.CONFIRM)
@@ -203,21 +206,40 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
     runs: dict[int, list[StoredAttempt]] = {}
     # Trials that took turns with the baseline are told at the pace of its own trial alone.
     timed = _PACED if attempts.of(Purpose.PACE) else _TIMED
-    for attempt in levelled(attempts).of(*timed).complete().measured():
+    for attempt in with_known_noise(attempts).of(*timed).complete().measured():
         runs.setdefault(attempt.trial, []).append(attempt)
+    levels = Levels.of(attempts)
+    equal = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
+    freedom = run_freedom(len(equal))
     seen = [
-        _seen(searched, runs[searched.trial])
+        _seen(searched, runs[searched.trial], levels, freedom)
         for searched in attempts.searched().complete()
         if searched.trial in runs and searched.trial not in out
     ]
     return sorted(seen, key=lambda one: -one.rate)
 
 
-def _seen(searched: StoredAttempt, runs: Sequence[StoredAttempt]) -> Seen:
-    rates = tuple(run.result.throughput or 0.0 for run in runs)
-    widths = [1.0 if run.result.half_width is None else run.result.half_width for run in runs]
+def _seen(
+    searched: StoredAttempt, runs: Sequence[StoredAttempt], levels: Levels, freedom: float
+) -> Seen:
+    """By what is known by now of the noise between runs, and of nodes, whose doubt all runs there
+    share."""
+    results = [levels.at(run.environment).applied(run.result) for run in runs]
+    rates = tuple(result.throughput or 0.0 for result in results)
     mean = math.exp(math.fsum(map(math.log, rates)) / len(rates))
-    return Seen(searched.trial, searched.knobs, rates, mean, math.hypot(*widths) / len(rates))
+    blocks = map(_of_blocks, results)
+    times = Counter(run.environment for run in runs)
+    doubts = [count * levels.at(node).error for node, count in times.items()]
+    between = math.hypot(*(r.sigma_run or 0.0 for r in results), *doubts)
+    width = total_half_width(math.hypot(*blocks), between, freedom) / len(rates)
+    return Seen(searched.trial, searched.knobs, rates, mean, width)
+
+
+def _of_blocks(result: AttemptResult) -> float:
+    """Relative half-width of the 95 % interval that the blocks give; of an earlier version the only one
+    that there is."""
+    known = (result.block_half_width, result.half_width)
+    return next((width for width in known if width is not None), 1.0)
 
 
 def _yet_unchecked(

@@ -45,7 +45,8 @@ class Finalist:
     Attributes:
         baseline: it is the user's configuration.
         rates: throughput, round by round.
-        ratio_to_recommended: its throughput over that of the recommended one; None if it never ran.
+        ratio_to_recommended: its throughput over that of the recommended one, for the baseline in the
+            rounds that the speed-up rests on, for others in those that chose; None if it never ran.
         dropped_after_round: counted from one; None if it stayed to the end.
     """
 
@@ -134,6 +135,12 @@ class Verdict:
     measured_on: str = ""
     memory: Memory | None = None
     long_run: LongRun | None = None
+
+    def telling(self, finalist: Finalist) -> tuple[float, ...]:
+        """Its throughput in the rounds that tell by how much; of who was not in them, in those that
+        chose."""
+        alone = finalist.baseline or finalist.trial == self.trial
+        return finalist.rates[self.chosen_in :] if alone else finalist.rates
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: a bound that is infinite, because one round tells no interval, is None."""
@@ -494,6 +501,16 @@ def _finalist(confirmation: Confirmation, trial: int, chosen: int) -> Finalist:
         knobs=confirmation.candidates[trial].knobs,
         baseline=trial == confirmation.baseline,
         rates=tuple(rates),
-        ratio_to_recommended=confirmation.ratio(trial, chosen) if rates else None,
+        ratio_to_recommended=_to_recommended(confirmation, trial, chosen) if rates else None,
         dropped_after_round=confirmation.dropped.get(trial),
     )
+
+
+def _to_recommended(confirmation: Confirmation, trial: int, chosen: int) -> Ratio:
+    """The baseline's by the same rounds as the speed-up."""
+    if trial != confirmation.baseline or chosen != confirmation.chosen:
+        return confirmation.ratio(trial, chosen)
+    if not confirmation.measured_alone:
+        return confirmation.ratio(trial, chosen)
+    gain = confirmation.gain(chosen)
+    return Ratio(1 / gain.value, 1 / gain.high, 1 / gain.low if gain.low else math.inf)

@@ -6,9 +6,8 @@ import math
 import numpy as np
 from scipy import special
 
-_NODES = 40
-_QUANTILES = 64
-_HALVINGS = 40
+_NODES = 48
+_HALVINGS = 50
 
 
 @functools.lru_cache(maxsize=1024)
@@ -27,15 +26,18 @@ def comparison(rivals: int, freedom: float, confidence: float = 0.95) -> float:
         return 0.0
     if freedom <= 0:
         return math.inf
+    # With one rival it is Student's; with several at least that, and at most what Bonferroni gives.
+    low = float(special.stdtrit(freedom, confidence))
+    if rivals == 1:
+        return low
+    high = float(special.stdtrit(freedom, 1 - (1 - confidence) / rivals))
     points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
     weights = weights / weights.sum()
-    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    spreads = np.sqrt(2 * special.gammaincinv(freedom / 2, shares) / freedom)
-    low, high = 0.0, 200.0
+    # As quantiles of the normal distribution the nodes reach far into both tails of s, too.
+    spreads = np.sqrt(2 * special.gammaincinv(freedom / 2, special.ndtr(points)) / freedom)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         within = special.ndtr(points[:, None] + math.sqrt(2) * middle * spreads) ** rivals
-        low, high = (
-            (low, middle) if float((weights @ within).mean()) > confidence else (middle, high)
-        )
+        enough = float(weights @ within @ weights) > confidence
+        low, high = (low, middle) if enough else (middle, high)
     return (low + high) / 2

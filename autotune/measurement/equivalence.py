@@ -15,6 +15,9 @@ LEVEL = 0.05
 """Chance to call courses equivalent that lie just a margin apart, over all looks together."""
 _DIFFERENT = 0.01
 """Chance to call courses different, before the last look, that lie just a margin apart."""
+_SCATTER = 0.15
+"""Of the margin: standard deviation between the distances of equal courses with other seeds, at least.
+One pair knows nothing of it, and two or three little."""
 
 
 class Answer(Enum):
@@ -33,11 +36,13 @@ class Distance:
         mean: of the differences.
         error: its standard error.
         freedom: degrees of freedom of that.
+        runs: pairs of them, with a seed each.
     """
 
     mean: float
     error: float
     freedom: float
+    runs: int = 1
 
     def within(self, margin: float, looks: int) -> Answer:
         """Whether the courses lie within a margin of each other.
@@ -46,18 +51,19 @@ class Distance:
             margin: in units of the loss.
             looks: how often this is asked at most; the level is shared out among them (Bonferroni).
         """
-        if abs(self.mean) + self._quantile(LEVEL / looks) * self.error < margin:
+        if abs(self.mean) + self.half_width(margin, looks) < margin:
             return Answer.EQUIVALENT
-        if abs(self.mean) - self._quantile(_DIFFERENT) * self.error > margin:
+        if abs(self.mean) - self._half_width(margin, _DIFFERENT) > margin:
             return Answer.DIFFERENT
         return Answer.OPEN
 
-    def half_width(self, looks: int) -> float:
+    def half_width(self, margin: float, looks: int) -> float:
         """Of the interval that has to lie within the margin."""
-        return self._quantile(LEVEL / looks) * self.error
+        return self._half_width(margin, LEVEL / looks)
 
-    def _quantile(self, level: float) -> float:
-        return float(special.stdtrit(self.freedom, 1 - level))
+    def _half_width(self, margin: float, level: float) -> float:
+        error = math.hypot(self.error, _SCATTER * margin / math.sqrt(self.runs))
+        return float(special.stdtrit(self.freedom, 1 - level)) * error
 
 
 def distance(runs: Sequence[Sequence[float]]) -> Distance:
@@ -78,7 +84,7 @@ def distance(runs: Sequence[Sequence[float]]) -> Distance:
     freedom = max(2.0, (count - len(runs)) * (1 - r) / (1 + r))
     if len(runs) > 1:
         error = max(error, statistics.stdev(means) / math.sqrt(len(runs)))
-    return Distance(statistics.fmean(means), error, freedom)
+    return Distance(statistics.fmean(means), error, freedom, len(runs))
 
 
 def _pooled_variance(runs: Sequence[Sequence[float]], means: Sequence[float]) -> float:

@@ -228,7 +228,8 @@ class _Course:
                 for run, reference in pairs
             ]
         )
-        self._answer = self._distance.within(MARGIN * self._progress, MOST_SEEDS)
+        self._margin = MARGIN * self._progress
+        self._answer = self._distance.within(self._margin, MOST_SEEDS)
 
     @property
     def share(self) -> float | None:
@@ -248,7 +249,7 @@ class _Course:
         if self._answer is not Answer.DIFFERENT and not unproven:
             return ""
         share = self._distance.mean / self._progress
-        about = self._distance.half_width(MOST_SEEDS) / self._progress
+        about = self._distance.half_width(self._margin, MOST_SEEDS) / self._progress
         what = "cannot be shown to follow" if unproven else "leaves"
         return (
             f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} (+-{about:.1%}) "

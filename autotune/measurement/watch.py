@@ -124,6 +124,9 @@ class Watch:
         if len(self.kept) < FEWEST_BLOCKS:
             self.lost = self._cannot_catch_up()
             return self.lost or last
+        self.problem = self.uncounted
+        if self.problem:
+            return True
         now = self.estimate()
         total = self._limits.doubt(now.half_width)
         self.lost = now.rate * (1 + total) < HOPELESS * self._limits.incumbent_low
@@ -135,6 +138,7 @@ class Watch:
         self.problem = self.problem or unusable(block)
         if not self.problem:
             self.seen.append(Seen(block, kept=True, contended=contended(block, self.kept)))
+            self.problem = self.uncounted
 
     def close(self) -> None:
         """The trial is over. Where it ended within its warm-up its last block stands for it, though not
@@ -171,6 +175,18 @@ class Watch:
     def units(self, block: BlockReport) -> int:
         """Samples or tokens of a block."""
         return block.tokens if self._limits.tokens else block.samples
+
+    @property
+    def uncounted(self) -> str | None:
+        """Why there is no rate: of what is to be counted no block has any."""
+        if any(self.units(seen.block) for seen in self.seen):
+            return None
+        if self._limits.tokens:
+            return (
+                "no tokens are reported, which objective.metric counts: give the workload "
+                "tokens_per_sample, or take samples_per_second"
+            )
+        return "no samples are reported"
 
     @property
     def warming_up(self) -> bool:

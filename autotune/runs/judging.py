@@ -60,6 +60,8 @@ class TimedRun:
             return AttemptResult(
                 AttemptState.ERROR, "ended before a block could be timed", **common
             )
+        if watch.uncounted:
+            return AttemptResult(AttemptState.ERROR, watch.uncounted, **common)
         timed = watch.estimate()
         known = math.isfinite(timed.half_width)
         half_width = timed.half_width if known else 1.0

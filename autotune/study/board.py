@@ -82,6 +82,6 @@ class Board:
         for finalist in verdict.finalists:
             own = searched[finalist.trial]
             level = levels.at(own.environment)
-            result, rates = level.applied(own.result), finalist.rates
+            result, rates = level.applied(own.result), verdict.telling(finalist)
             note = trial_note(own, result, self._unit, confirmed=rates, level=level)
             self._ledger.note(note, trial=finalist.trial)

@@ -68,9 +68,16 @@ class Finals:
             if self._check_longest(confirmation):
                 continue  # as does whoever outgrows the memory
             if confirmation.decided() or not self._complete_round(confirmation):
+                confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
                 LongPair(self._job, self._bench, self._schedule).run(confirmation)
                 return confirmation
+
+    def _as_measured(self, confirmation: Confirmation) -> Confirmation:
+        """The same where what was taken back of the chosen one was measured without it."""
+        if not confirmation.taken_back or confirmation.measured_alone:
+            return confirmation
+        return self._replay() or confirmation
 
     def _note_void(self, void: set[int]) -> None:
         """Say that rounds do not count any more because the machine has changed."""
@@ -117,8 +124,10 @@ class Finals:
         if confirmation.chosen is None or rounds < 2:
             return False
         attempts = self._job.attempts()
-        if confirmed_alone(confirmation, attempts):
-            return False  # with the changes that it has been measured with
+        if alone := confirmed_alone(confirmation, attempts):
+            if not confirmation.measured_alone:
+                confirmation.take_back(alone.knobs)
+            return False
         found = spared(
             attempts.of_trial(confirmation.chosen),
             confirmation.candidates[confirmation.chosen].knobs,

@@ -81,6 +81,7 @@ def study_note(verdict: Verdict) -> str:
         lines += [f"### {_how_compared(verdict)}", ""]
         lines += ["| trial | ratio to the recommended one | |", "|---|---|---|"]
         lines += [_finalist_row(finalist) for finalist in verdict.finalists]
+        lines += ["", _basis(verdict)] if verdict.chosen_in else []
     if verdict.refused:
         lines += ["", "### Refused: they compute something else", ""]
         lines += ["| trial | differs from the recommended in | why |", "|---|---|---|"]
@@ -97,6 +98,15 @@ def _how_compared(verdict: Verdict) -> str:
     if not verdict.provisional or verdict.rounds >= FEWEST_ROUNDS:
         return "Finalists, measured again in turn"
     return "What supports it: the fastest so far, by all their runs"
+
+
+def _basis(verdict: Verdict) -> str:
+    """Which rounds compare whom."""
+    alone, before = counted(verdict.rounds, "round"), counted(verdict.chosen_in, "round")
+    return (
+        f"The baseline by {alone} with the recommended one alone, the others by {before} of all before "
+        "that, which chose it."
+    )
 
 
 def _configuration(knobs: dict[str, Any]) -> list[str]:

@@ -277,3 +277,27 @@ def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played:
     shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))
     assert f"| {'log_interval' if kept == (50, 25) else 'bucket_cap_mb'} |" in shown
     played.assert_complete(trials=4)
+
+
+@pytest.mark.parametrize("wall_time", [90, 160, 220, 230, 240])
+def test_what_is_recommended_is_what_the_figures_are_of(played: Replayed, wall_time: int) -> None:
+    """Where the time is over before what was taken back is measured, because that starts so slowly."""
+
+    def reduced(launch: Launch) -> bool:
+        return (
+            purpose(launch, "confirm")
+            and launch.knobs["log_interval"] == 10
+            and launch.knobs["micro_batch"] == 16
+        )
+
+    verdict = played.on(where(running_at(quick_to_log), reduced, startup=40.0)).run(
+        search_space={"micro_batch": [2, 16], "log_interval": [1, 10]},
+        baseline={"micro_batch": 2, "log_interval": 10},
+        budget={"trials": 4, "wall_time": f"{wall_time}s"},
+        measurement={"attribution": 2, "finalists": 1},
+    )
+    own = [a for a in played.recorded("confirm") if a.trial == verdict["trial"]]
+    measured = [a for a in own if a.result.throughput and a.knobs == verdict["knobs"]]
+    assert len(measured) >= verdict["rounds"]
+    recomputed = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(recomputed.as_dict())) == verdict

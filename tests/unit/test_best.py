@@ -9,7 +9,8 @@ from autotune.measurement.best import comparison
 
 def test_with_one_rival_it_is_student():
     for freedom in (3, 10, 40):
-        assert comparison(1, freedom) == pytest.approx(special.stdtrit(freedom, 0.95), rel=0.02)
+        for sure in (0.95, 0.99999):
+            assert comparison(1, freedom, sure) == special.stdtrit(freedom, sure)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,15 @@ def test_with_one_rival_it_is_student():
 def test_the_table_of_dunnett(rivals, freedom, expected):
     """Dunnett 1955, table 1a, one-sided 95 %."""
     assert comparison(rivals, freedom) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rivals", "freedom", "sure", "expected"),
+    [(2, 2, 0.95, 3.804), (4, 8, 0.999, 5.450), (3, 4, 0.9999, 16.197), (2, 2, 0.9995, 40.09)],
+)
+def test_far_out_in_the_tail_where_the_first_of_many_looks_is(rivals, freedom, sure, expected):
+    """By adaptive integration over both variables."""
+    assert comparison(rivals, freedom, sure) == pytest.approx(expected, rel=0.003)
 
 
 def test_nothing_to_compare_with_and_nothing_known():

@@ -31,6 +31,21 @@ def test_what_lies_a_margin_apart_is_seldom_called_equivalent(r):
     assert share(Answer.DIFFERENT, MARGIN, 1.0, r) <= 0.02
 
 
+@pytest.mark.parametrize("scatter", [0.05, 0.1, 0.2])
+def test_the_luck_of_a_seed_is_no_equivalence(scatter):
+    """A margin apart on average, with seeds that differ: after each pair is looked again."""
+    generator = np.random.default_rng(0)
+    passed = 0
+    for _ in range(TIMES):
+        runs, answer = [], Answer.OPEN
+        while answer is Answer.OPEN and len(runs) < RUNS:
+            own = MARGIN + scatter * MARGIN * generator.standard_normal()
+            runs.append(list(own + 0.1 * generator.standard_normal(LENGTH)))
+            answer = distance(runs).within(MARGIN, RUNS)
+        passed += answer is Answer.EQUIVALENT
+    assert passed / TIMES <= 0.06
+
+
 def test_what_lies_together_is_found_equivalent():
     assert share(Answer.EQUIVALENT, 0.0, 1.0) > 0.98
 

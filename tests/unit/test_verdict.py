@@ -1,5 +1,6 @@
 """From rounds to one sentence."""
 
+import dataclasses
 import json
 import math
 
@@ -14,6 +15,7 @@ from autotune.analysis.shortfall import rounds_missing
 from autotune.analysis.verdict import Verdict, conclude, no_result
 from autotune.analysis.wording import difference
 from autotune.spec.sections import MeasurementSpec
+from autotune.views.notes import study_note
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -66,6 +68,38 @@ def test_a_gain_at_the_users_global_batch_must_be_sure():
     found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
     assert "changes from 16 to 8: adjust" in found.sentence
     assert "At your 16 nothing that was tried is surely faster." in found.sentence
+
+
+def test_a_gain_at_the_users_global_batch_is_of_one_that_does_not_fail():
+    candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, precision="bf16")]
+    candidates.append(candidate(3, bucket_cap_mb=5))
+    confirmation = Confirmation(candidates, 0, 5)
+    number = 0
+    while not confirmation.decided():
+        level = 1 + 0.002 * (-1) ** number
+        shown = {0: 100 * level, 1: 200.0, 2: 120.0, 3: None if number else 150.0}
+        confirmation.close_round({t: shown[t] for t in confirmation.members()})
+        number += 1
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    assert "at your 16, with precision=bf16; " in found.sentence
+
+
+def test_the_baseline_is_compared_by_the_rounds_that_the_figure_is_of():
+    """In those that chose the winner was lucky."""
+    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 5)
+    while not confirmation.decided():
+        level = 150.0 if confirmation.chosen is None else 120.0
+        luck = 1 + 0.002 * (-1) ** confirmation.next_round
+        confirmation.close_round({0: 100.0, 1: level * luck})
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    yours, own = found.finalists
+    assert found.chosen_in
+    assert found.speedup.value == pytest.approx(1.2, rel=0.01)
+    assert yours.ratio_to_recommended.value == pytest.approx(1 / found.speedup.value)
+    assert max(found.telling(own)) < 121
+    note = study_note(found)
+    assert f"| 0 | {1 / found.speedup.value:.3f} (" in note
+    assert "The baseline by 3 rounds with the recommended one alone" in note
 
 
 def test_nothing_beats_the_baseline():
@@ -441,14 +475,8 @@ def seen(number, purpose, trial, rate=None, state="COMPLETE", **changes):
     return StoredAttempt(number, trial, Purpose(purpose), 0, 1, knobs, 0.0, 1.0, result)
 
 
-def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
-    attempts = [
-        seen(1, "search", 0, 100.0),
-        seen(2, "search", 1, 150.0, micro_batch=64),
-        seen(3, "search", 2, 120.0, bucket_cap_mb=5),
-        seen(4, "longest", 1, state="OOM", micro_batch=64),
-    ]
-    found = provisional(
+def provisionally(*attempts):
+    return provisional(
         Attempts(attempts, defaults()),
         defaults(),
         GateRecord(),
@@ -457,8 +485,60 @@ def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
         unit="samples/s",
         world_size=2,
     )
+
+
+def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
+    found = provisionally(
+        seen(1, "search", 0, 100.0),
+        seen(2, "search", 1, 150.0, micro_batch=64),
+        seen(3, "search", 2, 120.0, bucket_cap_mb=5),
+        seen(4, "longest", 1, state="OOM", micro_batch=64),
+    )
     assert found.trial == 2
     assert "1 faster trial refused: micro_batch=64 runs out of memory" in found.sentence
+
+
+def noisy_run(number, purpose, trial, rate, sigma, environment=1, **changes):
+    """As it is recorded where runs are taken to scatter like this."""
+    run = seen(number, purpose, trial, rate, **changes)
+    width = {"half_width": math.hypot(0.01, 1.96 * sigma), "block_half_width": 0.01}
+    result = dataclasses.replace(run.result, sigma_run=sigma, **width)
+    return dataclasses.replace(run, result=result, environment=environment)
+
+
+def test_a_provisional_answer_knows_what_is_known_by_now_of_the_noise():
+    """The first trial was told with what was assumed; equal runs have shown three times that since."""
+    first = (
+        noisy_run(1, "search", 0, 100.0, 0.02),
+        noisy_run(2, "search", 1, 115.0, 0.02, loader_workers=4),
+    )
+    again = [
+        noisy_run(number, "calibrate", 0, rate, 0.06) for number, rate in ((3, 91.0), (4, 106.0))
+    ]
+    assert provisionally(*first, *again).trial == 0
+
+
+def test_a_provisional_answer_takes_a_noise_that_few_runs_tell_for_known_by_few():
+    few = (
+        noisy_run(1, "search", 0, 100.0, 0.02),
+        noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
+    )
+    many = [noisy_run(number, "calibrate", 0, 100.0, 0.02) for number in range(3, 13)]
+    assert provisionally(*few).trial == 0
+    assert provisionally(*few, *many).trial == 1
+
+
+def test_many_runs_on_one_node_leave_the_doubt_of_the_node():
+    def on_another_node(level):
+        runs = [noisy_run(number, "calibrate", 0, 100.0, 0.001) for number in range(2, 12)]
+        trials = [
+            noisy_run(20 + number, purpose, 1, level, 0.001, environment=2, loader_workers=4)
+            for number, purpose in enumerate(("search", "confirm", "confirm"))
+        ]
+        return provisionally(noisy_run(1, "search", 0, 100.0, 0.001), *runs, *trials)
+
+    assert on_another_node(112.0).trial == 0
+    assert on_another_node(150.0).trial == 1
 
 
 def test_a_finalist_that_failed_as_it_was_measured_again_is_named():

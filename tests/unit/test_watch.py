@@ -46,6 +46,30 @@ def test_a_run_that_is_to_prove_something_counts_ten_blocks():
     assert feed(watch, [0.1] + [0.2] * 20) == 16
 
 
+def without_tokens(index):
+    return dataclasses.replace(block(index, 0.2), tokens=0)
+
+
+def test_a_workload_without_tokens_has_no_rate_of_them():
+    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    ended = [watch(without_tokens(index)) for index in range(12)]
+    assert any(ended)
+    assert "tokens_per_sample" in watch.problem
+
+
+def test_nor_has_it_one_where_it_takes_turns():
+    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    watch.take(without_tokens(0))
+    assert "tokens_per_sample" in watch.problem
+
+
+def test_a_block_without_tokens_among_others_counts():
+    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    assert not watch(without_tokens(0))
+    assert feed(watch, [0.1] + [0.2] * 20)
+    assert watch.problem is None
+
+
 def test_the_first_block_never_counts_as_steady():
     watch = Watch(LIMITS)
     feed(watch, [9.0] + [0.2] * 10)

@@ -59,6 +59,29 @@ def test_one_that_happens_to_run_when_its_daemon_dies_runs_again(played: Replaye
     assert states[2] in ("COMPLETE", "PRUNED")
 
 
+def test_yours_is_tried_again_if_it_only_happened_to_run_when_daemons_died(
+    played: Replayed,
+) -> None:
+    deaths = []
+
+    def at_first(launch: Launch) -> Answer:
+        if len(deaths) < 3 and "-search" in launch.request.trial:
+            deaths.append(launch)
+            raise Died
+        return PLAIN(launch)
+
+    played.on(at_first).submit(**SHORT)
+    for _ in range(3):
+        with pytest.raises(Died):
+            played.serve()
+    played.serve()
+    played.assert_complete(trials=6)
+    assert {launch.knobs["micro_batch"] for launch in deaths} == {2}
+    states = [a.result.state for a in played.recorded("search") if a.knobs["micro_batch"] == 2]
+    assert states == ["CRASH", "COMPLETE"]
+    assert played.verdict["baseline"]
+
+
 @pytest.mark.slow
 def test_one_that_takes_the_machine_with_it_each_time_is_given_up(
     played: Replayed, monkeypatch: pytest.MonkeyPatch

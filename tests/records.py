@@ -83,8 +83,8 @@ class Records:
         assert set(rounds.values()) <= {1}, f"measured twice in a round: {rounds}"
 
     def _assert_tried_once(self) -> None:
-        """Each configuration. Only yours is tried again, if it runs after all: where its daemon was killed
-        three times while it ran, by whomever, it has failed first."""
+        """Each configuration. Only yours is tried again, if it runs after all: it has failed first where
+        its daemon was killed three times while it ran, by whomever."""
         searched = self.recorded("search")
         first = searched[0].knobs if searched else {}
         failed = [

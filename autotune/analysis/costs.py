@@ -13,7 +13,7 @@ from typing import Any, Self
 from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.settling import Onset, Settling
 from search_spaces.residency import why_not_live
-from storage import Attempts, Purpose, StoredAttempt, StoredBlock
+from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
@@ -25,6 +25,8 @@ _FEWEST_STEPS = 2
 """Of a timed run after its first step, which then is all of its warm-up."""
 _PROFILED_STEPS = 7.0
 """What the shortest profile costs, in steps, the overhead of the profiler included."""
+_LONGER = 2.0
+"""Than one that was too short, so that a few of them get there."""
 _UNKNOWN = 1.0
 """Seconds of a trial before there was any: all are alike."""
 _LEAST = 1e-3
@@ -83,9 +85,14 @@ class Pace:
 class Costs:
     """Of runs that are still to be made, in seconds."""
 
-    def __init__(self, paces: Sequence[Pace]) -> None:
-        """Take in what is known, the latest last."""
+    def __init__(self, paces: Sequence[Pace], in_vain: Sequence[StoredAttempt] = ()) -> None:
+        """Take in what is known, the latest last.
+
+        Args:
+            in_vain: runs that were ended before their first step was over.
+        """
         self._paces = paces
+        self._in_vain = in_vain
 
     @property
     def known(self) -> bool:
@@ -138,9 +145,11 @@ class Costs:
         return statistics.median(own) if own else self.step(knobs)
 
     def shortest(self, knobs: Knobs) -> float:
-        """Of the shortest timed run, from its launch to its end."""
+        """Of the shortest timed run, from its launch to its end; where one was ended before it had shown
+        anything, some times as long as that."""
         steps = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
-        return self.startup + steps
+        too_short = (a.result.wall_seconds for a in self._in_vain if a.knobs == knobs)
+        return max(self.startup + steps, _LONGER * max(too_short, default=0.0))
 
     def trajectory(self, knobs: Knobs) -> float:
         """Of a run of the numerics gate."""
@@ -169,9 +178,11 @@ class CostRecords:
 
     def by(self, attempts: Attempts) -> Costs:
         """By the latest runs, the baseline's first one among them."""
-        timed = list(attempts.of(*_TIMED).complete())
+        every = attempts.of(*_TIMED)
+        in_vain = [a for a in every.ended_in(AttemptState.PRUNED) if a.result.throughput is None]
+        timed = list(every.complete())
         looked_at = [*timed[:1], *timed[1:][-_MOST_RUNS:]]
         for attempt in looked_at:
             if attempt.id not in self._paces:
                 self._paces[attempt.id] = Pace.of(attempt, self._blocks(attempt.id))
-        return Costs([pace for a in looked_at if (pace := self._paces[a.id]) is not None])
+        return Costs([p for a in looked_at if (p := self._paces[a.id]) is not None], in_vain)

@@ -139,15 +139,13 @@ class StepModel:
 
     def finalists(self) -> NDArray[np.int64]:
         """Which of the measured rows would be measured again if the search ended now: the fastest."""
-        known = self._known[: self._measured].mean(axis=1)
-        return np.argsort(known, kind="stable")[:FINALISTS]
+        times = self.likeliest(self._rows[: self._measured])
+        return np.argsort(times, kind="stable")[:FINALISTS]
 
     def left(self, rows: Rows) -> Vector:
         """Draws of how much faster the fastest of these rows is than the fastest of those that would be
         finalists now: share of the rate, 0 where a finalist is the fastest."""
-        finalists = np.argsort(self._known[: self._measured].mean(axis=1), kind="stable")[
-            :FINALISTS
-        ]
+        finalists = self.finalists()
         everything = np.concatenate([rows, self._rows[finalists]])
         covariance = self._unexplained(everything)
         root = linalg.cholesky(covariance + 1e-8 * np.eye(len(covariance)), lower=True)

@@ -107,6 +107,7 @@ class PerformanceModelSampler(BaseSampler):
         allowed: Allowed | None = None,
         memory_bytes: float | None = None,
         follows: Follows | None = None,
+        finalists: int = 3,
     ) -> None:
         """Prepare for one study.
 
@@ -118,6 +119,7 @@ class PerformanceModelSampler(BaseSampler):
             memory_bytes: that a rank has, if `peak_bytes` can be compared with it.
             follows: what is no parameter, but follows from one: accumulation under a global batch that
                 is held.
+            finalists: how many of what was measured are measured again in the end, before one is chosen.
         """
         self._search_space = dict(search_space) if search_space else None
         self._random = np.random.default_rng(seed)
@@ -126,6 +128,7 @@ class PerformanceModelSampler(BaseSampler):
         self._allowed = allowed
         self._memory_bytes = memory_bytes
         self._follows = follows
+        self._finalists = finalists
         self._seconds: Seconds | None = None
         self._profile: Profile | None = None
         self._errors: Mapping[int, float] = {}
@@ -244,13 +247,14 @@ class PerformanceModelSampler(BaseSampler):
         expected = model.expected(known)
         best = int(np.argmin(expected))
         time = float(expected[best]) * seen.unit
+        finalists = model.finalists(self._finalists)
         rivals = itertools.islice(self._new(model.promise(likely), likely, grid, trials), _RIVALS)
         return Prediction(
             params=grid.decode(known[best]),
             value=1 / time if rate else time,
-            finalists=tuple(grid.decode(seen.rows[number]) for number in model.finalists()),
+            finalists=tuple(grid.decode(seen.rows[number]) for number in finalists),
             gain=0.0 if next_one is None else float(promise[next_one]),
-            draws=model.left(likely[list(rivals)]),
+            draws=model.left(likely[list(rivals)], finalists),
             surprise=model.surprise(),
         )
 

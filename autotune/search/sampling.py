@@ -201,7 +201,11 @@ def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobVa
 
 
 def sampler(
-    name: str, space: Space, seed: int, memory_bytes: float | None = None
+    name: str,
+    space: Space,
+    seed: int,
+    memory_bytes: float | None = None,
+    finalists: int = 3,
 ) -> FeasibleSampler:
     """The sampler of that name, in this space.
 
@@ -210,12 +214,15 @@ def sampler(
             random order).
         seed: give another one when a study goes on, or its first draws come again.
         memory_bytes: that a rank has, if its peak can be compared with it.
+        finalists: how many are measured again, beyond whom more has to be expected.
     """
     if name == "model":
         worth = WorthLaunching(space)
         splits = space.splits
         follows = {ACCUMULATION: (MICRO_BATCH, splits.steps)} if splits else None
-        ours = PerformanceModelSampler(seed, space.distributions(), worth, memory_bytes, follows)
+        ours = PerformanceModelSampler(
+            seed, space.distributions(), worth, memory_bytes, follows, finalists
+        )
         return FeasibleSampler(ours, space, seed, tries=1)
     inner, tries = _INNER[name]
     return FeasibleSampler(inner(seed), space, seed, tries)

@@ -25,9 +25,6 @@ from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.observations import UNKNOWN_NOISE, Observations
 from autotune.search.step_parts import Parts, Profile
 
-FINALISTS = 3
-"""Of what was measured: how many are measured again in the end, before one is chosen."""
-
 _KNOWN, _UNKNOWN = 0.12, 0.06
 """Effect of a knob that is in the catalogue, and of one that is not, before anything is seen."""
 _RESIDUAL = 0.03
@@ -137,15 +134,15 @@ class StepModel:
         promise: Vector = drawn.std(axis=1) - drawn.mean(axis=1)
         return promise
 
-    def finalists(self) -> NDArray[np.int64]:
-        """Which of the measured rows would be measured again if the search ended now: the fastest."""
+    def finalists(self, count: int) -> NDArray[np.int64]:
+        """Which of the measured rows would be measured again if the search ended now: so many, the
+        fastest."""
         times = self.likeliest(self._rows[: self._measured])
-        return np.argsort(times, kind="stable")[:FINALISTS]
+        return np.argsort(times, kind="stable")[:count]
 
-    def left(self, rows: Rows) -> Vector:
-        """Draws of how much faster the fastest of these rows is than the fastest of those that would be
-        finalists now: share of the rate, 0 where a finalist is the fastest."""
-        finalists = self.finalists()
+    def left(self, rows: Rows, finalists: NDArray[np.int64]) -> Vector:
+        """Draws of how much faster the fastest of these rows is than the fastest of the finalists: share
+        of the rate, 0 where a finalist is the fastest."""
         everything = np.concatenate([rows, self._rows[finalists]])
         covariance = self._unexplained(everything)
         root = linalg.cholesky(covariance + 1e-8 * np.eye(len(covariance)), lower=True)

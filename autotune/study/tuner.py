@@ -107,7 +107,11 @@ class Tuner:
         last = job.attempts().last
         self._since = last.id if last else 0
         self._sampler = sampler(
-            self._spec.sampler, self._space, self._spec.seed + before, self._plan.memory_of_rank()
+            self._spec.sampler,
+            self._space,
+            self._spec.seed + before,
+            self._plan.memory_of_rank(),
+            self._spec.measurement.finalists,
         )
         self._worth = Worth(Stakes.of(self._spec), self._sampler.prediction)
         self._pacemaker = Pacemaker(job)

@@ -81,6 +81,30 @@ def test_a_dozen_trials_find_the_best_of_two_thousand(direction):
     assert max(needed) <= 60
 
 
+def test_what_is_left_is_beyond_as_many_as_are_measured_again():
+    study = optuna.create_study(direction="maximize")
+    draw, value, noise = random.Random(0), machine(0), random.Random(1)
+    for _ in range(12):
+        params = {name: draw.choice(values) for name, values in SPACE.items()}
+        seen = value(params) * math.exp(noise.gauss(0.0, 0.1))
+        trial = optuna.trial.create_trial(
+            params=params,
+            distributions=DISTRIBUTIONS,
+            value=seen,
+            user_attrs={"standard_error": 0.1},
+        )
+        study.add_trial(trial)
+    alone, several = (
+        PerformanceModelSampler(0, DISTRIBUTIONS, finalists=count).predict(
+            study.get_trials(), DISTRIBUTIONS
+        )
+        for count in (1, 5)
+    )
+    assert (len(alone.finalists), len(several.finalists)) == (1, 5)
+    assert several.finalists[0] == alone.finalists[0]
+    assert several.left < alone.left
+
+
 @pytest.mark.parametrize("what", ["acquisition", "gain"])
 def test_what_a_candidate_promises_does_not_depend_on_where_it_stands_in_the_grid(what):
     """Also beyond the leading ones, which are looked at more closely."""

@@ -58,6 +58,8 @@ def test_what_computes_something_else_is_refused(
     refused = played.recorded("numerics")
     assert len(refused) == 2
     assert all(reason in a.result.cause for a in refused)
+    assert " 2 trials refused: " in verdict["sentence"]
+    assert "faster trial" not in verdict["sentence"], "nobody has looked at how fast they are"
     assert set(played.states("numerics")) == {"CRASH" if "outcome" in changes else "REFUSED"}
     assert all(a.knobs["precision"] == "fp32" for a in played.recorded("confirm"))
     assert reason in json.dumps(verdict)

@@ -1,6 +1,7 @@
 """How long until what a search would recommend is close to the best? Ours, TPE, torchrun per trial.
 
-    python benchmarks/live_search.py [--json] [--pairs N] [--only WORKLOAD] [--report FILE]
+    python benchmarks/live_search.py [--json] [--pairs N] [--first SEED] [--only WORKLOAD] [--longer N]
+                                     [--report FILE]
 
 On two ranks, per workload and seed, one after another in an order drawn anew:
 
@@ -14,7 +15,8 @@ good that is does not come from the search: all that were ever recommended take 
 afterwards, and the best of them is the best that is known. Amid noise a recommendation comes and goes:
 times are those until it is within 2 or 5 % for the first time, and for good. They begin with the search,
 before anything is launched; a contestant that is not there at its end counts with the whole time, so
-that ratios are at least what is printed where ours is there.
+that ratios are at least what is printed where ours is there. With --longer the other two have so many
+times the seconds of ours, to show larger ones.
 """
 
 import argparse
@@ -70,7 +72,7 @@ WARM_UP, TIMED, BLOCK = 0.3, 1.2, 0.1
 MOST = 60
 """Trials of each."""
 SECONDS = {"gpt": 100.0, "mlp": 70.0, "gpt, built in 10 s": 200.0}
-"""Of each."""
+"""Of ours."""
 _TRUTH = Limits(warmup=0.3, longest=4.0, precision=0.004)
 _TOGETHER, _ROUNDS = 4, 2
 """Recommendations that take turns with each other, and how often each does."""
@@ -96,7 +98,12 @@ class Seen(NamedTuple):
 
 
 def studied(
-    kind: str, seed: int, choose: Choice, opened: Callable[..., Any], **own: Any
+    kind: str,
+    seed: int,
+    seconds: float,
+    choose: Choice,
+    opened: Callable[..., Any],
+    **own: Any,
 ) -> list[Seen]:
     """The trials of a study."""
     factory, args = KINDS[kind]
@@ -113,7 +120,7 @@ def studied(
         "seed": seed,
         "budget": {
             "trials": MOST,
-            "wall_time": f"{SECONDS[kind] / _SEARCHED:.0f}s",
+            "wall_time": f"{seconds / _SEARCHED:.0f}s",
             "least_gain": 0,
         },
         "measurement": {
@@ -158,13 +165,13 @@ def promising(trials: Sequence[StoredAttempt]) -> StoredAttempt:
     return most_promising_first(trials)[0]
 
 
-def by_torchrun(kind: str, seed: int) -> list[Seen]:
+def by_torchrun(kind: str, seed: int, seconds: float) -> list[Seen]:
     """The trials of Optuna's TPE, each started by torchrun."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     study.enqueue_trial({"optimizer_kernels": "default", "loader_workers": 0, **BASELINE})
     began, seen = time.time(), list[Seen]()
-    while len(seen) < MOST and time.time() - began < SECONDS[kind]:
+    while len(seen) < MOST and time.time() - began < seconds:
         trial = study.ask()
         knobs = {name: trial.suggest_categorical(name, some) for name, some in SPACE.items()}
         rate = _torchrun(kind, knobs)
@@ -186,12 +193,13 @@ def _torchrun(kind: str, knobs: Knobs) -> float:
     return sum(samples for _, samples in kept) / sum(seconds for seconds, _ in kept)
 
 
-def contestants(kind: str, seed: int) -> dict[str, Callable[[], list[Seen]]]:
-    """By name."""
+def contestants(kind: str, seed: int, longer: float) -> dict[str, Callable[[], list[Seen]]]:
+    """By name; the others have so many times the seconds of ours."""
+    own = SECONDS[kind]
     return {
-        "ours": lambda: studied(kind, seed, promising, launcher_of),
-        "tpe": lambda: studied(kind, seed, fastest, leaving, sampler="tpe"),
-        "torchrun": lambda: by_torchrun(kind, seed),
+        "ours": lambda: studied(kind, seed, own, promising, launcher_of),
+        "tpe": lambda: studied(kind, seed, longer * own, fastest, leaving, sampler="tpe"),
+        "torchrun": lambda: by_torchrun(kind, seed, longer * own),
     }
 
 
@@ -265,9 +273,9 @@ def reached(trials: dict[str, Any], share: float, *, for_good: bool) -> tuple[fl
     return (trials["at"][-1], False) if place is None else (trials["at"][place], True)
 
 
-def raced(kind: str, seed: int) -> dict[str, Any]:
+def raced(kind: str, seed: int, longer: float) -> dict[str, Any]:
     """All contestants once."""
-    several = contestants(kind, seed)
+    several = contestants(kind, seed, longer)
     order = random.Random(f"{kind}/{seed}").sample(list(several), len(several))
     seen = {}
     for name in order:
@@ -276,7 +284,8 @@ def raced(kind: str, seed: int) -> dict[str, Any]:
     every = [one.recommended for trials in seen.values() for one in trials]
     worth = worths(kind, every, seen["ours"][-1].recommended)
     best = max(worth.values())
-    found: dict[str, Any] = {"workload": kind, "seed": seed, "order": order, "knobs": list(SPACE)}
+    found: dict[str, Any] = {"workload": kind, "seed": seed, "order": order}
+    found |= {"knobs": list(SPACE), "longer": longer}
     for name, trials in seen.items():
         found[name] = {
             "worth": [round(worth[key(one.recommended)] / best, 4) for one in trials],
@@ -320,15 +329,17 @@ def _until(races: Sequence[dict[str, Any]], share: float, *, for_good: bool) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=3, help="seeds of each workload")
+    parser.add_argument("--first", type=int, default=0, help="of these seeds")
+    parser.add_argument("--longer", type=float, default=1.0, help="times the seconds of ours")
     parser.add_argument("--only", choices=KINDS, help="one workload")
     parser.add_argument("--report", type=Path, help="written after every race")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     races: list[dict[str, Any]] = []
-    for seed in range(given.pairs):
+    for seed in range(given.first, given.first + given.pairs):
         for kind in KINDS:
             if given.only in (None, kind):
-                races.append(raced(kind, seed))
+                races.append(raced(kind, seed, given.longer))
                 report = {"close": CLOSE, "workloads": summary(races), "races": races}
                 if given.report:
                     given.report.write_text(json.dumps(report, indent=1))

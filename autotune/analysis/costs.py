@@ -89,7 +89,8 @@ class Costs:
         """Take in what is known, the latest last.
 
         Args:
-            in_vain: runs that were ended before their first step was over.
+            in_vain: runs of the finals that were ended before their first step was over, where none of
+                the same configuration has completed since.
         """
         self._paces = paces
         self._in_vain = in_vain
@@ -178,11 +179,18 @@ class CostRecords:
 
     def by(self, attempts: Attempts) -> Costs:
         """By the latest runs, the baseline's first one among them."""
-        every = attempts.of(*_TIMED)
-        in_vain = [a for a in every.ended_in(AttemptState.PRUNED) if a.result.throughput is None]
-        timed = list(every.complete())
+        timed = list(attempts.of(*_TIMED).complete())
         looked_at = [*timed[:1], *timed[1:][-_MOST_RUNS:]]
         for attempt in looked_at:
             if attempt.id not in self._paces:
                 self._paces[attempt.id] = Pace.of(attempt, self._blocks(attempt.id))
-        return Costs([p for a in looked_at if (p := self._paces[a.id]) is not None], in_vain)
+        paces = [pace for a in looked_at if (pace := self._paces[a.id]) is not None]
+        return Costs(paces, _in_vain(attempts))
+
+
+def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
+    """Such as may be launched again and again: a trial of the search is told, and that is that."""
+    finals = attempts.of(Purpose.CONFIRM, Purpose.ATTRIBUTE)
+    ended = [a for a in finals.ended_in(AttemptState.PRUNED) if a.result.throughput is None]
+    later = finals.complete() if ended else ()
+    return [a for a in ended if not any(c.id > a.id and c.knobs == a.knobs for c in later)]

@@ -6,7 +6,7 @@ Clocks and temperatures settle over minutes.
 import dataclasses
 import math
 
-from autotune.analysis.verdict import Kind, LongRun, Verdict
+from autotune.analysis.verdict import Finalist, Kind, LongRun, Verdict
 from autotune.analysis.wording import difference
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import run_freedom, total_half_width
@@ -59,6 +59,10 @@ def with_long_run(verdict: Verdict, attempts: Attempts) -> Verdict:
         knobs=today.knobs,
         throughput=verdict.baseline,
         speedup=Ratio(1, 1, 1),
+        finalists=tuple(
+            dataclasses.replace(one, ratio_to_recommended=_reversed(one, verdict))
+            for one in verdict.finalists
+        ),
         numerics=None,
         price=None,
         long_run=found,
@@ -67,6 +71,14 @@ def with_long_run(verdict: Verdict, attempts: Attempts) -> Verdict:
             f"runs, but does not stay so. {first}"
         ),
     )
+
+
+def _reversed(finalist: Finalist, verdict: Verdict) -> Ratio | None:
+    """Its ratio to the baseline by the rounds of the verdict, which recommended another; None of those
+    that were not compared with the baseline alone."""
+    if finalist.baseline:
+        return Ratio(1, 1, 1)
+    return verdict.speedup if finalist.trial == verdict.trial else None
 
 
 def _failed(verdict: Verdict, attempts: Attempts) -> str:

@@ -246,8 +246,9 @@ def _yet_unchecked(
     seen: Sequence[Seen], chosen: Seen, base: Seen, today: Mapping[str, Any], checks: GateRecord
 ) -> str:
     """What was seen to be faster and may compute something else, in words."""
-    first = seen[0]
-    if first.rate <= chosen.rate or first.trial in checks.passed:
+    faster = (one for one in seen if one.rate > chosen.rate and one.trial not in checks.passed)
+    first = next((one for one in faster if touched(one.knobs, today, checks.harmless)), None)
+    if first is None:
         return ""
     names = ", ".join(touched(first.knobs, today, checks.harmless))
     return (

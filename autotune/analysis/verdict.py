@@ -139,7 +139,7 @@ class Verdict:
     def telling(self, finalist: Finalist) -> tuple[float, ...]:
         """Its throughput in the rounds that tell by how much; of who was not in them, in those that
         chose."""
-        alone = finalist.baseline or finalist.trial == self.trial
+        alone = len(finalist.rates) > self.chosen_in
         return finalist.rates[self.chosen_in :] if alone else finalist.rates
 
     def as_dict(self) -> dict[str, Any]:
@@ -507,10 +507,17 @@ def _finalist(confirmation: Confirmation, trial: int, chosen: int) -> Finalist:
 
 
 def _to_recommended(confirmation: Confirmation, trial: int, chosen: int) -> Ratio:
-    """The baseline's by the same rounds as the speed-up."""
-    if trial != confirmation.baseline or chosen != confirmation.chosen:
+    """Of the pair that was measured alone by those rounds, as the speed-up is."""
+    alone = confirmation.chosen
+    if alone is None or not confirmation.measured_alone:
         return confirmation.ratio(trial, chosen)
-    if not confirmation.measured_alone:
-        return confirmation.ratio(trial, chosen)
-    gain = confirmation.gain(chosen)
-    return Ratio(1 / gain.value, 1 / gain.high, 1 / gain.low if gain.low else math.inf)
+    if (trial, chosen) == (alone, confirmation.baseline):
+        return confirmation.gain(alone)
+    if (trial, chosen) == (confirmation.baseline, alone):
+        return _inverse(confirmation.gain(alone))
+    return confirmation.ratio(trial, chosen)
+
+
+def _inverse(ratio: Ratio) -> Ratio:
+    """How many times faster the second is than the first."""
+    return Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)

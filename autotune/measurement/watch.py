@@ -138,7 +138,8 @@ class Watch:
         self.problem = self.problem or unusable(block)
         if not self.problem:
             self.seen.append(Seen(block, kept=True, contended=contended(block, self.kept)))
-            self.problem = self.uncounted
+            if len(self.kept) >= FEWEST_BLOCKS:
+                self.problem = self.uncounted
 
     def close(self) -> None:
         """The trial is over. Where it ended within its warm-up its last block stands for it, though not
@@ -178,8 +179,9 @@ class Watch:
 
     @property
     def uncounted(self) -> str | None:
-        """Why there is no rate: of what is to be counted no block has any."""
-        if any(self.units(seen.block) for seen in self.seen):
+        """Why there is no rate: of what is to be counted none of the blocks that count has any."""
+        kept = self.kept
+        if not kept or any(map(self.units, kept)):
             return None
         if self._limits.tokens:
             return (

@@ -90,6 +90,8 @@ class InTurn:
     def rate(self, member: int) -> float | None:
         """Of one that has gone forth and back with the others: units per second. None of any other."""
         members = self._members()
+        if any(self._watches[number].uncounted for number in members):
+            return None
         found = turns.rates(self._taken(members))
         return found[members.index(member)] if found and member in members else None
 

@@ -102,11 +102,12 @@ def _how_compared(verdict: Verdict) -> str:
 
 def _basis(verdict: Verdict) -> str:
     """Which rounds compare whom."""
-    alone, before = counted(verdict.rounds, "round"), counted(verdict.chosen_in, "round")
-    return (
-        f"The baseline by {alone} with the recommended one alone, the others by {before} of all before "
-        "that, which chose it."
-    )
+    pair = [one for one in verdict.finalists if len(one.rates) > verdict.chosen_in]
+    which = " and ".join("the baseline" if one.baseline else f"trial {one.trial}" for one in pair)
+    text = f"By {counted(verdict.rounds, 'round')} of {which} alone"
+    if len(verdict.finalists) == len(pair):
+        return f"{text}."
+    return f"{text}; the others by {counted(verdict.chosen_in, 'round')} of all before those."
 
 
 def _configuration(knobs: dict[str, Any]) -> list[str]:

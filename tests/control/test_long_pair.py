@@ -55,6 +55,13 @@ def test_one_that_does_not_stay_is_not_recommended(played: Replayed) -> None:
     assert verdict["knobs"]["micro_batch"] == 2
     assert verdict["speedup"]["value"] == 1
     assert verdict["sentence"].startswith("Keep your configuration: micro_batch=4 was faster")
+    ratios = {one["baseline"]: one["ratio_to_recommended"] for one in verdict["finalists"]}
+    assert ratios[True]["value"] == 1, "it is the recommended one"
+    assert ratios[False] is None or ratios[False]["value"] > 1
+    assert (
+        json.loads(json.dumps(recomputed_verdict(played.repository, played.name).as_dict()))
+        == verdict
+    )
 
 
 def test_one_that_fails_after_minutes_is_told(played: Replayed) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from autotune.analysis.costs import Costs, Pace
+from autotune.analysis.costs import CostRecords, Costs, Pace
 from autotune.measurement.settling import Onset
 from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 BASELINE = defaults()
 BATCHES = {**BASELINE, "micro_batch": 16}
@@ -49,3 +50,28 @@ def test_first_steps_in_processes_that_are_there_tell_nothing_of_others() -> Non
     slow = Pace(BASELINE, LAUNCH, Onset(4.0, 0.2), False, 8.0, TRAINED)
     costs = Costs([slow, *[pace(SWITCH, live=True)] * 9])
     assert costs.settling == Costs([slow]).settling
+
+
+def run(number: int, purpose: Purpose, rate: float | None, seconds: float) -> StoredAttempt:
+    """Of the baseline; without a rate it was ended before its first step was over."""
+    state = AttemptState.PRUNED if rate is None else AttemptState.COMPLETE
+    result = AttemptResult(state, throughput=rate, wall_seconds=seconds)
+    return StoredAttempt(number, 0, purpose, 0, 1, BASELINE, 0.0, seconds, result)
+
+
+def shortest(*runs: StoredAttempt) -> float:
+    return CostRecords(lambda _: []).by(Attempts(runs, BASELINE)).shortest(BASELINE)
+
+
+def test_a_run_of_the_finals_in_vain_takes_twice_as_long_the_next_time() -> None:
+    assert shortest(run(1, Purpose.CONFIRM, None, 30.0)) == 60.0
+
+
+def test_and_once_one_has_completed_as_long_as_that() -> None:
+    in_vain, well = run(1, Purpose.CONFIRM, None, 30.0), run(2, Purpose.CONFIRM, 100.0, 12.0)
+    assert shortest(in_vain, well) < 30.0
+
+
+def test_a_trial_in_vain_makes_no_other_one_dear() -> None:
+    """Smaller configurations may still be tried where the baseline took much of the time."""
+    assert shortest(run(1, Purpose.SEARCH, None, 40.0)) < 40.0

@@ -99,7 +99,21 @@ def test_the_baseline_is_compared_by_the_rounds_that_the_figure_is_of():
     assert max(found.telling(own)) < 121
     note = study_note(found)
     assert f"| 0 | {1 / found.speedup.value:.3f} (" in note
-    assert "The baseline by 3 rounds with the recommended one alone" in note
+    assert "By 3 rounds of the baseline and trial 1 alone." in note
+
+
+def test_yours_that_is_kept_after_all_is_compared_by_the_rounds_since():
+    """The winner was 8 % faster in the rounds that chose it, and is 5 % slower in those after."""
+    confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 5)
+    while not confirmation.decided():
+        level = 108.0 if confirmation.chosen is None else 95.0
+        luck = 1 + 0.002 * (-1) ** confirmation.next_round
+        confirmation.close_round({0: 100.0, 1: level * luck})
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    assert (found.kind, found.trial) == ("nothing_better", 0)
+    other = found.finalists[1]
+    assert other.ratio_to_recommended.value == pytest.approx(0.95, rel=0.01)
+    assert max(found.telling(other)) < 96
 
 
 def test_nothing_beats_the_baseline():
@@ -516,6 +530,22 @@ def test_a_provisional_answer_knows_what_is_known_by_now_of_the_noise():
         noisy_run(number, "calibrate", 0, rate, 0.06) for number, rate in ((3, 91.0), (4, 106.0))
     ]
     assert provisionally(*first, *again).trial == 0
+
+
+def test_what_cannot_change_numerics_is_not_called_unchecked():
+    """It leads, but not surely; what follows it may compute something else."""
+    found = provisionally(
+        noisy_run(1, "search", 0, 100.0, 0.02),
+        noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
+    )
+    assert found.trial == 0
+    assert "has been checked" not in found.sentence
+    found = provisionally(
+        noisy_run(1, "search", 0, 100.0, 0.02),
+        noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
+        noisy_run(3, "search", 2, 108.0, 0.02, precision="bf16"),
+    )
+    assert "not an answer before precision has been checked" in found.sentence
 
 
 def test_a_provisional_answer_takes_a_noise_that_few_runs_tell_for_known_by_few():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from autotune.measurement.settling import Onset, Settling
-from autotune.measurement.watch import Limits, Watch
+from autotune.measurement.watch import FEWEST_BLOCKS, Limits, Watch
 from autotune.trial.protocol import BlockReport
 
 LIMITS = Limits(warmup=3.0, longest=10.0, precision=0.02)
@@ -59,7 +59,16 @@ def test_a_workload_without_tokens_has_no_rate_of_them():
 
 def test_nor_has_it_one_where_it_takes_turns():
     watch = Watch(dataclasses.replace(LIMITS, tokens=True))
-    watch.take(without_tokens(0))
+    for index in range(FEWEST_BLOCKS):
+        assert watch.problem is None
+        watch.take(without_tokens(index))
+    assert "tokens_per_sample" in watch.problem
+
+
+def test_tokens_of_the_warm_up_alone_make_no_rate():
+    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    assert not watch(block(0, 0.1))
+    assert any(watch(without_tokens(index)) for index in range(1, 12))
     assert "tokens_per_sample" in watch.problem
 
 
@@ -68,6 +77,10 @@ def test_a_block_without_tokens_among_others_counts():
     assert not watch(without_tokens(0))
     assert feed(watch, [0.1] + [0.2] * 20)
     assert watch.problem is None
+    in_turn = Watch(dataclasses.replace(LIMITS, tokens=True))
+    for one in (without_tokens(0), block(1, 0.2), block(2, 0.2), block(3, 0.2)):
+        in_turn.take(one)
+    assert in_turn.problem is None
 
 
 def test_the_first_block_never_counts_as_steady():

@@ -116,6 +116,8 @@ def _as_launched(request: TrialRequest) -> TrialRequest:
         request,
         trial="",
         knobs={},
+        profile=0,
+        profile_seconds=None,
         blocks=_ANY.blocks,
         deadlines=_ANY.deadlines,
         seconds=None,

@@ -85,15 +85,23 @@ class Pace:
 class Costs:
     """Of runs that are still to be made, in seconds."""
 
-    def __init__(self, paces: Sequence[Pace], in_vain: Sequence[StoredAttempt] = ()) -> None:
+    def __init__(
+        self,
+        paces: Sequence[Pace],
+        in_vain: Sequence[StoredAttempt] = (),
+        looked: float = 0.0,
+    ) -> None:
         """Take in what is known, the latest last.
 
         Args:
             in_vain: runs of the finals that were ended before their first step was over, where none of
                 the same configuration has completed since.
+            looked: seconds that the look before the search took to start: all that is known of a launch
+                while nothing else has been launched.
         """
         self._paces = paces
         self._in_vain = in_vain
+        self._looked = looked
 
     @property
     def known(self) -> bool:
@@ -103,7 +111,8 @@ class Costs:
     @property
     def startup(self) -> float:
         """Before the first step, in new processes."""
-        return statistics.median([pace.startup for pace in self._paces if not pace.live] or [0.0])
+        launched = [pace.startup for pace in self._paces if not pace.live]
+        return statistics.median(launched or [self._looked])
 
     @property
     def switch(self) -> float:
@@ -176,6 +185,7 @@ class CostRecords:
         """Take in whom to ask for blocks."""
         self._blocks = blocks
         self._paces: dict[int, Pace | None] = {}
+        self._looked: float | None = None
 
     def by(self, attempts: Attempts) -> Costs:
         """By the latest runs, the baseline's first one among them."""
@@ -185,7 +195,13 @@ class CostRecords:
             if attempt.id not in self._paces:
                 self._paces[attempt.id] = Pace.of(attempt, self._blocks(attempt.id))
         paces = [pace for a in looked_at if (pace := self._paces[a.id]) is not None]
-        return Costs(paces, _in_vain(attempts))
+        return Costs(paces, _in_vain(attempts), self._look(attempts))
+
+    def _look(self, attempts: Attempts) -> float:
+        if self._looked is None and (look := attempts.of(Purpose.PROFILE).recorded().first):
+            spent = [b.observed.get("look_seconds", b.seconds) for b in self._blocks(look.id)]
+            self._looked = max(0.0, look.result.wall_seconds - sum(spent)) if spent else 0.0
+        return self._looked or 0.0
 
 
 def _in_vain(attempts: Attempts) -> list[StoredAttempt]:

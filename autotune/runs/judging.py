@@ -157,7 +157,7 @@ class ProfileRun(_WholeRun):
         """COMPLETE, PRUNED where there was no time for it, or how it failed."""
         if failed := _failure(report):
             return failed
-        if not self.seen:
+        if not any("peaks" in seen.block.observed for seen in self.seen):
             cause = "its steps are too long to be profiled in the time that is left"
             return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
         return AttemptResult(AttemptState.COMPLETE, **_common(report))

@@ -269,15 +269,16 @@ def _compilation(knobs: Mapping[str, Any]) -> float:
 
 
 def within(asked: TrialRequest, seconds: float, timed: float) -> TrialRequest:
-    """The same trial, over after so many seconds; its blocks are as short as that asks for.
+    """The same trial, over after so many seconds; its blocks, or its profile, are as short as that asks
+    for.
 
     Args:
         seconds: from its launch, after which it is ended.
-        timed: seconds for all of its blocks.
+        timed: seconds for all of its steps.
     """
     longest = min(asked.blocks.longest, timed / _HURRIED_BLOCKS)
     blocks = dataclasses.replace(asked.blocks, longest=longest)
-    return dataclasses.replace(asked, seconds=seconds, blocks=blocks)
+    return dataclasses.replace(asked, seconds=seconds, profile_seconds=timed, blocks=blocks)
 
 
 def few_steps(asked: TrialRequest) -> TrialRequest:
@@ -302,7 +303,8 @@ def step_by_step(asked: TrialRequest) -> TrialRequest:
 
 def profiled(asked: TrialRequest) -> TrialRequest:
     """The same trial under the profiler instead of timed."""
-    return dataclasses.replace(asked, profile=_PROFILED_STEPS)
+    blocks = dataclasses.replace(asked.blocks, max_blocks=1)
+    return dataclasses.replace(asked, profile=_PROFILED_STEPS, blocks=blocks)
 
 
 def stepwise(asked: TrialRequest) -> TrialRequest:

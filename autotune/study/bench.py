@@ -159,7 +159,7 @@ class Bench:
         attempt = self._begin(trial, knobs, purpose, round_)
         number = self._take_slot(attempt, self._free)
         low = incumbent_low(self._environment_of(self._slots[number]))
-        judge = judge or TimedRun(self._job.limits(purpose, low, self.noise, allowed))
+        judge = judge or self._timed(attempt, number, allowed, low)
         self._launch(attempt, number, judge, allowed)
 
     def start_in(
@@ -174,8 +174,19 @@ class Bench:
         """The same on a free slot in an environment, where there is one."""
         attempt = self._begin(trial, knobs, purpose, 0)
         number = self._take_slot(attempt, self._free_in(environment))
-        judge = TimedRun(self._job.limits(purpose, 0.0, self.noise, allowed))
-        self._launch(attempt, number, judge, allowed)
+        self._launch(attempt, number, self._timed(attempt, number, allowed), allowed)
+
+    def _timed(
+        self, attempt: StoredAttempt, number: int, allowed: Allowance | None, low: float = 0.0
+    ) -> TimedRun:
+        live = self._is_live(attempt, number)
+        limits = self._job.limits(attempt.purpose, low, self.noise, allowed, live=live)
+        return TimedRun(limits)
+
+    def _is_live(self, attempt: StoredAttempt, number: int) -> bool:
+        """Whether it will take over the processes that wait on the slot."""
+        alone = needs_its_own(attempt, self._job.attempts())
+        return not alone and self._taking_over.could(attempt, number)
 
     def _launch(
         self, attempt: StoredAttempt, number: int, judge: Judge, allowed: Allowance | None
@@ -183,7 +194,8 @@ class Bench:
         slot = self._slots[number]
         attempts = self._job.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
-            request = self._job.request(attempt, slot, allowed)
+            live = self._is_live(attempt, number)
+            request = self._job.request(attempt, slot, allowed, live=live)
             self._taking_over.launched(request, attempt)
             alone = needs_its_own(attempt, attempts)
             future = self._pool.submit(_run, slot, request, judge, alone=alone)

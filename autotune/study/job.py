@@ -90,9 +90,18 @@ class Job:
         self.repository.studies.end_search(self.lease, self.study, reason, messages)
 
     def request(
-        self, attempt: StoredAttempt, slot: Slot, allowed: Allowance | None = None
+        self,
+        attempt: StoredAttempt,
+        slot: Slot,
+        allowed: Allowance | None = None,
+        *,
+        live: bool = False,
     ) -> TrialRequest:
-        """The trial, ready to launch on this slot, with so much time if there is a limit."""
+        """The trial, ready to launch on this slot, with so much time if there is a limit.
+
+        Args:
+            live: processes are there that it is to take over.
+        """
         timed = self.plan.request(
             slot,
             attempt.knobs,
@@ -103,12 +112,26 @@ class Job:
         shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
         if attempt.purpose in TRAJECTORIES:
             shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
-        stays = attempt.purpose in (*SEARCHING, Purpose.PACE)
+        looks = attempt.purpose == Purpose.PROFILE and not self.attempts().of(Purpose.SEARCH)
+        stays = self.look_stays if looks else attempt.purpose in (*SEARCHING, Purpose.PACE)
         if stays and not (shaped.script or shaped.command):
             shaped = dataclasses.replace(shaped, stays=True)
         if allowed is None:
             return shaped
-        return within(shaped, allowed.most, max(0.0, allowed.wanted - self.costs().startup))
+        return within(shaped, allowed.most, self._timed(allowed, live=live))
+
+    def _timed(self, allowed: Allowance, *, live: bool) -> float:
+        """Of the time of a run, seconds for its steps."""
+        costs = self.costs()
+        return max(0.0, allowed.wanted - (costs.switch if live else costs.startup))
+
+    @property
+    def look_stays(self) -> bool:
+        """Whether the baseline's own trial takes over the processes of the look before the search. What
+        the profiler leaves behind on a CUDA device has not been measured: there it has its own."""
+        workload = self.plan.spec.workload
+        own = workload.is_script or workload.command
+        return not own and self.plan.launcher.slots[0].device == "cpu"
 
     def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
         """Drop what a run has printed, unless somebody may ask for it: of the baseline, and of runs that
@@ -149,9 +172,19 @@ class Job:
         )
 
     def limits(
-        self, purpose: Purpose, incumbent_low: float, noise: Noise, allowed: Allowance | None
+        self,
+        purpose: Purpose,
+        incumbent_low: float,
+        noise: Noise,
+        allowed: Allowance | None,
+        *,
+        live: bool = False,
     ) -> Limits:
-        """How long to measure, in a run that has so much time."""
+        """How long to measure, in a run that has so much time.
+
+        Args:
+            live: processes are there that it is to take over.
+        """
         if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
             limits = self.plan.confirm_limits(sigma_run=noise.sigma_run)
         else:
@@ -163,7 +196,7 @@ class Job:
             )
         if allowed is None:
             return limits
-        return dataclasses.replace(limits, whole=max(0.0, allowed.wanted - self.costs().startup))
+        return dataclasses.replace(limits, whole=self._timed(allowed, live=live))
 
     def costs(self) -> Costs:
         """What runs cost, as far as it is known by now."""

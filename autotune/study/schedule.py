@@ -78,10 +78,13 @@ class Schedule:
     # The search
 
     def for_opening(self) -> Allowance | None:
-        """The time for the look at the baseline before anything is known; None: no limit."""
+        """The time for the look at the baseline before anything is known; None: no limit. What is built
+        for it is not lost where the baseline's own trial goes on from there."""
         if self._wall_time is None:
             return None
-        return Allowance(_OPENING_SHARE * self._wall_time, _OPENING_SHARE * self._wall_time)
+        looks = _OPENING_SHARE * self._wall_time
+        most = _FIRST_TRIAL_MOST * self._wall_time if self._job.look_stays else looks
+        return Allowance(looks, min(most, self._most))
 
     def for_trial(self, attempts: Attempts) -> Allowance | None:
         """The time for the next trial of the search; None: no limit."""

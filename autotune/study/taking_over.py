@@ -50,8 +50,14 @@ class TakingOver:
         resident = self._slots[number].resident
         if resident is None:
             return 1
-        searches = attempt.purpose in SEARCHING
-        return 0 if searches and not why_not_live(resident, attempt.knobs) else 2
+        return 0 if self.could(attempt, number) else 2
+
+    def could(self, attempt: StoredAttempt, number: int) -> bool:
+        """Whether an attempt could take over the processes that wait on a slot."""
+        resident = self._slots[number].resident
+        if resident is None or attempt.purpose not in SEARCHING:
+            return False
+        return not why_not_live(resident, attempt.knobs)
 
     def launched(self, request: TrialRequest, attempt: StoredAttempt) -> None:
         """Under which name an attempt was launched."""

@@ -19,7 +19,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -149,6 +149,9 @@ class TrialRequest:
     gradient norm and how far the replicas of the model lie apart."""
     profile: int = 0
     """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
+    profile_seconds: float | None = None
+    """That they and those before them may take; None: no limit. Where even a few would take longer, the
+    first step alone is reported."""
     seconds: float | None = None
     """So long after its launch the trial is ended with what it has shown; None: only whoever watches it
     ends it."""
@@ -344,6 +347,8 @@ class Observed(TypedDict, total=False):
     """Peak bytes of each rank, or of each device of one that drives several; profiles only."""
     batch_moves: dict[str, str]
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
+    look_seconds: float
+    """From its first step to its report; profiles only."""
     unusable: list[str]
     """Knobs that have nothing to act on in the workload; profiles only."""
     replicas: int

@@ -43,6 +43,19 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
         loss *= _FALLING if request.trajectory else 1.0
 
 
+def first_step(block: BlockReport) -> BlockReport:
+    """Of a profile that ends after it."""
+    seconds = block.seconds / block.steps
+    return dataclasses.replace(
+        block,
+        steps=1,
+        samples=block.samples // block.steps,
+        tokens=block.tokens // block.steps,
+        seconds=seconds,
+        observed=Observed(look_seconds=seconds),
+    )
+
+
 def _steps(request: TrialRequest, step: float) -> Iterator[int]:
     """Optimizer steps of each block."""
     if request.trajectory:

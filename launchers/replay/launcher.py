@@ -160,7 +160,8 @@ class ReplaySlot(Slot):
         report = self._played(request, enough, answer, draw)
         report = dataclasses.replace(report, not_its_own=answer.not_its_own, resident_of=launched)
         self.time += report.wall_seconds
-        if request.stays and enough.seen and answer.stays:
+        all_done = len(report.blocks) == request.blocks.max_blocks
+        if request.stays and (enough.seen or all_done) and answer.stays:
             self._stays = {0: _Stays(request, launched or request.trial)}
         return report
 
@@ -230,11 +231,8 @@ class ReplaySlot(Slot):
         left = longest - answer.startup
         self._pace.go_on(answer.startup)
         for block in map(self._pace.of, blocks.reported(request, answer, draw)):
-            if request.profile and left < block.seconds:
-                # Its ranks see after a step that there is no time for more.
-                return blocks.cut(
-                    request, seen, min(longest, answer.startup + block.seconds / block.steps)
-                )
+            if _too_long(block, request):
+                block = blocks.first_step(block)
             if self._ending:
                 return blocks.ended(request, answer, seen)
             if answer.outcome and len(seen) == answer.after:
@@ -277,6 +275,12 @@ class _Enough:
     def __call__(self, block: BlockReport) -> bool:
         self.seen = self._watch(block)
         return self.seen
+
+
+def _too_long(block: BlockReport, request: TrialRequest) -> bool:
+    """Whether ranks see after a step that there is no time for a profile."""
+    most = request.profile_seconds
+    return bool(request.profile) and most is not None and block.seconds > most
 
 
 def _unusual(knobs: Knobs) -> dict[str, Any]:

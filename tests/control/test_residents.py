@@ -4,9 +4,10 @@ import pytest
 
 from autotune.trial.protocol import Outcome
 from launchers.replay import Launch
-from launchers.replay.behaviours import where
+from launchers.replay.behaviours import running_at, where
 from storage import StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
+from tests.control.test_longest import ON_GPU
 
 LAUNCH = 30.0
 SLOW = where(PLAIN, lambda _: True, startup=LAUNCH)
@@ -32,18 +33,19 @@ def test_the_verdict_is_the_same_for_fewer_launches(played: Replayed, slots: int
     launched = [
         sum(slot.launches for slot in one.machine.opened[-1].slots) for one in (played, fresh)
     ]
-    assert launched == [launched[1] - 10 + slots, launched[1]]
+    # The baseline's own trial takes over whom was looked at.
+    assert launched == [launched[1] - 10 + slots - 1, launched[1]]
     assert played.seconds < fresh.seconds - 3 * LAUNCH
 
 
 def test_the_record_says_in_whose_processes_each_ran(played: Replayed) -> None:
     played.on(SLOW).run(budget={"trials": 5})
-    first, *others = played.attempts("search")
-    assert first.result.resident_of is None
-    assert {one.result.resident_of for one in others} == {first.id}
-    rest = [a for a in played.attempts() if a.purpose != "search"]
-    assert "confirm" in {a.purpose for a in rest}
-    assert all(a.result.resident_of is None for a in rest)
+    look, *rest = played.attempts()
+    assert (look.purpose, look.result.resident_of) == ("profile", None)
+    assert {one.result.resident_of for one in played.attempts("search")} == {look.id}
+    finals = [a for a in rest if a.purpose not in ("search", "calibrate")]
+    assert {"confirm", "profile"} <= {a.purpose for a in finals}
+    assert all(a.result.resident_of is None for a in finals)
 
 
 def test_what_acts_above_a_step_is_launched_anew(played: Replayed) -> None:
@@ -80,3 +82,43 @@ def test_what_is_too_large_costs_nothing_else(played: Replayed) -> None:
     others = [a for a in played.attempts("search") if a.knobs["micro_batch"] != 16]
     assert {a.result.state for a in others} <= {"COMPLETE", "PRUNED"}
     assert any(a.result.resident_of is not None for a in others)
+
+
+def begun(played: Replayed) -> tuple[StoredAttempt, StoredAttempt]:
+    """The look before the search, and the baseline's own trial."""
+    look, own, *_ = played.attempts()
+    assert (look.purpose, own.purpose) == ("profile", "search")
+    return look, own
+
+
+def test_a_build_for_which_the_look_has_too_little_time_is_not_lost(played: Replayed) -> None:
+    played.on(SLOW).run(budget={"wall_time": f"{5 * LAUNCH}s"})
+    look, own = begun(played)
+    assert (look.result.state, own.result.state) == ("COMPLETE", "COMPLETE")
+    assert own.result.resident_of == look.id
+
+
+def test_nor_is_that_of_a_look_whose_steps_are_too_long(played: Replayed) -> None:
+    crawling = where(running_at(lambda _: 1.0), lambda _: True, startup=LAUNCH)
+    played.on(crawling).run(budget={"wall_time": f"{10 * LAUNCH}s"})
+    look, own = begun(played)
+    assert (look.result.state, own.result.state) == ("PRUNED", "COMPLETE")
+    assert "too long to be profiled" in look.result.cause
+    assert own.result.resident_of == look.id
+
+
+def test_on_devices_the_baseline_has_processes_of_its_own(played: Replayed) -> None:
+    played.on(SLOW, environment=ON_GPU).run(budget={"trials": 3})
+    look, own = begun(played)
+    assert (look.result.resident_of, own.result.resident_of) == (None, None)
+    launched = {own.id}
+    assert {a.result.resident_of for a in played.attempts("search")[1:]} == launched
+
+
+def test_trials_that_take_over_have_the_time_of_a_launch_besides(played: Replayed) -> None:
+    """A launch takes all that a trial could have."""
+    played.on(SLOW).run(budget={"wall_time": f"{12 * LAUNCH}s"}, measurement={"longest": "2s"})
+    live = [a for a in played.attempts("search") if a.result.resident_of is not None]
+    assert len(live) > 2
+    blocks = [played.repository.attempts.blocks(a.id) for a in live]
+    assert all(len([b for b in several if b.kept]) >= 5 for several in blocks)

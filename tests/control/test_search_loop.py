@@ -94,9 +94,9 @@ def test_the_baseline_runs_again_in_the_processes_of_the_trial_before(played: Re
     space = {"micro_batch": [2, 4, 8, 16, 32, 64]}
     asked = {"budget": {"trials": 5}, "measurement": {"baseline_runs": 3}}
     played.on(noisy(PLAIN, run=0.01, block=0.005)).run(search_space=space, **asked)
-    launched = [a for a in played.attempts() if a.purpose in ("search", "calibrate")]
+    look, *launched = [a for a in played.attempts() if a.purpose != "confirm"][:8]
     assert [a.purpose for a in launched] == [*["search"] * 4, *["calibrate"] * 2, "search"]
-    assert {a.result.resident_of for a in launched[1:]} == {launched[0].id}
+    assert {a.result.resident_of for a in launched} == {look.id}
 
 
 def test_racing_ends_what_cannot_catch_up_but_never_the_baseline(played: Replayed) -> None:
@@ -180,7 +180,10 @@ def test_a_baseline_that_fails_late_is_tried_again_before_anything_else(played: 
     played.on(broken).submit(budget={"trials": 100})
     played.serve()
     assert played.study().state == "FAILED"
-    assert [a.purpose for a in played.attempts()] == ["profile", "search", "calibrate"]
+    # In the processes of the look first; what fails there counts only in its own.
+    purposes = [a.purpose for a in played.attempts()]
+    assert purposes == ["profile", "search", "search", "calibrate"]
+    assert played.attempts("search")[0].result.state == "LOST"
 
 
 def test_a_baseline_that_was_mended_goes_on(played: Replayed) -> None:

@@ -1,11 +1,13 @@
 """What runs cost, by those that are recorded."""
 
+from typing import Any
+
 import pytest
 
 from autotune.analysis.costs import CostRecords, Costs, Pace
 from autotune.measurement.settling import Onset
 from search_spaces import defaults
-from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 BASELINE = defaults()
 BATCHES = {**BASELINE, "micro_batch": 16}
@@ -75,3 +77,37 @@ def test_and_once_one_has_completed_as_long_as_that() -> None:
 def test_a_trial_in_vain_makes_no_other_one_dear() -> None:
     """Smaller configurations may still be tried where the baseline took much of the time."""
     assert shortest(run(1, Purpose.SEARCH, None, 40.0)) < 40.0
+
+
+def looked_at(*blocks: StoredBlock, seconds: float = 30.0) -> Costs:
+    look = StoredAttempt(
+        1,
+        0,
+        Purpose.PROFILE,
+        0,
+        1,
+        BASELINE,
+        0.0,
+        seconds,
+        AttemptResult(AttemptState.COMPLETE, wall_seconds=seconds),
+    )
+    return CostRecords(lambda _: blocks).by(Attempts([look], BASELINE))
+
+
+def block(seconds: float, **observed: Any) -> StoredBlock:
+    return StoredBlock(0, 8, 64, 0, seconds, [seconds], 0.0, 1.0, 0, False, False, observed)
+
+
+def test_the_look_before_the_search_tells_what_a_launch_takes() -> None:
+    """The baseline's own trial takes over its processes, and nothing else was launched."""
+    assert looked_at(block(2.0, look_seconds=5.0)).startup == 25.0
+    assert looked_at(block(2.0)).startup == 28.0
+
+
+def test_a_look_that_has_shown_nothing_tells_nothing() -> None:
+    assert looked_at().startup == 0.0
+
+
+def test_launches_that_were_timed_tell_more() -> None:
+    assert Costs([pace(LAUNCH)], looked=99.0).startup == LAUNCH
+    assert Costs([pace(SWITCH, live=True)], looked=LAUNCH).startup == LAUNCH

@@ -77,10 +77,9 @@ class TrainingLoop(Training):
         self.model.zero_grad(set_to_none=True)
 
     def reconfigured(self, request: TrialRequest, context: RankContext) -> "TrainingLoop":
-        """The same model, closed here, under a configuration that differs in what acts on a step."""
-        return TrainingLoop(
-            self.workload, request, context, self.progressed, self.span, self.applied
-        )
+        """The same model, closed here, under a configuration that differs in what acts on a step; timed,
+        so that no part of it is marked."""
+        return TrainingLoop(self.workload, request, context, self.progressed, before=self.applied)
 
     def _feed(self, request: TrialRequest, context: RankContext) -> Iterator[Any]:
         source = self.applied.source(

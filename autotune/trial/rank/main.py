@@ -125,13 +125,13 @@ def _train(
     def report(block: BlockReport) -> None:
         connection.send_bytes(block.to_line())
 
-    if request.profile:
+    if request.stays:
+        staying.stay(loop, request, context, turns, report, _print_to)
+    elif request.profile:
         subject = profiling.LoopSubject(loop, request.replicas)
         loop.take(profiling.run_profile(subject, request, context, report))
     elif request.trajectory:
         loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, report))
-    elif request.stays:
-        staying.stay(loop, request, context, turns, report, _print_to)
     else:
         loop.take(run_blocks(loop, request, context, report))
     dist.barrier()

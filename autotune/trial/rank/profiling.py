@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -44,7 +45,7 @@ def affordable(steps: int, first: float, seconds: float | None) -> Course | None
     Args:
         steps: to be profiled, at most.
         first: seconds that the first step took.
-        seconds: that the whole run may take; None: no limit.
+        seconds: for all of them, the first one included; None: no limit.
     """
     if seconds is None:
         return Course(_WARM_UP, steps)
@@ -97,14 +98,18 @@ def run_profile(
 
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
-    training = subject.training
+    training, began = subject.training, time.perf_counter()
     training.begin_block()
     with subject.watched():
         yield
-    first = max(rank.seconds for rank in training.gather(training.end_block()))
+    started: list[RankFigures] = training.gather(training.end_block())
+    first = max(rank.seconds for rank in started)
     # A trace of millions of events would take minutes to look through.
     steps = max(_FEWEST, request.profile // training.knobs["accumulation_steps"])
-    if (course := affordable(steps, first, request.seconds)) is None:
+    if (course := affordable(steps, first, request.profile_seconds)) is None:
+        if context.rank == 0:
+            took = Observed(look_seconds=time.perf_counter() - began)
+            report(training.block(request.trial, 0, started, took))
         return
     for _ in range(course.warm_up):
         yield
@@ -130,6 +135,7 @@ def run_profile(
             parts={part: [getattr(rank.shares, part) for rank in ranks] for part in trace.PARTS},
             peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
             batch_moves=dict(subject.moves),
+            look_seconds=time.perf_counter() - began,
             unusable=subject.unusable(events),
         )
         report(training.block(request.trial, 0, [rank.figures for rank in ranks], observed))

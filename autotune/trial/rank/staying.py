@@ -1,4 +1,4 @@
-"""One configuration after another in the same ranks, by messages of the launcher."""
+"""One run after another in the same ranks, by messages of the launcher."""
 
 import gc
 import random
@@ -14,6 +14,7 @@ from autotune.trial.protocol import BlockReport, TrialRequest
 from autotune.trial.rank.blocks import run_blocks
 from autotune.trial.rank.context import RankContext
 from autotune.trial.rank.loop import TrainingLoop
+from autotune.trial.rank.profiling import LoopSubject, run_profile
 from autotune.trial.rank.turns import TakenTurns
 
 
@@ -25,19 +26,38 @@ def stay(
     report: Callable[[BlockReport], None],
     print_to: Callable[[Path], None],
 ) -> NoReturn:
-    """Train what the loop was built for, then whatever is asked for, until this process is ended.
+    """Train what the loop was built for, or look at it, then train whatever is asked for, until this
+    process is ended.
 
     Args:
         turns: on which the context's wait.
         print_to: has what this process prints go to a file from then on.
     """
-    while True:
+    if request.profile:
+        _look(loop, request, context, report)
+    else:
         loop.take(run_blocks(loop, request, context, report))
+    while True:
         request = turns.following()
         print_to(TrialFiles(Path(request.log_dir)).log(context.rank))
         loop.close()
         _clear(request, context)
         loop = loop.reconfigured(request, context)
+        loop.take(run_blocks(loop, request, context, report))
+
+
+def _look(
+    loop: TrainingLoop,
+    request: TrialRequest,
+    context: RankContext,
+    report: Callable[[BlockReport], None],
+) -> None:
+    """In one turn; what it took in memory goes back."""
+    context.turns.next()
+    gc.freeze()  # to go through all that torch has brought takes half a second
+    loop.take(run_profile(LoopSubject(loop, request.replicas), request, context, report))
+    gc.collect()  # the profiler is in cycles, and holds a hundred megabytes
+    gc.unfreeze()
 
 
 def _clear(request: TrialRequest, context: RankContext) -> None:

@@ -56,6 +56,29 @@ def test_the_same_processes_measure_what_differs_at_a_step(site: Site) -> None:
     assert not {*pids(site)} & {*launched}
 
 
+LOOK = BlockPlan(0.01, 2, 1)
+"""Which is over with its one block."""
+
+
+@sites("local", "pair", slow=["ray", "cluster"])
+def test_who_was_looked_at_is_timed_in_the_same_processes(site: Site) -> None:
+    look = stay(site, profile=2, blocks=LOOK)
+    assert (look.outcome, look.cause, len(look.blocks)) == (None, "", 1)
+    launched = pids(site)
+    timed = stay(site)
+    assert (timed.outcome, timed.cause, timed.resident_of) == (None, "", look.trial)
+    assert [block.index for block in timed.blocks] == [0, 1, 2, 3]
+    assert not {"parts", "peaks"} & {*timed.blocks[-1].observed}
+    assert pids(site) == launched
+
+
+@sites("local")
+def test_a_look_for_which_there_is_no_time_leaves_nobody(site: Site) -> None:
+    look = stay(site, args={"sleep": 1.0}, profile=2, blocks=LOOK, seconds=5.0)
+    assert (look.outcome, look.blocks, site.slot.resident) == (None, (), None)
+    assert stay(site, args={"sleep": 1.0}).resident_of == ""
+
+
 EFFECTS: dict[str, list[dict[str, Any]]] = {
     "micro_batch": [{"micro_batch": 4}],
     "accumulation_steps": [{"accumulation_steps": 3}],

@@ -117,8 +117,9 @@ def test_on_devices_the_baseline_has_processes_of_its_own(played: Replayed) -> N
 
 def test_trials_that_take_over_have_the_time_of_a_launch_besides(played: Replayed) -> None:
     """A launch takes all that a trial could have."""
-    played.on(SLOW).run(budget={"wall_time": f"{12 * LAUNCH}s"}, measurement={"longest": "2s"})
-    live = [a for a in played.attempts("search") if a.result.resident_of is not None]
-    assert len(live) > 2
-    blocks = [played.repository.attempts.blocks(a.id) for a in live]
-    assert all(len([b for b in several if b.kept]) >= 5 for several in blocks)
+    played.on(SLOW).run(budget={"wall_time": f"{12 * LAUNCH}s"})
+    whole = [a for a in played.attempts("search") if a.result.state == "COMPLETE"]
+    assert len(whole) > 2
+    assert all(one.result.resident_of is not None for one in whole)
+    timed = [sum(b.kept for b in played.repository.attempts.blocks(one.id)) for one in whole]
+    assert min(timed) >= 3, timed

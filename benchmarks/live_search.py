@@ -6,7 +6,8 @@
 On two ranks, per workload and seed, one after another in an order drawn anew:
 
 - ours: a study as it is, the runs of the baseline that tell the noise included;
-- tpe: the same study with Optuna's TPE, each trial in fresh processes, without such runs;
+- tpe: the same study with Optuna's TPE, each trial in fresh processes, without such runs, and less the
+  seconds of the look at the baseline with which a study begins;
 - torchrun: Optuna's TPE, each trial a start of torchrun, of a length that is fixed.
 
 All three begin with the same baseline. What TPE would recommend at any time is the trial that it has
@@ -47,7 +48,7 @@ from autotune.spec import load
 from autotune.trial.protocol import BlockPlan, TrialRequest
 from launchers import Resources, open_launcher
 from search_spaces import defaults
-from storage import Attempts, Database, Repository, StoredAttempt
+from storage import Attempts, Database, Purpose, Repository, StoredAttempt
 
 HERE = Path(__file__).parent
 CLOSE = (0.02, 0.05)
@@ -144,7 +145,11 @@ def studied(
         Daemon(repository, this_cluster(), open_launcher=opened).serve(idle_seconds=0.0)
         found = repository.studies.named("raced")
         assert found.verdict is not None, found.error
-        done = Attempts(repository.attempts.of(found.id), {}).searched().measured()
+        attempts = Attempts(repository.attempts.of(found.id), {})
+        look = attempts.of(Purpose.PROFILE).recorded().first
+        if "sampler" in own and look:
+            began += look.result.wall_seconds
+        done = attempts.searched().measured()
         trials = sorted(done, key=lambda a: a.ended or 0.0)
         seen = []
         for number, trial in enumerate(trials, 1):

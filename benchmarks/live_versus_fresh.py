@@ -1,12 +1,13 @@
 """Is a configuration as fast in processes that have trained another one as in its own?
 
-    python benchmarks/live_versus_fresh.py [--json] [--cycles N]
+    python benchmarks/live_versus_fresh.py [--json] [--cycles N] [--profiled]
 
 Per value of a knob that acts on a step: processes that were launched with the defaults and took it over,
 processes that were launched with it, and others launched with it (A/A), all resident at once. They
 train short blocks in turn, forth and back, each of them as often in the middle. Each figure is the ratio
 of the throughput to that of the second, with its 95 % interval over the cycles; a live one that agrees
-has 1 in it as often as the A/A has.
+has 1 in it as often as the A/A has. The same of processes in which the defaults were profiled, as those
+that the first trial of a study takes over.
 """
 
 import argparse
@@ -23,6 +24,8 @@ import torch
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.turns import forth_and_back
+from autotune.runs.plan import profiled
+from autotune.runs.probe import Shape, as_timed
 from autotune.trial.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from launchers.agents import Node
 from launchers.local import LocalLink
@@ -58,6 +61,7 @@ ON_CUDA: list[tuple[dict[str, Any], dict[str, Any], tuple[str, dict[str, Any]]]]
     ({"pin_memory": True}, {}, IMAGES),
     ({"stream_prefetch": True}, {"pin_memory": True}, IMAGES),
 ]
+LOOKED_AT = [({}, {}, GPT), ({}, {}, IMAGES)]
 
 
 class Baton:
@@ -142,11 +146,16 @@ def compared(
     beside: dict[str, Any],
     kind: tuple[str, dict[str, Any]],
     cycles: int,
+    shape: Shape = as_timed,
 ) -> dict[str, Any]:
-    """One value, live against fresh, and fresh against fresh."""
+    """One value, live against fresh, and fresh against fresh.
+
+    Args:
+        shape: of the run that launches the processes which are taken over.
+    """
     for slot in machine.slots:
         slot.dismiss()
-    before = machine.request(beside, kind)
+    before = shape(machine.request(beside, kind))
     succeeded(machine.slots[LIVE].run(before, lambda block: block.index >= WARM_UP))
     baton = Baton(len(machine.slots), cycles)
 
@@ -165,6 +174,7 @@ def compared(
     return {
         "value": changes,
         "beside": beside,
+        "after_a_profile": bool(before.profile),
         "workload": kind[0].split(".")[-1].partition(":")[0],
         "live": _shown(paired_ratio(rates[LIVE], rates[FRESH])),
         "equals": _shown(paired_ratio(rates[AGAIN], rates[FRESH])),
@@ -191,14 +201,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--cycles", type=int, default=40)
+    parser.add_argument("--profiled", action="store_true", help="only after a profile")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cases = [*CASES, *ON_CUDA] if device == "cuda" else CASES
+    cases = [] if given.profiled else cases
     shown = {name for case in cases for name in (*case[0], *case[1])}
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(str(Path(folder)), device)
         try:
             found = [compared(machine, *case, given.cycles) for case in cases]
+            found += [compared(machine, *case, given.cycles, profiled) for case in LOOKED_AT]
         finally:
             machine.close()
     acting = {name for name, knob in CATALOGUE.items() if knob.acts_on == STEP}
@@ -209,8 +222,9 @@ def main() -> None:
         return
     for one in found:
         live, equals = one["live"], one["equals"]
+        what = "after a profile" if one["after_a_profile"] else one["value"]
         print(
-            f"{one['value']} on {one['workload']}: live {live['value']:.3f} "
+            f"{what} on {one['workload']}: live {live['value']:.3f} "
             f"({live['low']:.3f} to {live['high']:.3f}), A/A {equals['value']:.3f} "
             f"({equals['low']:.3f} to {equals['high']:.3f})"
         )

@@ -3,9 +3,10 @@ itself on simulated machines, in virtual time.
 
     python benchmarks/turns.py [--json]
 
-In each round the same configuration runs five times: twice as it is, and with 3 % of slow-down planted
-in all ranks, one rank, or the loader. Once these five are resident together and take turns, once they
-are runs of their own; which of the two comes first is drawn. All have the same seconds of training.
+In each round the same configuration runs as it is, once more as it is, and with 3 % of slow-down planted
+in all ranks, one rank, or the loader. Once each of these is resident beside the first and takes turns
+with it, as winner and baseline do in a study; once they are five runs of their own. Which of the two
+comes first is drawn. All have the same seconds of training.
 """
 
 import argparse
@@ -37,7 +38,7 @@ LENGTHS = (3, 5, 7)
 PLANTED = ("all", "rank", "loader")
 
 Round = dict[str, float]
-"""Variant -> samples per second."""
+"""Variant -> samples per second; of pairs: over those of 'a' beside it."""
 
 
 class Runs(Protocol):
@@ -66,11 +67,18 @@ def compared(
     def one_by_one(order: list[str]) -> None:
         own.append({name: runs.rate(LIMITS, variants[name]) for name in order})
 
-    def together(order: list[str]) -> None:
-        found = runs.rates(LIMITS, [variants[name] for name in order])
-        in_turn.append(dict(zip(order, found, strict=True)))
+    def in_pairs(order: list[str]) -> None:
+        over_a = {"a": 1.0}
+        for name in order:
+            if name != "a":
+                pair = draw.sample(["a", name], 2)
+                found = dict(
+                    zip(pair, runs.rates(LIMITS, [variants[m] for m in pair]), strict=True)
+                )
+                over_a[name] = found[name] / found["a"]
+        in_turn.append(over_a)
 
-    kinds: list[Callable[[list[str]], None]] = [one_by_one, together]
+    kinds: list[Callable[[list[str]], None]] = [one_by_one, in_pairs]
     for _ in range(count):
         for kind in draw.sample(kinds, 2):
             kind(draw.sample(list(variants), len(variants)))

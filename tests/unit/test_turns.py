@@ -14,6 +14,7 @@ from autotune.measurement.turns import Taken
 from autotune.measurement.watch import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
+from autotune.runs.paced import Paced
 from autotune.trial.protocol import BlockPlan, Outcome, TrialReport
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, Unrest
 from launchers.replay.behaviours import noisy, running_at
@@ -162,6 +163,24 @@ def test_all_of_them_have_a_time_together() -> None:
     judged, reports = play(noisy(EQUAL, block=0.1), 3, limits)
     assert sum(r.wall_seconds for r in reports) == pytest.approx(12.0, rel=0.2)
     assert {r.state for r in judged} == {AttemptState.COMPLETE}
+
+
+@pytest.mark.parametrize(("longest", "each"), [(4.0, 2.0), (1.2, 1.0), (0.6, 0.6)])
+def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
+    longest: float, each: float
+) -> None:
+    """With a second of each at the least, as far as there is so much."""
+    limits = dataclasses.replace(LIMITS, warmup=0.0, precision=1e-9, longest=longest)
+    group = Paced(limits, limits, level=100.0)
+    requests = [
+        taking_turns(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
+        for number in range(2)
+    ]
+    behaviour = noisy(running_at(lambda _: 1000.0), block=0.05)
+    ReplayLauncher(behaviour).slots[0].run_in_turn(requests, group)
+    for member in range(2):
+        kept = group.watch(member).kept
+        assert each - 0.4 <= sum(block.seconds for block in kept) <= each + 0.15
 
 
 def test_who_fails_beside_others_is_to_be_run_again_and_they_go_on() -> None:

@@ -1,6 +1,6 @@
 """Can one bet on a trial? Short trials against long runs, planted slow-downs, and what looking costs.
 
-    python benchmarks/fidelity.py [--json] [--full] [--only WORKLOAD] [--turns]
+    python benchmarks/fidelity.py [--json] [--full] [--only WORKLOAD] [--turns | --pairs]
 
 For a compute-bound, a communication-bound and a loader-bound workload, two ranks each:
 
@@ -76,6 +76,8 @@ last step would be one of the others' turns as well."""
 TRIAL = Limits(warmup=0.5, longest=0.9, precision=0.02)
 BLOCKS = BlockPlan(seconds=0.1, min_steps=2)
 LONGER = 10
+SECONDS = dict.fromkeys(KINDS, turns.SECONDS) | {"loader: images": 3 * turns.SECONDS}
+"""Of training that counts, of a run in turn: what waits for its loader tells less in a second."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="twice the counts")
     parser.add_argument("--only", choices=KINDS, help="one workload")
     parser.add_argument("--turns", action="store_true", help="only what takes turns")
+    parser.add_argument("--pairs", action="store_true", help="the same, and no run by itself")
     arguments = parser.parse_args()
     many = 2 if arguments.full else 1
     report = {}
@@ -178,8 +181,9 @@ def main() -> None:
         for name, kind in KINDS.items():
             if arguments.only in (None, name):
                 bench = Bench(launcher, folder, kind)
-                whole = {} if arguments.turns else fidelity(bench, many)
-                report[name] = {**whole, "turns": in_turn(bench, 8 * many)}
+                whole = {} if arguments.turns or arguments.pairs else fidelity(bench, many)
+                pairs = in_turn(bench, 8 * many, SECONDS[name], alone=not arguments.pairs)
+                report[name] = {**whole, "turns": pairs}
     print(json.dumps(report, indent=2) if arguments.json else table(report))
 
 
@@ -202,10 +206,11 @@ def fidelity(bench: Bench, many: int) -> dict[str, Any]:
     }
 
 
-def in_turn(bench: Bench, count: int) -> dict[str, Any]:
+def in_turn(bench: Bench, count: int, seconds: float, *, alone: bool) -> dict[str, Any]:
     """Rounds in turn against rounds one by one."""
     variants = {name: VARIANTS[name] for name in ("a", "a again", *turns.PLANTED)}
-    return turns.compared(bench, variants, count, random.Random(0))
+    draw = random.Random(0)
+    return turns.compared(bench, variants, count, draw, seconds=seconds, alone=alone)
 
 
 def combinations(space: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
@@ -385,8 +390,9 @@ def turns_in_words(name: str, found: dict[str, Any]) -> list[str]:
     """The figures of rounds in turn."""
     spreads, seven = found["spread_of_equals"], found["in_turn"]["7 rounds"]
     planted = seven["planted_3_percent_found"]
+    own = f", {spreads['own']:.1%} one by one" if "own" in spreads else ""
     return [
-        f"{name}: equals lie {spreads['in_turn']:.1%} apart in turn, {spreads['own']:.1%} one by one",
+        f"{name}: equals lie {spreads['in_turn']:.1%} apart in turn{own}",
         f"  in turn, after 7 rounds: equals called different {seven['equals_called_different']:.0%}; "
         "3 % found: " + ", ".join(f"{n} {share:.0%}" for n, share in planted.items()),
     ]

@@ -10,6 +10,7 @@ comes first is drawn. All have the same seconds of training.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
@@ -34,7 +35,7 @@ SECONDS = 4.0
 """Of training that counts, per run."""
 LIMITS = Limits(warmup=1.0, longest=SECONDS, precision=1e-9)
 LENGTHS = (3, 5, 7)
-"""Rounds of a verdict: 24, 40 and 56 s of training of a pair."""
+"""Rounds of a verdict: 24, 40 and 56 s of training of a pair, where a run is one of 4 s."""
 PLANTED = ("all", "rank", "loader")
 
 Round = dict[str, float]
@@ -52,7 +53,13 @@ class Runs(Protocol):
 
 
 def compared(
-    runs: Runs, variants: Mapping[str, Mapping[str, Any]], count: int, draw: random.Random
+    runs: Runs,
+    variants: Mapping[str, Mapping[str, Any]],
+    count: int,
+    draw: random.Random,
+    *,
+    seconds: float = SECONDS,
+    alone: bool = True,
 ) -> dict[str, Any]:
     """So many rounds of both kinds.
 
@@ -61,37 +68,39 @@ def compared(
         variants: 'a', 'a again' and what is planted.
         count: rounds.
         draw: orders.
+        seconds: of training that counts, per run.
+        alone: False: only pairs.
     """
+    limits = dataclasses.replace(LIMITS, longest=seconds)
     own, in_turn = [], []
 
     def one_by_one(order: list[str]) -> None:
-        own.append({name: runs.rate(LIMITS, variants[name]) for name in order})
+        own.append({name: runs.rate(limits, variants[name]) for name in order})
 
     def in_pairs(order: list[str]) -> None:
         over_a = {"a": 1.0}
         for name in order:
             if name != "a":
                 pair = draw.sample(["a", name], 2)
-                found = dict(
-                    zip(pair, runs.rates(LIMITS, [variants[m] for m in pair]), strict=True)
-                )
+                rates = runs.rates(limits, [variants[member] for member in pair])
+                found = dict(zip(pair, rates, strict=True))
                 over_a[name] = found[name] / found["a"]
         in_turn.append(over_a)
 
-    kinds: list[Callable[[list[str]], None]] = [one_by_one, in_pairs]
+    kinds: list[Callable[[list[str]], None]] = [one_by_one, in_pairs] if alone else [in_pairs]
     for _ in range(count):
-        for kind in draw.sample(kinds, 2):
+        for kind in draw.sample(kinds, len(kinds)):
             kind(draw.sample(list(variants), len(variants)))
-    spreads = [spread(rounds) for rounds in (own, in_turn)]
-    return {
-        "rounds": count,
-        "seconds_of_a_run": SECONDS,
-        "spread_of_equals": dict(zip(("own", "in_turn"), spreads, strict=True)),
-        "times_less": spreads[0] / spreads[1],
-        "times_less_interval": between(spreads, count),
-        "own": judged(own),
-        "in_turn": judged(in_turn),
-    }
+    found: dict[str, Any] = {"rounds": count, "seconds_of_a_run": seconds}
+    found["spread_of_equals"] = {"in_turn": spread(in_turn)}
+    found["in_turn"] = judged(in_turn)
+    if alone:
+        spreads = [spread(own), spread(in_turn)]
+        found["spread_of_equals"]["own"] = spreads[0]
+        found["times_less"] = spreads[0] / spreads[1]
+        found["times_less_interval"] = between(spreads, count)
+        found["own"] = judged(own)
+    return found
 
 
 def spread(rounds: Sequence[Round]) -> float:

@@ -21,6 +21,7 @@ from autotune.study.own_attempts import OwnAttempts
 from autotune.study.taking_over import SEARCHING
 from autotune.trial.protocol import TrialRequest
 from launchers import Slot
+from search_spaces.residency import why_not_live
 from storage import (
     TRAJECTORIES,
     AttemptResult,
@@ -112,10 +113,7 @@ class Job:
         shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
         if attempt.purpose in TRAJECTORIES:
             shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
-        looks = attempt.purpose == Purpose.PROFILE and not self.attempts().of(Purpose.SEARCH)
-        stays = self.look_stays if looks else attempt.purpose in (*SEARCHING, Purpose.PACE)
-        if stays and not (shaped.script or shaped.command):
-            shaped = dataclasses.replace(shaped, stays=True)
+        shaped = dataclasses.replace(shaped, stays=self._stays(attempt))
         if allowed is None:
             return shaped
         return within(shaped, allowed.most, self._timed(allowed, live=live))
@@ -125,13 +123,25 @@ class Job:
         costs = self.costs()
         return max(0.0, allowed.wanted - (costs.switch if live else costs.startup))
 
+    def _stays(self, attempt: StoredAttempt) -> bool:
+        """Whether the processes of a run wait for what comes next."""
+        if attempt.purpose == Purpose.PROFILE:
+            return self.look_stays and not self.attempts().of(Purpose.SEARCH)
+        return self._has_workload and attempt.purpose in (*SEARCHING, Purpose.PACE)
+
     @property
     def look_stays(self) -> bool:
         """Whether the baseline's own trial takes over the processes of the look before the search. What
         the profiler leaves behind on a CUDA device has not been measured: there it has its own."""
+        on_processors = self.plan.launcher.slots[0].device == "cpu"
+        today = self.plan.baseline
+        return self._has_workload and on_processors and not why_not_live(today, today)
+
+    @property
+    def _has_workload(self) -> bool:
+        """Scripts and commands build what they train themselves."""
         workload = self.plan.spec.workload
-        own = workload.is_script or workload.command
-        return not own and self.plan.launcher.slots[0].device == "cpu"
+        return not (workload.is_script or workload.command)
 
     def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
         """Drop what a run has printed, unless somebody may ask for it: of the baseline, and of runs that

@@ -115,6 +115,12 @@ def test_on_devices_the_baseline_has_processes_of_its_own(played: Replayed) -> N
     assert {a.result.resident_of for a in played.attempts("search")[1:]} == launched
 
 
+def test_a_baseline_that_goes_with_its_training_has_processes_of_its_own(played: Replayed) -> None:
+    played.on(SLOW).run(budget={"trials": 3}, baseline={"layer_keep": 0.5})
+    _, own = begun(played)
+    assert own.result.resident_of is None
+
+
 def test_trials_that_take_over_have_the_time_of_a_launch_besides(played: Replayed) -> None:
     """A launch takes all that a trial could have."""
     played.on(SLOW).run(budget={"wall_time": f"{12 * LAUNCH}s"})

@@ -96,8 +96,8 @@ class Costs:
         Args:
             in_vain: runs of the finals that were ended before their first step was over, where none of
                 the same configuration has completed since.
-            looked: seconds that the look before the search took to start: all that is known of a launch
-                while nothing else has been launched.
+            looked: seconds of the look before the search until its first step was over: all that is
+                known of a launch while nothing else has been launched.
         """
         self._paces = paces
         self._in_vain = in_vain

@@ -104,6 +104,10 @@ class InTurn:
     def _taken(self, members: list[int]) -> list[list[turns.Taken]]:
         return [taken(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
 
+    def _longest(self, cycles: int) -> float:
+        """Seconds that each may train after so many cycles."""
+        return self._limits.longest
+
     def _enough(self, members: list[int], latest: float) -> bool:
         """Whether another cycle is not needed, or there is no time for one like the latest."""
         found = turns.cycles(self._taken(members))
@@ -112,7 +116,7 @@ class InTurn:
         if self._spent + latest > self._whole:
             return True
         timed = max(sum(b.seconds for b in self._watches[n].kept) for n in members)
-        if timed * (1 + 1 / len(found)) > self._limits.longest:
+        if timed * (1 + 1 / len(found)) > self._longest(len(found)):
             return True
         known = len(found) >= self.fewest_cycles
         return known and turns.half_width(found) <= self._limits.precision

@@ -16,7 +16,7 @@ from autotune.measurement import turns
 from autotune.measurement.estimate import half_width_of
 from autotune.measurement.noise import PRIOR_SIGMA, total_half_width
 from autotune.measurement.watch import FEWEST_BLOCKS, HOPELESS, Limits
-from autotune.runs.in_turn import TURN_SECONDS, InTurn, MemberRun
+from autotune.runs.in_turn import InTurn, MemberRun
 from autotune.trial.protocol import BlockReport, TrialReport
 from storage import AttemptResult, AttemptState
 
@@ -24,8 +24,8 @@ _TRIAL, _PACER = 0, 1
 _CLOSER = 2.0
 """How many times closer together pairs in turn lie than runs, beyond what their cycles show: two to six
 times on two shared cores, by the seconds."""
-_FEWEST_TURNS = 10
-"""Of each, where time allows: four cycles or five."""
+_FEW_CYCLES = 4
+"""Or nothing is known of how far the two differ."""
 _SLOWER = 2.0
 """How many times slower than when the best was seen the machine may be, for all that is known."""
 
@@ -79,7 +79,6 @@ class Paced(InTurn):
             pacer: those of the baseline.
             level: of the baseline's own trial, units per second.
         """
-        trial, pacer = _halved(trial), _halved(pacer)
         known = trial.sigma_run
         sigma = max(known / _CLOSER, min(known, PRIOR_SIGMA))
         self._race = dataclasses.replace(trial, sigma_run=sigma)
@@ -116,6 +115,12 @@ class Paced(InTurn):
         known = self.ratio()
         return known.ratio * self.level if known and member == _TRIAL else None
 
+    def _longest(self, cycles: int) -> float:
+        """Both share the time of a trial by itself: pairs of processes differ by more than their cycles
+        do, and another trial tells more than a longer one."""
+        whole = super()._longest(cycles)
+        return whole if cycles < _FEW_CYCLES else whole / 2
+
     def _judge(self, number: int, limits: Limits) -> MemberRun:
         kind = _PacedRun if number == _TRIAL else _PacerRun
         return kind(self, number, limits)
@@ -126,13 +131,6 @@ class Paced(InTurn):
             return False
         most = known.ratio * self.level * (1 + self._race.doubt(known.half_width))
         return most < HOPELESS * self._race.incumbent_low
-
-
-def _halved(limits: Limits) -> Limits:
-    """Both share the time of a trial by itself: pairs of processes differ by more than their cycles do,
-    and another trial tells more than a longer one."""
-    least = min(limits.longest, _FEWEST_TURNS * TURN_SECONDS)
-    return dataclasses.replace(limits, longest=max(limits.longest / 2, least))
 
 
 class _PacedRun(MemberRun):

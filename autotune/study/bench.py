@@ -196,7 +196,7 @@ class Bench:
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
             live = self._is_live(attempt, number)
             request = self._job.request(attempt, slot, allowed, live=live)
-            self._taking_over.launched(request, attempt)
+            self._taking_over.launched(request, attempt, number)
             alone = needs_its_own(attempt, attempts)
             future = self._pool.submit(_run, slot, request, judge, alone=alone)
         else:
@@ -264,10 +264,11 @@ class Bench:
         pacer = self._begin(BASELINE, self._job.plan.baseline, Purpose.PACE, trial)
         attempt = self._begin(trial, knobs, Purpose.SEARCH, 0)
         each = _share(allowed, 2)
-        own = self._job.limits(Purpose.SEARCH, incumbent_low, self.noise, each)
-        group = Paced(own, self._job.limits(Purpose.PACE, 0.0, self.noise, each), level)
         number = self._take_slot(attempt, self._free)
-        self._launch_in_turn([attempt, pacer], number, group, each)
+        live = self._taking_over.could(attempt, number, in_turn=True)
+        own = self._job.limits(Purpose.SEARCH, incumbent_low, self.noise, each, live=live)
+        beside = self._job.limits(Purpose.PACE, 0.0, self.noise, each, live=live)
+        self._launch_in_turn([attempt, pacer], number, Paced(own, beside, level), each)
 
     def _launch_in_turn(
         self,
@@ -279,7 +280,7 @@ class Bench:
         slot = self._slots[number]
         requests = [taking_turns(self._job.request(one, slot, each)) for one in attempts]
         for request, attempt in zip(requests, attempts, strict=True):
-            self._taking_over.launched(request, attempt)
+            self._taking_over.launched(request, attempt, number, in_turn=True)
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]
         self._pool.submit(_settle, futures, lambda: slot.run_in_turn(requests, group))
         for future, attempt, judge in zip(futures, attempts, group.judges, strict=True):
@@ -302,7 +303,7 @@ class Bench:
                 self._free.add(number)
             report = future.result()
             result = self._suspected(attempt, judge.result(report))
-            result = self._taking_over.judged(report, result)
+            result = self._taking_over.judged(attempt, report, result)
             blocks = [_stored(seen) for seen in judge.seen]
             environment = self._environment_of(self._slots[number])
             self._job.own_attempts.finish(attempt, result, blocks, environment)

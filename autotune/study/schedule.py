@@ -83,8 +83,8 @@ class Schedule:
         if self._wall_time is None:
             return None
         looks = _OPENING_SHARE * self._wall_time
-        most = _FIRST_TRIAL_MOST * self._wall_time if self._job.look_stays else looks
-        return Allowance(looks, min(most, self._most))
+        built = _FIRST_TRIAL_MOST * self._wall_time if self._job.look_stays else 0.0
+        return Allowance(looks, min(built + looks, self._most))
 
     def for_trial(self, attempts: Attempts) -> Allowance | None:
         """The time for the next trial of the search; None: no limit."""
@@ -92,8 +92,9 @@ class Schedule:
             return None
         costs = self._job.costs()
         if not costs.known:
-            share, most = _FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST
-            return Allowance(share * self._wall_time, min(most * self._wall_time, self._most))
+            wanted = _FIRST_TRIAL_SHARE * self._wall_time + costs.startup
+            most = max(_FIRST_TRIAL_MOST * self._wall_time, wanted)
+            return Allowance(wanted, min(most, self._most))
         to_come = max(1, _FEWEST_TRIALS - len(attempts.searched()))
         free = self._free(attempts, costs)
         return self._allowed(max(free / to_come, costs.shortest(self._baseline)))

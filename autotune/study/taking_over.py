@@ -30,6 +30,8 @@ class TakingOver:
         """Take in the slots, to which others may be added."""
         self._slots = slots
         self._launched: dict[str, StoredAttempt] = {}
+        self._in_turn: set[int] = set()
+        """Slots on which those that wait have taken turns, and take no other runs over."""
 
     def waiting(self, free: Collection[int]) -> dict[str, Any] | None:
         """The configuration of those on the first of these slots that has any; None: none has."""
@@ -50,21 +52,33 @@ class TakingOver:
         resident = self._slots[number].resident
         if resident is None:
             return 1
-        return 0 if self.could(attempt, number) else 2
+        return 0 if self._suits(attempt, number) else 2
 
-    def could(self, attempt: StoredAttempt, number: int) -> bool:
-        """Whether an attempt could take over the processes that wait on a slot."""
+    def _suits(self, attempt: StoredAttempt, number: int) -> bool:
         resident = self._slots[number].resident
         if resident is None or attempt.purpose not in SEARCHING:
             return False
         return not why_not_live(resident, attempt.knobs)
 
-    def launched(self, request: TrialRequest, attempt: StoredAttempt) -> None:
-        """Under which name an attempt was launched."""
+    def could(self, attempt: StoredAttempt, number: int, *, in_turn: bool = False) -> bool:
+        """Whether an attempt could take over the processes that wait on a slot.
+
+        Args:
+            in_turn: it takes turns with others.
+        """
+        return (number in self._in_turn) == in_turn and self._suits(attempt, number)
+
+    def launched(
+        self, request: TrialRequest, attempt: StoredAttempt, number: int, *, in_turn: bool = False
+    ) -> None:
+        """Under which name an attempt was launched on a slot, and whether it takes turns there."""
+        (self._in_turn.add if in_turn else self._in_turn.discard)(number)
         if request.stays:
             self._launched[request.trial] = attempt
 
-    def judged(self, report: TrialReport, result: AttemptResult) -> AttemptResult:
+    def judged(
+        self, attempt: StoredAttempt, report: TrialReport, result: AttemptResult
+    ) -> AttemptResult:
         """What came of an attempt. One that fails in the processes of another may have failed because of
         what is left there: it is launched again in its own, and only that counts."""
         if not report.resident_of:
@@ -73,10 +87,10 @@ class TakingOver:
         result = dataclasses.replace(result, resident_of=host.id)
         if result.state in _OF_WORTH:
             return result
-        cause = (
-            f"{NOT_ITS_OWN}{result.state} in the processes of trial {host.trial}, which it took over: "
-            f"{result.cause}"
-        )
+        whose = f"the processes of trial {host.trial}"
+        if host.trial == attempt.trial and host.purpose == Purpose.PROFILE:
+            whose = "the processes in which it was profiled"
+        cause = f"{NOT_ITS_OWN}{result.state} in {whose}, which it took over: {result.cause}"
         return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
 
 

@@ -348,7 +348,7 @@ class Observed(TypedDict, total=False):
     batch_moves: dict[str, str]
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
     look_seconds: float
-    """From its first step to its report; profiles only."""
+    """From the end of its first step to its report; profiles only."""
     unusable: list[str]
     """Knobs that have nothing to act on in the workload; profiles only."""
     replicas: int

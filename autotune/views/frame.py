@@ -10,8 +10,8 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
 
     Columns: trial, purpose (see storage.Purpose), round, attempt, state, cause, throughput and its
     relative half_width (95 %), of which block_half_width and sigma_run are the parts, steady, contended,
-    peak_bytes, wall_seconds, resident_of (trial whose processes it took over; empty: it had its own),
-    then one per knob.
+    peak_bytes, wall_seconds, resident_of (trial whose processes it took over, 0 of the baseline's own
+    trial: those of the look at it; empty: it had its own), then one per knob.
     """
     attempts = repository.attempts.of(repository.studies.named(name).id)
     trials: dict[int | None, int] = {attempt.id: attempt.trial for attempt in attempts}

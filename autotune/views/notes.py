@@ -63,8 +63,8 @@ def trial_note(
         lines.append("- contended: other processes used the processors in every repetition too")
     if result.resident_of is not None:
         lines.append(
-            "- ran in the processes of an earlier trial, from which it differs in nothing but what acts "
-            "on a step"
+            "- ran in processes that were there: those of the look at the baseline, or of a trial from "
+            "which it differs in nothing but what acts on a step"
         )
     lines.append(f"- took {result.wall_seconds:.1f} s, attempt {attempt.attempt}")
     return "\n".join([*lines, "", *_configuration(attempt.knobs)])

@@ -161,7 +161,8 @@ class ReplaySlot(Slot):
         report = dataclasses.replace(report, not_its_own=answer.not_its_own, resident_of=launched)
         self.time += report.wall_seconds
         all_done = len(report.blocks) == request.blocks.max_blocks
-        if request.stays and (enough.seen or all_done) and answer.stays:
+        over = (enough.seen or all_done) and report.outcome is None
+        if request.stays and over and answer.stays:
             self._stays = {0: _Stays(request, launched or request.trial)}
         return report
 

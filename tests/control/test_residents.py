@@ -115,6 +115,30 @@ def test_on_devices_the_baseline_has_processes_of_its_own(played: Replayed) -> N
     assert {a.result.resident_of for a in played.attempts("search")[1:]} == launched
 
 
+def test_a_baseline_that_is_built_again_is_timed_as_long_as_ever(played: Replayed) -> None:
+    """A build takes twice what the first trial may train for."""
+    leaving = where(SLOW, lambda _: True, stays=False)
+    played.on(leaving).run(budget={"wall_time": f"{5 * LAUNCH}s"})
+    look, own = begun(played)
+    assert (look.result.state, own.result.state) == ("COMPLETE", "COMPLETE")
+    assert own.result.resident_of is None
+    kept = [b for b in played.repository.attempts.blocks(own.id) if b.kept]
+    assert len(kept) >= 3
+
+
+def test_a_baseline_that_fails_where_it_was_profiled_is_launched_again(played: Replayed) -> None:
+    def unlucky_once(launch: Launch) -> bool:
+        return launch.live and launch.number <= 2
+
+    broken = where(SLOW, unlucky_once, outcome=Outcome.ERROR, cause="rank 0: out of luck")
+    played.on(broken).run(budget={"trials": 3})
+    look, own = begun(played)
+    assert (own.result.state, own.result.resident_of) == ("LOST", look.id)
+    assert "ERROR in the processes in which it was profiled" in own.result.cause
+    again = played.attempts("search")[1]
+    assert (again.trial, again.result.state, again.result.resident_of) == (0, "COMPLETE", None)
+
+
 def test_a_baseline_that_goes_with_its_training_has_processes_of_its_own(played: Replayed) -> None:
     played.on(SLOW).run(budget={"trials": 3}, baseline={"layer_keep": 0.5})
     _, own = begun(played)

@@ -98,11 +98,12 @@ def run_profile(
 
     Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
     """
-    training, began = subject.training, time.perf_counter()
+    training = subject.training
     training.begin_block()
     with subject.watched():
         yield
     started: list[RankFigures] = training.gather(training.end_block())
+    began = time.perf_counter()
     first = max(rank.seconds for rank in started)
     # A trace of millions of events would take minutes to look through.
     steps = max(_FEWEST, request.profile // training.knobs["accumulation_steps"])

@@ -119,6 +119,11 @@ class Costs:
         """The same in processes that take over; nothing, as long as none has."""
         return statistics.median([pace.startup for pace in self._paces if pace.live] or [0.0])
 
+    @property
+    def trained(self) -> float:
+        """Seconds of all blocks of a run; nothing, as long as none is known."""
+        return statistics.median([pace.trained for pace in self._paces] or [0.0])
+
     def expected(self, knobs: Knobs, resident: Knobs | None) -> float:
         """Of a trial of the search, from its launch to its end; above zero, and the same for all while
         nothing is known.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.analysis.unrest import unrest
+from autotune.analysis.wording import duration
 from autotune.study.bench import Bench
 from autotune.study.job import Allowance, Job
 from autotune.study.taking_turns import LONGEST_STEP, shortage, shortest
@@ -17,6 +18,9 @@ from storage import (
     StoredAttempt,
 )
 
+_WORTH_TRIALS = 8.0
+"""Trials in processes that are there, in the time that the first pair takes to be launched. A trial
+beside the baseline tells about what three or four by themselves do, and a search has some eight."""
 _VAIN = 2
 """Trials in a row that fail beside the baseline, until no more are tried there."""
 
@@ -49,7 +53,13 @@ class Pacemaker:
             return None
         if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, allowed):
             return None
-        self._say(why)
+        if not attempts.of(Purpose.PACE) and (dear := self._dear()):
+            self._say(f"Trials run by themselves, though {why}: {dear}")
+            return None
+        self._say(
+            f"Each trial takes turns with the baseline from now on, block by block, and its rate is "
+            f"told by their ratio: {why}, so trials that follow each other would not compare."
+        )
         return own.result.throughput
 
     def at_home(self, bench: Bench) -> bool:
@@ -83,13 +93,21 @@ class Pacemaker:
         both = own.result.peak_bytes + max(peaks, default=own.result.peak_bytes)
         return not shortage(self._job.plan, both, slots=len(self._job.plan.launcher.slots))
 
-    def _say(self, why: str) -> None:
+    def _dear(self) -> str:
+        """Why two are not launched to begin with, in words; empty if that is worth it."""
+        costs = self._job.costs()
+        launches, trials = 2 * costs.startup, _WORTH_TRIALS * costs.trained
+        if launches <= trials:
+            return ""
+        return (
+            f"to launch one and the baseline beside it would take {duration(launches)}, in which "
+            f"processes that are there train {launches / costs.trained:.0f} trials."
+        )
+
+    def _say(self, message: str) -> None:
         if not self._said:
             self._said = True
-            self._job.say(
-                f"Each trial takes turns with the baseline from now on, block by block, and its rate is "
-                f"told by their ratio: {why}, so trials that follow each other would not compare."
-            )
+            self._job.say(message)
 
 
 def _in_vain(attempts: Attempts) -> bool:

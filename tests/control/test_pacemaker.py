@@ -117,6 +117,16 @@ def test_the_baseline_waits_for_the_next_trial_in_the_same_processes(played: Rep
     assert {one.result.resident_of for one in later} == {began.id}
 
 
+def test_where_launches_are_dear_trials_run_in_processes_that_are_there(played: Replayed) -> None:
+    """Two builds before the first answer would take longer than the search."""
+    behaviour = where(PLAIN, lambda _: True, startup=1000.0)
+    restless(played, behaviour=behaviour, unrest=Unrest(0.4, 5.0)).run(**ASKED)
+    played.assert_complete(trials=TRIALS)
+    assert played.attempts("pace") == []
+    assert played.said().count("Trials run by themselves, though ") == 1
+    assert "to launch one and the baseline beside it would take 33 min" in played.said()
+
+
 def test_who_cannot_catch_up_is_stopped(played: Replayed) -> None:
     def lame(launch: Launch) -> bool:
         return launch.knobs["micro_batch"] in (1, 4)

@@ -159,8 +159,9 @@ class Bench:
         attempt = self._begin(trial, knobs, purpose, round_)
         number = self._take_slot(attempt, self._free)
         low = incumbent_low(self._environment_of(self._slots[number]))
-        judge = judge or self._timed(attempt, number, allowed, low)
-        self._launch(attempt, number, judge, allowed)
+        live = self._is_live(attempt, number)
+        judge = judge or self._timed(purpose, allowed, low, live=live)
+        self._launch(attempt, number, judge, allowed, live=live)
 
     def start_in(
         self,
@@ -174,14 +175,14 @@ class Bench:
         """The same on a free slot in an environment, where there is one."""
         attempt = self._begin(trial, knobs, purpose, 0)
         number = self._take_slot(attempt, self._free_in(environment))
-        self._launch(attempt, number, self._timed(attempt, number, allowed), allowed)
+        live = self._is_live(attempt, number)
+        judge = self._timed(purpose, allowed, 0.0, live=live)
+        self._launch(attempt, number, judge, allowed, live=live)
 
     def _timed(
-        self, attempt: StoredAttempt, number: int, allowed: Allowance | None, low: float = 0.0
+        self, purpose: Purpose, allowed: Allowance | None, low: float, *, live: bool
     ) -> TimedRun:
-        live = self._is_live(attempt, number)
-        limits = self._job.limits(attempt.purpose, low, self.noise, allowed, live=live)
-        return TimedRun(limits)
+        return TimedRun(self._job.limits(purpose, low, self.noise, allowed, live=live))
 
     def _is_live(self, attempt: StoredAttempt, number: int) -> bool:
         """Whether it will take over the processes that wait on the slot."""
@@ -189,12 +190,17 @@ class Bench:
         return not alone and self._taking_over.could(attempt, number)
 
     def _launch(
-        self, attempt: StoredAttempt, number: int, judge: Judge, allowed: Allowance | None
+        self,
+        attempt: StoredAttempt,
+        number: int,
+        judge: Judge,
+        allowed: Allowance | None,
+        *,
+        live: bool,
     ) -> None:
         slot = self._slots[number]
         attempts = self._job.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
-            live = self._is_live(attempt, number)
             request = self._job.request(attempt, slot, allowed, live=live)
             self._taking_over.launched(request, attempt, number)
             alone = needs_its_own(attempt, attempts)
@@ -280,7 +286,7 @@ class Bench:
         slot = self._slots[number]
         requests = [taking_turns(self._job.request(one, slot, each)) for one in attempts]
         for request, attempt in zip(requests, attempts, strict=True):
-            self._taking_over.launched(request, attempt, number, in_turn=True)
+            self._taking_over.launched(request, attempt, number)
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]
         self._pool.submit(_settle, futures, lambda: slot.run_in_turn(requests, group))
         for future, attempt, judge in zip(futures, attempts, group.judges, strict=True):

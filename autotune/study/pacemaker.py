@@ -31,7 +31,8 @@ class Pacemaker:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._baseline = job.plan.baseline
-        self._said = False
+        self._said: bool | None = None
+        """Whether it was said last that trials are paced; None: nothing was."""
 
     def level(
         self, trial: int, knobs: Mapping[str, Any], bench: Bench, allowed: Allowance | None
@@ -54,11 +55,12 @@ class Pacemaker:
         if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, allowed):
             return None
         if not attempts.of(Purpose.PACE) and (dear := self._dear()):
-            self._say(f"Trials run by themselves, though {why}: {dear}")
+            self._say(f"Trials run by themselves, though {why}: {dear}", paced=False)
             return None
         self._say(
             f"Each trial takes turns with the baseline from now on, block by block, and its rate is "
-            f"told by their ratio: {why}, so trials that follow each other would not compare."
+            f"told by their ratio: {why}, so trials that follow each other would not compare.",
+            paced=True,
         )
         return own.result.throughput
 
@@ -104,9 +106,10 @@ class Pacemaker:
             f"processes that are there train {launches / costs.trained:.0f} trials."
         )
 
-    def _say(self, message: str) -> None:
-        if not self._said:
-            self._said = True
+    def _say(self, message: str, *, paced: bool) -> None:
+        """Whenever that is another way than before."""
+        if self._said is not paced:
+            self._said = paced
             self._job.say(message)
 
 

@@ -68,11 +68,12 @@ class TakingOver:
         """
         return (number in self._in_turn) == in_turn and self._suits(attempt, number)
 
-    def launched(
-        self, request: TrialRequest, attempt: StoredAttempt, number: int, *, in_turn: bool = False
-    ) -> None:
-        """Under which name an attempt was launched on a slot, and whether it takes turns there."""
-        (self._in_turn.add if in_turn else self._in_turn.discard)(number)
+    def launched(self, request: TrialRequest, attempt: StoredAttempt, number: int) -> None:
+        """Under which name an attempt was launched on a slot."""
+        if request.takes_turns:
+            self._in_turn.add(number)
+        else:
+            self._in_turn.discard(number)
         if request.stays:
             self._launched[request.trial] = attempt
 

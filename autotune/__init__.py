@@ -11,9 +11,9 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BestConfig": "autotune.export.best",
     "load": "autotune.export.best",
-    "Update": "autotune.trial.workload",
-    "Workload": "autotune.trial.workload",
-    "report": "autotune.trial.reporting",
+    "Update": "autotune.worker.workload",
+    "Workload": "autotune.worker.workload",
+    "report": "autotune.worker.reporting",
 }
 
 __all__ = ["BestConfig", "Update", "Workload", "__version__", "load", "report"]

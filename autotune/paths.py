@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.trial.files import TrialFiles
+from autotune.worker.files import TrialFiles
 
 _FOLDER = ".autotune"
 _OWNER = "storage"

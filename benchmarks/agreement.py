@@ -22,7 +22,7 @@ from pathlib import Path
 import autotune
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.watch import Limits, Watch
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train.py"

@@ -25,11 +25,11 @@ from typing import Any
 import yaml
 from agreement import watched
 
+from autotune.config import load
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.watch import Limits, Watch
 from autotune.runs.plan import Plan, launcher_of
-from autotune.spec import load
-from autotune.trial.protocol import BlockPlan
+from autotune.worker.protocol import BlockPlan
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "scripts"
 NAMES = ("ddp", "hf_trainer", "accelerate_loop", "lightning_module", "fsdp2")
@@ -42,7 +42,7 @@ PATIENCE = 600.0
 
 _PROBE = """
 import os, sys
-from autotune.trial.inject.job import runs
+from autotune.worker.inject.job import runs
 if (runs(sys.orig_argv) or [None])[0] == os.environ["PROBED"] and os.environ.get("RANK") == "0":
     import struct, time
     from torch.optim.optimizer import register_optimizer_step_post_hook

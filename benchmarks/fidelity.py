@@ -42,7 +42,7 @@ from autotune.measurement.noise import Noise, Run, run_noise, total_half_width
 from autotune.measurement.watch import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
 from storage import AttemptResult

@@ -41,10 +41,10 @@ from autotune.measurement.numerics import (
     trajectory,
 )
 from autotune.runs.judging import TrajectoryRun
-from autotune.trial.protocol import BlockReport, TrialRequest
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop
-from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.protocol import BlockReport, TrialRequest
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from search_spaces import defaults
 
 MODELS: dict[str, dict[str, Any]] = {

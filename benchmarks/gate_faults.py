@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import autotune
-from autotune.trial import workload as workloads
-from autotune.trial.workload import Update
+from autotune.worker import workload as workloads
+from autotune.worker.workload import Update
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 

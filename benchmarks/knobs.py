@@ -19,8 +19,8 @@ from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.watch import Limits
 from autotune.runs import plan
 from autotune.runs.judging import TimedRun
-from autotune.trial.protocol import BlockPlan, TrialRequest
 from autotune.views.catalogue import knobs_page, recorded_effects
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import CATALOGUE, defaults, infeasible
 

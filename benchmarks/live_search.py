@@ -39,13 +39,13 @@ import yaml
 from residents import leaving
 
 from autotune.analysis.contenders import most_promising_first
+from autotune.config import load
 from autotune.measurement.watch import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
-from autotune.spec import load
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, open_launcher
 from search_spaces import defaults
 from storage import Attempts, Database, Purpose, Repository, StoredAttempt

@@ -26,7 +26,7 @@ from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.turns import forth_and_back
 from autotune.runs.plan import profiled
 from autotune.runs.probe import Shape, as_timed
-from autotune.trial.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from launchers.agents import Node
 from launchers.local import LocalLink
 from launchers.slot import AgentSlot

@@ -24,9 +24,9 @@ from unittest import mock
 import yaml
 
 from autotune.analysis.contenders import error_of
+from autotune.config import load
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
-from autotune.spec import load
 from autotune.study.pacemaker import Pacemaker
 from storage import AttemptState, Database, Purpose, Repository, StoredAttempt
 

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.utils.data import default_collate
 
 import autotune
-from autotune.trial import workload as workloads
-from autotune.trial.observers.block import RankSight
-from autotune.trial.observers.contention import NodeShares
-from autotune.trial.observers.device import DeviceState
-from autotune.trial.observers.settling import Settling
-from autotune.trial.observers.timing import StepTimes
-from autotune.trial.rank import blocks
+from autotune.worker import workload as workloads
+from autotune.worker.observers.block import RankSight
+from autotune.worker.observers.contention import NodeShares
+from autotune.worker.observers.device import DeviceState
+from autotune.worker.observers.settling import Settling
+from autotune.worker.observers.timing import StepTimes
+from autotune.worker.rank import blocks
 
 
 def build(

@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
+from autotune.config import load
 from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
-from autotune.spec import load
-from autotune.trial.protocol import TrialReport, TrialRequest
+from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Launcher, Slot, TrialWatch
 from storage import AttemptState, Database, Purpose, Repository
 

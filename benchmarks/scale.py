@@ -28,15 +28,15 @@ from optuna.storages._rdb import models as optunas
 from optuna.trial import TrialState
 from sqlalchemy import insert
 
+from autotune.config import StudySpec, withheld
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
-from autotune.spec import StudySpec, withheld
 from autotune.study.job import Job
 from autotune.study.tuner import Signals, Stopped, Tuner
-from autotune.trial.protocol import Knobs
 from autotune.views import paper
 from autotune.views.overview import status_of
 from autotune.views.recompute import recomputed_verdict
+from autotune.worker.protocol import Knobs
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at
 from storage import Database, Lease, Repository, StudyState, TrialLedger

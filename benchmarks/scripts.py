@@ -26,7 +26,7 @@ import step_overhead
 
 import launchers
 from autotune.measurement.estimate import paired_ratio
-from autotune.trial.protocol import BlockPlan, Script, TrialRequest
+from autotune.worker.protocol import BlockPlan, Script, TrialRequest
 from launchers import Resources
 from search_spaces import defaults
 

@@ -68,9 +68,9 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 from recorded import Table
 
+from autotune.config import StudySpec
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
-from autotune.spec import StudySpec
 from autotune.standalone.simulation import Simulation, simulate
 from autotune.study.worth import Stakes, Worth
 from launchers.replay.tables import (

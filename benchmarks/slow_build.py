@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from autotune.trial.workload import Workload
+from autotune.worker.workload import Workload
 from autotune.workloads import gpt
 
 

@@ -21,12 +21,12 @@ from torch.distributed import HashStore
 from torch.optim import optimizer
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
-from autotune.trial.inject import meter
-from autotune.trial.inject.changes import Built
-from autotune.trial.observers.progress import Progress
-from autotune.trial.protocol import BlockPlan, Script, TrialRequest
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.script import ScriptRun
+from autotune.worker.inject import meter
+from autotune.worker.inject.changes import Built
+from autotune.worker.observers.progress import Progress
+from autotune.worker.protocol import BlockPlan, Script, TrialRequest
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.script import ScriptRun
 from search_spaces import defaults
 
 LOOPS = {"tiny": (32, 512, 600), "small": (128, 1024, 200)}

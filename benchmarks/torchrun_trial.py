@@ -12,11 +12,11 @@ import sys
 import torch
 import torch.distributed as dist
 
-from autotune.trial import workload
-from autotune.trial.protocol import BlockPlan, TrialRequest
-from autotune.trial.rank.blocks import run_blocks
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop
+from autotune.worker import workload
+from autotune.worker.protocol import BlockPlan, TrialRequest
+from autotune.worker.rank.blocks import run_blocks
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.loop import TrainingLoop
 from search_spaces import defaults
 
 

@@ -26,7 +26,7 @@ from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.watch import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Slot
 from launchers.replay import Answer, Launch, ReplayLauncher, Unrest
 from search_spaces import defaults

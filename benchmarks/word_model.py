@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autotune.trial.workload import Workload
+from autotune.worker.workload import Workload
 from autotune.workloads.text import Windows, word_tokens
 
 _TEXT_BYTES = 4_000_000

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from autotune.errors import ClusterAway, LauncherError
-from autotune.trial.protocol import (
+from autotune.worker.protocol import (
     PROTOCOL,
     Alive,
     BlockReport,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from autotune.trial.protocol import BlockReport, Knobs, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
 
 TrialWatch = Callable[[BlockReport], bool]
 """Called with each block as it arrives; True ends the trial: enough has been seen."""
@@ -91,8 +91,8 @@ class Slot(ABC):
 
     name: str
     environment: dict[str, Any]
-    """Fingerprint of the first node, see autotune.trial.node.environment; where there are several nodes,
-    those of the others under `others`. Of the agents that ran last: those that replace them may be
+    """Fingerprint of the first node, see autotune.worker.node.environment; where there are several
+    nodes, those of the others under `others`. Of the agents that ran last: those that replace them may be
     elsewhere."""
     device: str
     """'cpu' or 'cuda'."""

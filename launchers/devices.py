@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import NotHere
-from autotune.trial.processes import VISIBLE_DEVICES
+from autotune.worker.processes import VISIBLE_DEVICES
 from launchers.layout import NodeCapacity
 
 VISIBLE = VISIBLE_DEVICES

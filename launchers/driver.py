@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ClusterAway, LauncherError
-from autotune.trial.files import make_private
-from autotune.trial.processes import without_storage
+from autotune.worker.files import make_private
+from autotune.worker.processes import without_storage
 from launchers.ray_folder import OwnFolder
 
 SILENT_SECONDS = 20.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import NotHere
-from autotune.trial.places import devices_needed
+from autotune.worker.places import devices_needed
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6

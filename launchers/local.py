@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import LauncherError
-from autotune.trial import processes
-from autotune.trial.node.agent_process import AgentProcess
+from autotune.worker import processes
+from autotune.worker.node.agent_process import AgentProcess
 from launchers import devices
 from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources

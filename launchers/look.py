@@ -22,7 +22,7 @@ def look() -> dict[str, Any]:
         import autotune
 
         found["autotune"] = autotune.__version__
-        from autotune.trial.node import kind
+        from autotune.worker.node import kind
 
         found |= {"cpu": kind.processor(), "devices": kind.devices()}
     except (ImportError, AttributeError):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from autotune.trial.protocol import Built, Preload
+from autotune.worker.protocol import Built, Preload
 
 _WORTH_NEW_AGENTS_SECONDS = 1.0
 """To build a workload, in every trial: new agents take two or three, once."""

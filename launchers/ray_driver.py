@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from autotune.trial.node.agent_process import AgentProcess
+from autotune.worker.node.agent_process import AgentProcess
 from launchers import look
 from launchers.ray_token import own_token, read_again
 

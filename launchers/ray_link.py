@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.trial.files import make_private
+from autotune.worker.files import make_private
 from launchers.base import Link
 from launchers.driver import DriverLost, Refused
 from launchers.ray_ground import Ground

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
-from autotune.trial.protocol import BlockReport, Knobs, Message, TrialReport, TrialRequest, Turn
+from autotune.worker.protocol import BlockReport, Knobs, Message, TrialReport, TrialRequest, Turn
 from launchers.agents import Agents, Ear
 from launchers.base import TrialWatch, Turns
 from launchers.running import Run

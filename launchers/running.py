@@ -3,8 +3,8 @@
 import threading
 import time
 
-from autotune.trial import failure
-from autotune.trial.protocol import (
+from autotune.worker import failure
+from autotune.worker.protocol import (
     BlockReport,
     Built,
     EndTrial,

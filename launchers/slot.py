@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import LauncherError
-from autotune.trial.places import devices_needed
-from autotune.trial.protocol import (
+from autotune.worker.places import devices_needed
+from autotune.worker.protocol import (
     Outcome,
     TrialReport,
     TrialRequest,

@@ -3,7 +3,7 @@
 import dataclasses
 import queue
 
-from autotune.trial.protocol import (
+from autotune.worker.protocol import (
     BlockReport,
     Configure,
     Knobs,

@@ -1,4 +1,4 @@
-"""All knobs. A new one takes an entry beside its like, a function in autotune.trial.effects, a test."""
+"""All knobs. A new one takes an entry beside its like, a function in autotune.worker.effects, a test."""
 
 from search_spaces.knob import Knob, KnobValue
 from search_spaces.knobs import model, process, step, wrapper

@@ -15,7 +15,7 @@ PARTS = (
     "launching",
     PRESSURE,
 )
-"""What the time of a step is made of, in the words of a profile (autotune.trial.rank.trace).
+"""What the time of a step is made of, in the words of a profile (autotune.worker.rank.trace).
 
 compute: forward and backward pass; communication: exchange of gradients; optimizer: the update; loader:
 waiting for a batch; copies: of batches to the device; synchronisation: reading the loss on the host;

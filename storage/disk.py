@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from autotune.errors import AutotuneError
-from autotune.trial.files import make_private
+from autotune.worker.files import make_private
 from storage.records import AttemptResult, AttemptState
 
 _LEAST_BYTES = 2**20

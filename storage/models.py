@@ -36,7 +36,7 @@ class StudyRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
     cluster: Mapped[str] = mapped_column(String(255), index=True)
-    spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.spec.withheld
+    spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.config.withheld
     workdir: Mapped[str] = mapped_column(Text)
     file: Mapped[str | None] = mapped_column(Text)  # study.yaml: what `spec` does not hold
     state: Mapped[str] = mapped_column(String(16), index=True)

@@ -231,7 +231,7 @@ class StoredBlock:
     contended: bool = False
     """Others disturbed it."""
     observed: dict[str, Any] = field(default_factory=dict)
-    """See autotune.trial.protocol.Observed."""
+    """See autotune.worker.protocol.Observed."""
 
     @property
     def workers(self) -> int:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autotune
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.loop import TrainingLoop
 from tests.trials import knobs, of_one_rank
 
 CPU = torch.device("cpu")

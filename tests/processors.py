@@ -2,7 +2,7 @@
 
 import os
 
-from autotune.trial.effects import binding
+from autotune.worker.effects import binding
 
 
 def shares_of_processors(ranks: int) -> list[list[int]]:

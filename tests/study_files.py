@@ -10,7 +10,7 @@ import yaml
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from autotune import spec
+from autotune import config
 from autotune.errors import SpecError
 from search_spaces import CATALOGUE, preset_names
 from search_spaces.knob import Choice
@@ -24,10 +24,10 @@ THOROUGH = settings(max_examples=200)
 BARE = {"name": "a", "workload": "gpt"}
 
 
-def load_text(folder: Path, text: str) -> spec.StudySpec:
+def load_text(folder: Path, text: str) -> config.StudySpec:
     path = folder / "study.yaml"
     path.write_text(text, encoding="utf-8")
-    return spec.load(path)
+    return config.load(path)
 
 
 def problems(folder: Path, text: str) -> list[str]:

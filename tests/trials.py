@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import search_spaces
-from autotune.trial.node.agent_process import AgentProcess
-from autotune.trial.protocol import BlockPlan, Deadlines, Message, TrialRequest, from_line
+from autotune.worker.node.agent_process import AgentProcess
+from autotune.worker.protocol import BlockPlan, Deadlines, Message, TrialRequest, from_line
 
 Heard = TypeVar("Heard", bound=Message)
 PATIENT = Deadlines(startup=60, step=60)

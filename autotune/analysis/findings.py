@@ -53,7 +53,7 @@ def findings(
     """Everything worth saying, the largest share of the step first.
 
     Args:
-        profile: what was observed of a profiled block, see autotune.trial.protocol.Observed.
+        profile: what was observed of a profiled block, see autotune.worker.protocol.Observed.
         knobs: the configuration.
         facts: about the machine; only knobs that can act here, and on this model, are named.
         rising: throughput with twice the micro-batch over that of this configuration, if measured.

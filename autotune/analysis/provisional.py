@@ -24,9 +24,9 @@ from autotune.analysis.verdict import (
     no_result,
 )
 from autotune.analysis.wording import counted, difference, rate_text
+from autotune.config.sections import MeasurementSpec
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import run_freedom, total_half_width
-from autotune.spec.sections import MeasurementSpec
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 _SHOWN = 4

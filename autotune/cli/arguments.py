@@ -50,7 +50,7 @@ def url_of(*given: str | None) -> str:
 def located(study: str, storage: str | None) -> tuple[str, str]:
     """(storage URL, study name) for a name or a study.yaml."""
     if study.endswith((".yaml", ".yml")):
-        from autotune.spec import identified
+        from autotune.config import identified
 
         name, named = identified(Path(study))
         return url_of(storage, named), name

@@ -76,7 +76,7 @@ def _watched(
     """Have this process watched; by what variable of the environment its ranks know."""
     from autotune.service.beside import watched
     from autotune.service.wishes import Wishes
-    from autotune.trial.inject.pace import ADDRESS
+    from autotune.worker.inject.pace import ADDRESS
 
     if best.script is None or "command" in best.script:
         raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")

@@ -18,7 +18,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: what a study needs, and what would make its figures wrong."""
-    from autotune.spec import load
+    from autotune.config import load
     from autotune.standalone.doctor import examine
 
     spec = load(study) if study else None
@@ -37,8 +37,8 @@ def diagnose(
     as_json: JsonOption = False,
 ) -> None:
     """Profile the baseline: what holds it back, and which knobs answer that."""
+    from autotune.config import load
     from autotune.paths import StudyPaths
-    from autotune.spec import load
     from autotune.standalone.diagnosis import described
     from autotune.standalone.diagnosis import diagnose as examine
 
@@ -64,7 +64,7 @@ def record(
     ] = 12,
 ) -> None:
     """Measure every configuration of a space, for a replay table. Again: go on where it stopped."""
-    from autotune.spec import load
+    from autotune.config import load
     from autotune.standalone.recording import record as record_table
 
     spec = load(study)
@@ -93,7 +93,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run a study over a recorded table: how many trials, how long, which verdict."""
-    from autotune.spec import load
+    from autotune.config import load
     from autotune.standalone.simulation import described
     from autotune.standalone.simulation import simulate as play
 

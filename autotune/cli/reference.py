@@ -21,6 +21,6 @@ def presets() -> None:
 
 def schema() -> None:
     """Print the JSON Schema of study.yaml."""
-    from autotune.spec import json_schema
+    from autotune.config import json_schema
 
     print(json.dumps(json_schema(), indent=2))

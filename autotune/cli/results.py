@@ -36,7 +36,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """The verdict in full, or before there is one what the study has in hand, and what supports it."""
-    from autotune.spec import StudySpec
+    from autotune.config import StudySpec
     from autotune.views import paper
     from autotune.views.in_hand import in_hand
     from autotune.views.recompute import recomputed_verdict

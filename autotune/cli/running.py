@@ -68,8 +68,8 @@ def start(
     as_json: JsonOption = False,
 ) -> None:
     """Run a study, or go on with it. Ctrl-C only stops following; the study runs on."""
-    from autotune.spec import load
-    from autotune.spec.document import read
+    from autotune.config import load
+    from autotune.config.document import read
 
     study, command = _path_and_command(words)
     if command:

@@ -59,7 +59,7 @@ class BestConfig(Mapping[str, Any]):
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Keyword arguments for DistributedDataParallel, as the trials were run with."""
-        from autotune.trial.effects.parallel import ddp_arguments
+        from autotune.worker.effects.parallel import ddp_arguments
 
         return ddp_arguments({**_OF_OLDER_FILES, **self.knobs})
 

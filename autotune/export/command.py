@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.config import StudySpec, commands, fields
 from autotune.errors import BadInput
 from autotune.export import held
 from autotune.export.best import BestConfig
 from autotune.paths import tuned_files
-from autotune.spec import StudySpec, commands, fields
 
 HERE = "."
 """What stands for the folder of a trial outside a study."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from autotune.errors import BadInput
 from autotune.paths import held_copies, tuned_files
-from autotune.trial.files import make_private
-from autotune.trial.inject import copies
-from autotune.trial.protocol import FileCopy
+from autotune.worker.files import make_private
+from autotune.worker.inject import copies
+from autotune.worker.protocol import FileCopy
 
 
 def write(copy: FileCopy) -> None:

@@ -8,15 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from autotune.config import StudySpec, fields, scripts
+from autotune.config.withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
 from autotune.export import held
 from autotune.export.best import BestConfig
 from autotune.export.command import command_of, is_of_command, recommended
 from autotune.paths import tuned_files
-from autotune.spec import StudySpec, fields, scripts
-from autotune.spec.withheld import WITHHELD, looks_secret
-from autotune.trial.inject import job
-from autotune.trial.protocol import FileCopy
+from autotune.worker.inject import job
+from autotune.worker.protocol import FileCopy
 
 _SITE = Path(job.__file__).parent / "site"
 
@@ -139,7 +139,7 @@ def _of_process(
     knobs: Mapping[str, Any], changes: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """What has to be in the environment before torch is loaded."""
-    from autotune.trial.effects import process
+    from autotune.worker.effects import process
 
     wanted = process.environment({**knobs})
     if knobs["expandable_segments"]:

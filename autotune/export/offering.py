@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.verdict import Verdict
+from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export.job import script_of
 from autotune.export.writing import document, of_today, write
-from autotune.spec import StudySpec
 from storage import Attempts, Repository, StoredStudy
 
 

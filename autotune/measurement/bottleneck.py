@@ -18,7 +18,7 @@ def breakdown(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
     the others, as far as those wait for it, is the straggler's.
 
     Args:
-        parts: share of a step by part, one per rank, as autotune.trial.rank.trace.shares gives them.
+        parts: share of a step by part, one per rank, as autotune.worker.rank.trace.shares gives them.
     """
     waiting = parts[_WAITING]
     slowest = waiting.index(min(waiting))

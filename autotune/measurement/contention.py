@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from autotune.trial.protocol import BlockReport
+from autotune.worker.protocol import BlockReport
 
 _BUSY = 0.90
 _FOREIGN = 0.10

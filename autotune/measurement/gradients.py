@@ -1,5 +1,5 @@
 """Whether the first steps of two configurations, from equal weights and batches, have the same
-gradients and move the weights alike. Pure functions over sketches (autotune.trial.rank.sketch)."""
+gradients and move the weights alike. Pure functions over sketches (autotune.worker.rank.sketch)."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ a prior, and by what the runs of the same study have shown.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.trial.protocol import BlockReport
+from autotune.worker.protocol import BlockReport
 
 _FIRST_TIMES = 5.0
 _FIRST_SECONDS = 10.0

@@ -7,7 +7,7 @@ from autotune.measurement.contention import contended
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.settling import Settling
-from autotune.trial.protocol import BlockReport
+from autotune.worker.protocol import BlockReport
 
 FEWEST_BLOCKS = 3
 BLOCKS_FOR_PROOF = 10

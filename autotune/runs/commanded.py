@@ -4,9 +4,9 @@ import dataclasses
 import os
 from pathlib import Path
 
-from autotune.spec import StudySpec, commands, fields
-from autotune.trial.files import TrialFiles
-from autotune.trial.protocol import Command, TrialRequest
+from autotune.config import StudySpec, commands, fields
+from autotune.worker.files import TrialFiles
+from autotune.worker.protocol import Command, TrialRequest
 
 _THREADS = "OMP_NUM_THREADS"
 

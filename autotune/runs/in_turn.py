@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from autotune.measurement import turns
 from autotune.measurement.watch import Limits, Watch
 from autotune.runs.judging import TimedRun
-from autotune.trial.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, StoredBlock
 
 TURN_SECONDS = 0.1

@@ -16,7 +16,7 @@ from autotune.measurement.numerics import (
     trajectory,
 )
 from autotune.measurement.watch import Limits, Seen, Watch
-from autotune.trial.protocol import QUIET_STEPS, BlockReport, Knobs, TrialReport
+from autotune.worker.protocol import QUIET_STEPS, BlockReport, Knobs, TrialReport
 from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 
 

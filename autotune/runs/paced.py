@@ -17,7 +17,7 @@ from autotune.measurement.estimate import half_width_of
 from autotune.measurement.noise import PRIOR_SIGMA, total_half_width
 from autotune.measurement.watch import FEWEST_BLOCKS, HOPELESS, Limits
 from autotune.runs.in_turn import InTurn, MemberRun
-from autotune.trial.protocol import BlockReport, TrialReport
+from autotune.worker.protocol import BlockReport, TrialReport
 from storage import AttemptResult, AttemptState
 
 _TRIAL, _PACER = 0, 1

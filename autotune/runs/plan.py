@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.config import StudySpec, fields, scripts
 from autotune.errors import BadInput
 from autotune.measurement import numerics
 from autotune.measurement.estimate import STEADY_BLOCKS
@@ -15,9 +16,8 @@ from autotune.measurement.watch import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.runs import commanded
 from autotune.search.space import Space
-from autotune.spec import StudySpec, fields, scripts
-from autotune.trial.files import TrialFiles
-from autotune.trial.protocol import (
+from autotune.worker.files import TrialFiles
+from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
     BlockPlan,
     Deadlines,

@@ -6,8 +6,8 @@ from typing import Any
 
 from autotune.runs.judging import Judge
 from autotune.runs.plan import Plan
-from autotune.trial.files import TrialFiles
-from autotune.trial.protocol import TrialRequest
+from autotune.worker.files import TrialFiles
+from autotune.worker.protocol import TrialRequest
 from storage import AttemptResult, AttemptState
 
 Shape = Callable[[TrialRequest], TrialRequest]

@@ -3,8 +3,8 @@
 import datetime
 from pathlib import Path
 
+from autotune.config import StudySpec
 from autotune.service.submission import Keeper, submit
-from autotune.spec import StudySpec
 from storage import Database, Repository
 
 _LONGEST_NAME = 80

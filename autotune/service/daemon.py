@@ -16,6 +16,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 
 from autotune.analysis.verdict import Verdict
+from autotune.config import StudySpec, withheld
 from autotune.errors import (
     AutotuneError,
     LauncherError,
@@ -29,7 +30,6 @@ from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
 from autotune.service.machine import this_machine
 from autotune.service.queues import owned
-from autotune.spec import StudySpec, withheld
 from autotune.study.bench import check_there
 from autotune.study.job import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch

@@ -10,8 +10,8 @@ from prometheus_client import (
 )
 
 from autotune.measurement.drift import Promise
-from autotune.trial.inject.pace import Pace
 from autotune.views.admission import ThisMachine
+from autotune.worker.inject.pace import Pace
 
 LOOPBACK = "127.0.0.1"
 

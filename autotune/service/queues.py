@@ -10,7 +10,7 @@ import os
 import pwd
 import sys
 
-from autotune.trial.processes import VISIBLE_DEVICES
+from autotune.worker.processes import VISIBLE_DEVICES
 
 _DIGITS = 8
 

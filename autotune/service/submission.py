@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.config import StudySpec, withheld
 from autotune.errors import AutotuneError, BadInput, StudyNotFound
 from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.service.machine import VARIABLE, this_machine
 from autotune.service.queues import owned, place_of, whose
-from autotune.spec import StudySpec, withheld
-from autotune.trial.processes import state, without_storage
+from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 

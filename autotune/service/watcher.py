@@ -12,7 +12,7 @@ from autotune.export.best import BestConfig
 from autotune.measurement.drift import LOOKS, Change, Drift, Promise, rate_of_job
 from autotune.service.metrics import LOOPBACK, Metrics
 from autotune.service.wishes import Wishes
-from autotune.trial.inject.pace import Pace
+from autotune.worker.inject.pace import Pace
 
 _LONGEST_REPORT = 65536
 

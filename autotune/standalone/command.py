@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import BadInput
-from autotune.trial.inject.job import OPTIONS_WITH_VALUE
+from autotune.worker.inject.job import OPTIONS_WITH_VALUE
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)

@@ -9,13 +9,13 @@ from typing import Any
 
 from autotune.analysis.findings import Finding, findings, listed
 from autotune.analysis.wording import quantity
+from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.judging import ProfileRun, TimedRun
 from autotune.runs.plan import Plan, launcher_of, profiled
 from autotune.runs.probe import Probe, why_not
-from autotune.spec import StudySpec
-from autotune.trial.files import make_private
+from autotune.worker.files import make_private
 from search_spaces import CATALOGUE, infeasible
 from storage import AttemptResult
 

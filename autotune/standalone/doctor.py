@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.config import StudySpec
+from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
-from autotune.spec import StudySpec
-from autotune.spec.mistakes import LARGEST
 from autotune.standalone import name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.standalone.survey import surveying
-from autotune.trial.protocol import BlockReport
-from autotune.trial.surveyed import Surveyed
+from autotune.worker.protocol import BlockReport
+from autotune.worker.surveyed import Surveyed
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch

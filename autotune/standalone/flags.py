@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.spec import settings
-from autotune.spec.arguments import ASSIGNMENT, FIELD
-from autotune.trial.surveyed import Option, Surveyed
+from autotune.config import settings
+from autotune.config.arguments import ASSIGNMENT, FIELD
+from autotune.worker.surveyed import Option, Surveyed
 
 _MOST_TRIED = 3
 _ELSEWHERE = {"eval", "evaluation", "val", "valid", "validation", "test", "generation"}

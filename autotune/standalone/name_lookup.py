@@ -1,6 +1,6 @@
 """How long this machine takes to find the name of an address: torch asks for it as ranks meet."""
 
-from autotune.trial.node.names import SOON_SECONDS, LookUp, as_torch_asks
+from autotune.worker.node.names import SOON_SECONDS, LookUp, as_torch_asks
 
 MOST_SECONDS = 3.0
 """Nobody waits for longer to be told that it takes too long."""

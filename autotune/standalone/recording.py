@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
 from autotune.runs.judging import TimedRun
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
-from autotune.spec import StudySpec, withheld
 from launchers import Launcher
 from launchers.replay.tables import (
     SECONDS,

@@ -17,12 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.analysis.wording import difference
+from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
-from autotune.spec import StudySpec, withheld
 from autotune.study.job import Job
 from autotune.study.tuner import Signals, Tuner
 from launchers.base import DEFAULT_CPU_WORKERS

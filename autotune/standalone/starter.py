@@ -39,7 +39,7 @@ def write_of_command(
         BadInput: the file exists or cannot be written, or the command cannot be looked at.
         LauncherError: there is no place to run it.
     """
-    from autotune.spec import load
+    from autotune.config import load
     from autotune.standalone import scripted, unseen
     from autotune.standalone.command import NoScript, taken_apart
     from autotune.standalone.survey import survey

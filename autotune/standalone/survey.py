@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.analysis.wording import counted
+from autotune.config import StudySpec, fields
 from autotune.errors import BadInput
 from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.spec import StudySpec, fields
 from autotune.standalone import flags
 from autotune.standalone.command import Launched
-from autotune.trial.protocol import TrialRequest
-from autotune.trial.surveyed import Option, Surveyed
+from autotune.worker.protocol import TrialRequest
+from autotune.worker.surveyed import Option, Surveyed
 
 _STEPS = 4
 

@@ -20,7 +20,7 @@ from autotune.runs.paced import Paced
 from autotune.study.alive import Alive
 from autotune.study.job import BASELINE, Allowance, Job
 from autotune.study.taking_over import TakingOver, needs_its_own
-from autotune.trial.protocol import Outcome, TrialReport, TrialRequest
+from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
     DAEMON_DIED,

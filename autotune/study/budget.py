@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.spec import BudgetSpec
+from autotune.config import BudgetSpec
 from storage import Attempts, AttemptState, Purpose
 
 _BROKEN_AFTER = 5

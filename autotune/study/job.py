@@ -19,7 +19,7 @@ from autotune.runs.plan import Plan, few_steps, on_longest, profiled, stepwise, 
 from autotune.runs.probe import Shape, as_timed
 from autotune.study.own_attempts import OwnAttempts
 from autotune.study.taking_over import SEARCHING
-from autotune.trial.protocol import TrialRequest
+from autotune.worker.protocol import TrialRequest
 from launchers import Slot
 from search_spaces.residency import why_not_live
 from storage import (

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.config import StudySpec
+from autotune.config.mistakes import LARGEST
 from autotune.errors import BadInput
 from autotune.runs.judging import FitRun
 from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.splits import divisors
-from autotune.spec import StudySpec
-from autotune.spec.mistakes import LARGEST
 from autotune.study.bench import Bench
 from autotune.study.job import BASELINE, Allowance, Job
 from search_spaces import CATALOGUE, infeasible

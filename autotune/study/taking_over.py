@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from autotune.trial.protocol import TrialReport, TrialRequest
+from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
 from search_spaces.residency import why_not_live
 from storage import (

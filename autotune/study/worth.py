@@ -15,9 +15,9 @@ from typing import Self
 from optuna.trial import FrozenTrial
 from scipy import special
 
+from autotune.config import StudySpec
 from autotune.search.observations import NORMAL_95, measured
 from autotune.search.performance_model import Prediction
-from autotune.spec import StudySpec
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
 """What the sampler's model makes of trials, if it has one and they tell enough."""

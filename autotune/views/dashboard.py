@@ -12,8 +12,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import optuna_dashboard
 
 from autotune.errors import BadInput
-from autotune.trial.files import make_private
 from autotune.views.admission import Invited, ThisMachine
+from autotune.worker.files import make_private
 from storage import Database
 
 _LOOPBACK = "127.0.0.1"

@@ -5,7 +5,7 @@ import dataclasses
 from autotune.analysis import gate
 from autotune.analysis.provisional import provisional
 from autotune.analysis.verdict import Verdict
-from autotune.spec import StudySpec
+from autotune.config import StudySpec
 from autotune.views.machine import measured_on
 from storage import Attempts, Repository, StoredStudy, StudyState
 

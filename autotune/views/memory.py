@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from autotune.analysis.memory import Memory, memory_of, refused_for_memory, tells_longest
 from autotune.analysis.verdict import Kind, Verdict
-from autotune.spec import StudySpec
+from autotune.config import StudySpec
 from autotune.views.machine import measured_in
 from storage import Attempts, Repository
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.analysis.confirmation import FEWEST_ROUNDS
 from autotune.analysis.wording import counted, duration
-from autotune.spec.sections import BudgetSpec, MeasurementSpec
+from autotune.config.sections import BudgetSpec, MeasurementSpec
 from storage import Attempts, Purpose, StoredAttempt
 
 _SECONDS_PER_HOUR = 3600.0

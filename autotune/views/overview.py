@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.analysis.wording import duration, quantity
-from autotune.spec import StudySpec
+from autotune.config import StudySpec
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import standing
 from autotune.views.signs import NO_SIGNS, described, signs_of

@@ -8,8 +8,8 @@ from autotune.analysis.batches import BatchBest, best_per_batch
 from autotune.analysis.levels import Levels
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.config import StudySpec
 from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT, total_half_width
-from autotune.spec import StudySpec
 from autotune.views.composition import composition_table, held_back, recorded_facts
 from autotune.views.memory import limit_of_rank, memory_lines
 from autotune.views.notes import study_note

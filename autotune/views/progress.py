@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.wording import difference, quantity
-from autotune.spec import StudySpec
+from autotune.config import StudySpec
 from autotune.views.outlook import Outlook, outlook
 from storage import (
     UNTIMED,

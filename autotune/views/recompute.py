@@ -18,12 +18,12 @@ from autotune.analysis.verdict import (
     no_result,
     not_enough_time,
 )
+from autotune.config import StudySpec
 from autotune.measurement import turns
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.runs.in_turn import taken
 from autotune.runs.paced import paced
-from autotune.spec import StudySpec
 from autotune.views.in_hand import supported
 from autotune.views.machine import measured_on
 from autotune.views.memory import with_memory

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from autotune.trial.workload import Workload
+from autotune.worker.workload import Workload
 from autotune.workloads.mlp import classification_loss
 
 _SAMPLES = 2048

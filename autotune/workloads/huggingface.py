@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.trial.workload import Workload
+from autotune.worker.workload import Workload
 from autotune.workloads.text import Windows, byte_tokens
 
 _VOCABULARY = 256

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from autotune.trial.workload import Workload
+from autotune.worker.workload import Workload
 
 _SAMPLES = 8192
 _CLASSES = 10

@@ -15,7 +15,7 @@ from autotune.measurement.watch import Limits
 from autotune.runs import plan
 from autotune.runs.judging import FitRun, Judge, TimedRun
 from autotune.runs.probe import Shape, as_timed
-from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import Facts, defaults
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 import autotune
-from autotune.trial import workload as workloads
-from autotune.trial.observers.timing import BlockClock
-from autotune.trial.rank import training
+from autotune.worker import workload as workloads
+from autotune.worker.observers.timing import BlockClock
+from autotune.worker.rank import training
 
 
 class HostEvent:

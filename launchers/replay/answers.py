@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from autotune.trial.protocol import Knobs, Outcome, TrialRequest
+from autotune.worker.protocol import Knobs, Outcome, TrialRequest
 
 _STEP_PARTS = {"compute": 0.7, "communication": 0.15, "optimizer": 0.1, "loader": 0.05}
 
@@ -45,8 +45,8 @@ class Answer:
         peak_bytes: of the rank that takes most; 0: not known.
         loss: of the first step; it falls from there.
         gradient_norm: of every step.
-        replica_spread: see autotune.trial.protocol.Observed.
-        parts: shares of a step by part, see autotune.trial.rank.trace.PARTS; the same for all ranks.
+        replica_spread: see autotune.worker.protocol.Observed.
+        parts: shares of a step by part, see autotune.worker.rank.trace.PARTS; the same for all ranks.
             Empty: not known.
         outcome: how it fails; None: it does not.
         cause: why, in words.

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from autotune.trial.protocol import Knobs, Outcome
+from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay.answers import Answer, Behaviour, Launch
 from launchers.replay.tables import SECONDS, STATE, THROUGHPUT, Table
 

@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from autotune.trial.protocol import BlockReport, Observed, Outcome, TrialReport, TrialRequest
-from autotune.trial.rank.trace import PARTS
+from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialReport, TrialRequest
+from autotune.worker.rank.trace import PARTS
 from launchers.replay.answers import Answer
 
 _HOT_AFTER = 60.0

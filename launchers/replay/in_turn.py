@@ -3,7 +3,7 @@
 import dataclasses
 import random
 
-from autotune.trial.protocol import BlockReport, Observed, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockReport, Observed, TrialReport, TrialRequest
 from launchers.replay import blocks
 from launchers.replay.answers import Answer
 from launchers.replay.unrest import Wandering

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.trial.protocol import BlockReport, Knobs, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
 from launchers.base import Launcher, Slot, TrialWatch, Turns
 from launchers.replay import blocks
 from launchers.replay.answers import Answer, Behaviour, Launch
@@ -45,7 +45,7 @@ ENVIRONMENT: Mapping[str, Any] = {
     "devices": [],
     "autotune": "none",
 }
-"""Fingerprint of a node that does not exist; see autotune.trial.node.environment."""
+"""Fingerprint of a node that does not exist; see autotune.worker.node.environment."""
 
 _NONE = Unrest()
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import BadInput
-from autotune.trial.protocol import Knobs, Outcome
+from autotune.worker.protocol import Knobs, Outcome
 from search_spaces.knob import written
 
 THROUGHPUT, SECONDS, STATE = "throughput", "trial_seconds", "state"

@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from autotune.trial.protocol import BlockReport
+from autotune.worker.protocol import BlockReport
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune import spec
+from autotune import config
+from autotune.config import document
 from autotune.errors import SpecError
-from autotune.spec import document
 from tests.steering import ask, autotune
 
 FOLDER = Path(__file__).parent.parent / "bad_studies"
@@ -220,7 +220,7 @@ def _check(path: Path, mistakes: list[Mistake]) -> Outcome:
 def _timed_load(path: Path) -> tuple[Exception | None, float]:
     started = time.process_time()
     try:
-        spec.load(path)
+        config.load(path)
     except Exception as raised:
         return raised, time.process_time() - started
     return None, time.process_time() - started

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 import autotune as library
 from autotune.cli import app
-from autotune.spec import load
+from autotune.config import load
 from search_spaces import preset_names, preset_summary
 from storage import StoredAttempt
 from tests.steering import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.spec import load
+from autotune.config import load
 from tests.steering import StudyFolder, quick_measurement, study_folder
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"

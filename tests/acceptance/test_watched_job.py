@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autotune.config import load
 from autotune.service.again import queue
 from autotune.service.daemon import this_cluster
 from autotune.service.submission import submit
-from autotune.spec import load
 from search_spaces import defaults
 from storage import Database, Repository
 from tests.steering import write_study
@@ -122,7 +122,7 @@ import os, sys
 from autotune.export.best import load
 from autotune.service.beside import watched
 from autotune.service.wishes import Wishes
-from autotune.trial.inject.pace import ADDRESS
+from autotune.worker.inject.pace import ADDRESS
 wishes = Wishes(every=5.0, storage=os.environ.get("STORAGE"))
 with watched(load("best.yaml"), wishes) as address:
     from autotune.export.job import tuned

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import launchers
-from autotune.trial.protocol import BlockPlan, Command, Deadlines, Outcome, TrialReport
+from autotune.worker.protocol import BlockPlan, Command, Deadlines, Outcome, TrialReport
 from launchers import Resources, Slot
 from tests.trials import trial
 

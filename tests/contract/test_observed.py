@@ -17,7 +17,7 @@ from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.contention import straggler_ratio
 from autotune.measurement.watch import Limits
 from autotune.runs.judging import ProfileRun, TimedRun
-from autotune.trial.protocol import BlockPlan, BlockReport, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
 from storage import AttemptResult

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from autotune.config import StudySpec
 from autotune.measurement import numerics
 from autotune.measurement.numerics import trajectory
 from autotune.measurement.watch import Limits
 from autotune.runs.judging import TimedRun, TrajectoryRun
 from autotune.runs.plan import Plan, launcher_of, spread
-from autotune.spec import StudySpec
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
 from search_spaces import Facts, defaults, infeasible
 from tests.trials import trial
@@ -206,7 +206,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from autotune.trial.effects import parallel
+from autotune.worker.effects import parallel
 from search_spaces import defaults
 
 dist.init_process_group("gloo")

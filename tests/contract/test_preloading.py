@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import launchers
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers import Launcher, Resources
 from tests.steering import TINY_WORKLOAD
 from tests.trials import trial

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import BadInput
-from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, Outcome, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, Outcome, TrialRequest
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, recorded, running_at, where, within_memory
 from launchers.replay.tables import (

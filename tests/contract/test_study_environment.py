@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config import StudySpec
 from autotune.runs.plan import Plan, launcher_of
-from autotune.spec import StudySpec
-from autotune.trial.processes import MARKER
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.processes import MARKER
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
 

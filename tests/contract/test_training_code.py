@@ -13,7 +13,7 @@ from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.watch import Limits
 from autotune.runs.judging import TimedRun, TrajectoryRun
 from autotune.runs.plan import spread
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
 from storage import AttemptResult
 from tests.trials import knobs, trial

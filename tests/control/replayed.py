@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.config import load
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
-from autotune.spec import load
-from autotune.trial.protocol import Knobs
+from autotune.worker.protocol import Knobs
 from launchers.replay import Behaviour, ReplayLauncher
 from launchers.replay.behaviours import running_at
 from storage import Database, Repository, StoredAttempt

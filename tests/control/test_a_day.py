@@ -11,7 +11,7 @@ from autotune.errors import LauncherError, StorageUnreachable
 from autotune.service import daemon as service
 from autotune.service import retrying
 from autotune.service.daemon import Daemon, this_cluster
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
 from storage.attempts import AttemptRecords

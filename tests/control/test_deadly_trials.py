@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import LauncherError
 from autotune.service import retrying
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from tests.control.deaths import Died
 from tests.control.replayed import PLAIN, Replayed

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from autotune.config import StudySpec
 from autotune.service.daemon import Daemon, cluster_of
-from autotune.spec import StudySpec
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Behaviour, Launch, ReplayLauncher, ReplaySlot
 from storage import Repository, StoredAttempt
 from tests.control.replayed import PLAIN, Machine, Replayed, rate

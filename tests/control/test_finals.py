@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from autotune.analysis.verdict import Verdict
-from autotune.trial.protocol import Outcome
 from autotune.views import paper
 from autotune.views.frame import attempts_frame
 from autotune.views.overview import describe, status_of
 from autotune.views.recompute import recomputed_verdict
+from autotune.worker.protocol import Outcome
 from launchers.replay import Launch
 from launchers.replay.behaviours import noisy, running_at, where
 from tests.control.replayed import PLAIN, Replayed, configuration, rate

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from autotune.analysis.verdict import Verdict
-from autotune.trial.protocol import Knobs, Outcome
 from autotune.views.paper import report
+from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Launch
 from launchers.replay.behaviours import running_at, where, within_memory
 from tests.control.replayed import PLAIN, Replayed, configuration

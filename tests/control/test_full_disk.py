@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import Launch
 from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN, Replayed

@@ -20,10 +20,10 @@ from autotune.export import offering
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.follow import conclusion
 from autotune.study import board
-from autotune.trial.protocol import Outcome
 from autotune.views.in_hand import in_hand
 from autotune.views.notes import study_note
 from autotune.views.recompute import recomputed_verdict
+from autotune.worker.protocol import Outcome
 from launchers.replay import Behaviour, Launch
 from launchers.replay.behaviours import noisy, where
 from storage import Repository, StoredAttempt

@@ -2,8 +2,8 @@
 
 import json
 
-from autotune.trial.protocol import Outcome
 from autotune.views.recompute import recomputed_verdict
+from autotune.worker.protocol import Outcome
 from launchers.replay import Behaviour, Launch
 from launchers.replay.behaviours import noisy, where
 from tests.control.replayed import PLAIN, Replayed

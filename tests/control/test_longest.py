@@ -6,9 +6,9 @@ from typing import Any
 
 from autotune.analysis.verdict import Verdict
 from autotune.export.writing import document
-from autotune.trial.protocol import Outcome
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
+from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Launch
 from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN, Replayed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.service import retrying
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from tests.control.replayed import PLAIN, Machine, Replayed
 

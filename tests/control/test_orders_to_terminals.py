@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
 from tests.steering import ask

@@ -12,10 +12,10 @@ from autotune.analysis.verdict import Verdict
 from autotune.export.best import load
 from autotune.export.formats.script import argv
 from autotune.export.job import tuned
-from autotune.trial.protocol import Knobs, Outcome
 from autotune.views.frame import attempts_frame
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
+from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Behaviour, Launch
 from launchers.replay.behaviours import running_at, where
 from storage import AttemptState

@@ -10,9 +10,9 @@ import pytest
 from autotune.analysis.contenders import error_of
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.provisional import provisional
-from autotune.spec.sections import MeasurementSpec
-from autotune.trial.protocol import Outcome
+from autotune.config.sections import MeasurementSpec
 from autotune.views.recompute import recomputed_attempts
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
 from launchers.replay.unrest import Unrest

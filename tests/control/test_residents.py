@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import Launch
 from launchers.replay.behaviours import running_at, where
 from storage import StoredAttempt

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from autotune.analysis.verdict import Verdict
-from autotune.trial.protocol import Knobs, Outcome
 from autotune.views import paper
 from autotune.views.recompute import recomputed_attempts
+from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import ENVIRONMENT, Launch, Unrest
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from storage import StoredAttempt

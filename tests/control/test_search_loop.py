@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from optuna.samplers import RandomSampler
 
+from autotune.config import load
 from autotune.service.submission import submit
-from autotune.spec import load
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from launchers.replay.launcher import ENVIRONMENT

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.spec import StudySpec
 from autotune.standalone.simulation import described, simulate
 from launchers.replay import ENVIRONMENT
 from launchers.replay.tables import SECONDS, STATE, THROUGHPUT, write_table

@@ -8,8 +8,8 @@ import pytest
 from autotune.paths import StudyPaths
 from autotune.service import retrying
 from autotune.service.cleaning import clean, delete
-from autotune.trial.files import TrialFiles
-from autotune.trial.protocol import Outcome
+from autotune.worker.files import TrialFiles
+from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import where
 from storage import Database, Purpose, Repository

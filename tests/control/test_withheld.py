@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from autotune.config import StudySpec, load, withheld
 from autotune.errors import BadInput
 from autotune.service.again import queue
 from autotune.service.daemon import this_cluster
 from autotune.service.submission import submit
-from autotune.spec import StudySpec, load, withheld
 from launchers.replay import ReplayLauncher
 from storage import Database
 from storage.holders import this_host

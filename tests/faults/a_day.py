@@ -27,7 +27,7 @@ from optuna.exceptions import StorageInternalError
 from sqlalchemy import text
 
 from autotune.errors import StorageUnreachable
-from autotune.trial.protocol import PROTOCOL
+from autotune.worker.protocol import PROTOCOL
 from storage import Database, MessageKind, Repository, StoredAttempt, StoredStudy
 from tests.contract.launchers import sites
 from tests.faults.test_postgres_outage import bring_back
@@ -166,7 +166,7 @@ class User:
     def agent(self) -> int | None:
         """Process of the agent that runs a trial of theirs."""
         for pid, command in processes_in(self.folder).items():
-            if "autotune.trial.node.agent" in command:
+            if "autotune.worker.node.agent" in command:
                 return pid
         return None
 
@@ -349,7 +349,7 @@ class Day:
         """The package changes under a daemon that runs: its next agents are of another version."""
         since = len(self.story.lines)
         self.story.tell("pip", f"upgrades {self.alice.name}'s autotune")
-        protocol = self._installed / "autotune" / "trial" / "protocol.py"
+        protocol = self._installed / "autotune" / "worker" / "protocol.py"
         old = protocol.read_text()
         new = old.replace(f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {PROTOCOL + 1}\n")
         assert new != old

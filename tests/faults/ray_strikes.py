@@ -21,7 +21,7 @@ from tests.waiting import wait_for
 PATIENCE_SECONDS = 400.0
 _NOTICE_SECONDS = 20
 _AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]
-_OURS = ("autotune.trial", "launchers.ray_driver", "autotune daemon", "autotune start")
+_OURS = ("autotune.worker", "launchers.ray_driver", "autotune daemon", "autotune start")
 
 
 @dataclass

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from autotune.trial.node.agent_process import AgentProcess
-from autotune.trial.protocol import (
+from autotune.worker.node.agent_process import AgentProcess
+from autotune.worker.protocol import (
     Hello,
     NodeReport,
     Placement,

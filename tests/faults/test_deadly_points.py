@@ -5,9 +5,9 @@ import os
 
 import pytest
 
+from autotune.config import load
 from autotune.service.daemon import LEASE_SECONDS, this_cluster
 from autotune.service.submission import submit as enqueue
-from autotune.spec import load
 from storage import Lease
 from storage.holders import this_host
 from tests.fault_table import Tally

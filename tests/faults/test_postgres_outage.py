@@ -125,7 +125,7 @@ def test_whoever_follows_is_not_thrown_out(outage: Outage) -> None:
 def test_the_password_shows_nowhere(outage: Outage) -> None:
     tiny = outage.study
     assert any("daemon" in line for line in outage.command_lines)
-    assert any("autotune.trial.node.agent" in line for line in outage.command_lines)
+    assert any("autotune.worker.node.agent" in line for line in outage.command_lines)
     assert [line for line in outage.command_lines if SECRET in line] == []
     (tiny.folder / "study.yaml").rename(tiny.folder / "secret.yaml")  # may hold it, of course
     by_environment = {"AUTOTUNE_STORAGE": tiny.url}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config import load
 from autotune.service.submission import submit
-from autotune.spec import load
 from storage import StoredAttempt
 from tests.fault_table import Tally
 from tests.faults.replaying import ReplayedFolder
@@ -172,7 +172,7 @@ def agent_pid(tiny: StudyFolder) -> int:
 
     def found() -> int | None:
         lines = processes_in(tiny.folder).items()
-        return next((pid for pid, line in lines if "autotune.trial.node.agent" in line), None)
+        return next((pid for pid, line in lines if "autotune.worker.node.agent" in line), None)
 
     return wait_for(found, "an agent has started")
 

@@ -9,9 +9,9 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import RandomSampler
 
+from autotune.config import load
 from autotune.service.daemon import this_cluster
 from autotune.service.submission import submit
-from autotune.spec import load
 from storage import AttemptResult, Database, Lease, Repository, TrialLedger
 from tests.contract.storage.making import block
 from tests.fault_table import Tally

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from autotune.trial import processes
-from autotune.trial.node import agent_process
-from autotune.trial.node.agent_process import AgentProcess
-from autotune.trial.protocol import (
+from autotune.worker import processes
+from autotune.worker.node import agent_process
+from autotune.worker.node.agent_process import AgentProcess
+from autotune.worker.protocol import (
     BlockPlan,
     Deadlines,
     EndTrial,
@@ -38,7 +38,7 @@ LONG = b"x" * 200_000
 """More than a pipe takes that nobody reads."""
 ANOTHER_USERS_CHILD = """
 import os, subprocess
-from autotune.trial import processes
+from autotune.worker import processes
 child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(child.pid, flush=True)
 os.setuid(65534)
@@ -49,7 +49,7 @@ except processes.Survivors as survivors:
 """
 BOTH_KILLED = """
 import os, signal, subprocess, sys
-from autotune.trial import processes
+from autotune.worker import processes
 mark = {**os.environ, processes.MARKER: processes.new_agent_id()}
 code = "import os, time; os.setsid(); print('up', flush=True); time.sleep(600)"
 pipe, null = subprocess.PIPE, subprocess.DEVNULL

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 import autotune
-from autotune.trial.effects import feeding, kernels
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop
+from autotune.worker.effects import feeding, kernels
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.loop import TrainingLoop
 from autotune.workloads.attention import Attention
 from tests.gpu.on_device import BATCH, MARKS, knobs
 from tests.trials import of_one_rank

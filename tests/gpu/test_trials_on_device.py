@@ -15,8 +15,8 @@ import torch
 
 import launchers
 from autotune.runs import plan
-from autotune.trial.effects import binding
-from autotune.trial.protocol import (
+from autotune.worker.effects import binding
+from autotune.worker.protocol import (
     BlockPlan,
     BlockReport,
     Deadlines,
@@ -377,7 +377,7 @@ def test_batches_are_what_is_copied_to_the_device(one: Bench) -> None:
 
 COUNTING = """
 import torch
-from autotune.trial import imports
+from autotune.worker import imports
 
 assert torch.cuda.is_available()
 print(imports.has_begun_cuda())

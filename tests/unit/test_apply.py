@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autotune
 import search_spaces
-from autotune.trial.effects import binding, kernels, process
-from autotune.trial.protocol import BlockPlan, BlockReport
-from autotune.trial.rank.blocks import run_blocks
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop
-from autotune.trial.rank.training import NonFiniteLoss
+from autotune.worker.effects import binding, kernels, process
+from autotune.worker.protocol import BlockPlan, BlockReport
+from autotune.worker.rank.blocks import run_blocks
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.training import NonFiniteLoss
 from search_spaces import Facts
 from search_spaces.knob import Choice
 from tests.one_rank import (

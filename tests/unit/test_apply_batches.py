@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autotune
-from autotune.trial.effects import feeding
+from autotune.worker.effects import feeding
 from tests.one_rank import (
     CPU,
     group,

@@ -18,7 +18,7 @@ from torch.nn.attention import (
 )
 from torch.nn.attention._fa3 import register_flash_attention_fa3
 
-from autotune.trial.effects import binding, float8, kernels
+from autotune.worker.effects import binding, float8, kernels
 from tests.one_rank import (
     group,
     knobs,

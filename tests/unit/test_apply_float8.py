@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.trial.effects import float8
+from autotune.worker.effects import float8
 from tests.one_rank import group, knobs, regression, settings_of_torch, training
 
 __all__ = ["group", "settings_of_torch"]  # fixtures

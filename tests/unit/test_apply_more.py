@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
-from autotune.trial.effects import feeding, parallel, process
-from autotune.trial.protocol import Placement, TrialRequest
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.main import environment
-from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.effects import feeding, parallel, process
+from autotune.worker.protocol import Placement, TrialRequest
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.main import environment
+from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from tests.one_rank import (
     CPU,
     LAYER_BYTES,

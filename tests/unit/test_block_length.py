@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.trial.observers.timing import BlockLength, LengthInTurn
-from autotune.trial.protocol import BlockPlan
-from autotune.trial.rank.profiling import affordable
+from autotune.worker.observers.timing import BlockLength, LengthInTurn
+from autotune.worker.protocol import BlockPlan
+from autotune.worker.rank.profiling import affordable
 
 THOROUGH = settings(max_examples=300)
 

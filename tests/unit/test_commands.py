@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune.config import StudySpec, commands, load
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.command import command_of, recommended
 from autotune.export.formats import FORMATS
 from autotune.export.job import tuned
-from autotune.spec import StudySpec, commands, load
-from autotune.trial.protocol import BlockPlan
-from autotune.trial.rank.command import Blocks
-from autotune.trial.rank.readings import FileLines, Told, Unreadable, of_json, of_match
+from autotune.worker.protocol import BlockPlan
+from autotune.worker.rank.command import Blocks
+from autotune.worker.rank.readings import FileLines, Told, Unreadable, of_json, of_match
 from tests.steering import write_study
 
 COMMAND = {

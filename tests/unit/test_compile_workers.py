@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from torch._inductor import config
 
-from autotune.trial.effects import process
+from autotune.worker.effects import process
 from search_spaces import defaults
 
 COMPILED = {**defaults(), "compile": "max-autotune"}

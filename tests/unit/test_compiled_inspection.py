@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop
-from autotune.trial.rank.profiling import LoopSubject, run_profile, span
-from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.profiling import LoopSubject, run_profile, span
+from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from tests.one_rank import CPU, WIDTH, group, regression, settings_of_torch
 from tests.trials import knobs, of_one_rank
 

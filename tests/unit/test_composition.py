@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial.rank.trace import PARTS
 from autotune.views.composition import held_back
+from autotune.worker.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import (
     AttemptResult,

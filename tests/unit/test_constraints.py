@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.spec import StudySpec
+from autotune.config import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
 from search_spaces.constraints import global_batch, refused_global_batch, unmet_needs
 from search_spaces.knob import Choice, Range

@@ -4,7 +4,7 @@ import dataclasses
 
 from autotune.measurement.contention import contended
 from autotune.measurement.watch import Limits, Watch
-from autotune.trial.protocol import BlockReport
+from autotune.worker.protocol import BlockReport
 
 QUIET = BlockReport(
     "t", 0, 10, 100, 0, 1.0, (1.0, 1.0), 0.0, 0.5, 1, {"foreign_cpu": 0.02, "idle_cpu": 0.05}

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from autotune.trial.observers import memory
+from autotune.worker.observers import memory
 
 GIB, MIB = 1 << 30, 1 << 20
 CUDA = torch.device("cuda", 0)

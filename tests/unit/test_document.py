@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.config import document
 from autotune.errors import SpecError
-from autotune.spec import document
 
 SCALARS = {
     # the words that YAML 1.1 takes for booleans, numbers and dates are text

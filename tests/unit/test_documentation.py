@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from autotune.spec import StudySpec, load
+from autotune.config import StudySpec, load
 from autotune.views.catalogue import knobs_page, recorded_effects
 from search_spaces import CATALOGUE
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trial import failure
-from autotune.trial.protocol import Outcome, RankEnd
+from autotune.worker import failure
+from autotune.worker.protocol import Outcome, RankEnd
 
 # By exit status
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from autotune.standalone.flags import Trial, answers, candidates, shared
-from autotune.trial.surveyed import Option, Surveyed
+from autotune.worker.surveyed import Option, Surveyed
 
 
 def seen(*options, micro_batch=8, accumulation_steps=2):

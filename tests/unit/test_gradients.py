@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.measurement.gradients import FirstSteps, comparable, compared, tolerance
-from autotune.trial.rank.sketch import Sketcher
+from autotune.worker.rank.sketch import Sketcher
 
 SHAPES = {"embedding": (200, 32), "matrix": (64, 32), "bias": (32,)}
 

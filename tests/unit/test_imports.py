@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial import imports
-from autotune.trial.protocol import Preload
+from autotune.worker import imports
+from autotune.worker.protocol import Preload
 from tests.trials import of_one_rank
 
 REQUEST = dataclasses.replace(of_one_rank({}), factory="mine:build", import_paths=("mine",))
@@ -19,7 +19,7 @@ import json, sys
 sys.path.insert(0, {folder!r})
 before = set(sys.modules)
 import wave, mine, {libraries}
-from autotune.trial import imports
+from autotune.worker import imports
 
 print(json.dumps(imports.installed(before, {factory!r})))
 """

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.measurement.watch import Limits
 from autotune.runs.judging import TimedRun
-from autotune.trial.protocol import BlockReport, Outcome, TrialReport
+from autotune.worker.protocol import BlockReport, Outcome, TrialReport
 from storage import AttemptState
 
 BLOCK = BlockReport("t", 0, 10, 100, 0, 1.0, (1.0,), 0.0, 0.5, 1 << 30)

@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.cli.running import _path_and_command
+from autotune.config.document import parse
 from autotune.errors import BadInput
-from autotune.spec.document import parse
 from autotune.standalone.command import Launched, taken_apart
 from autotune.standalone.scripted import _text
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import LauncherError
-from autotune.trial.places import device_of
+from autotune.worker.places import device_of
 from launchers import Resources
 from launchers.devices import visible
 from launchers.layout import Layout, NodeCapacity, plan

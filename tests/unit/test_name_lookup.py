@@ -33,7 +33,7 @@ import sys
 import threading
 from pathlib import Path
 from torch.distributed import TCPStore
-from autotune.trial.node import names
+from autotune.worker.node import names
 waits = threading.Thread.join
 threading.Thread.join = lambda thread, timeout=None: waits(thread)
 names.settle("127.0.0.1")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.trial.node import environment
+from autotune.worker.node import environment
 
 GIB, PAGE = 1 << 30, 4096
 

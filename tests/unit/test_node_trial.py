@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from autotune.trial import processes
-from autotune.trial.node.trial import NodeTrial
-from autotune.trial.protocol import Outcome, Placement, RankEnd
+from autotune.worker import processes
+from autotune.worker.node.trial import NodeTrial
+from autotune.worker.protocol import Outcome, Placement, RankEnd
 from tests.trials import of_one_rank
 
 CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from autotune.config import StudySpec, arguments, load, scripts
 from autotune.errors import SpecError
-from autotune.spec import StudySpec, arguments, load, scripts
 from tests.steering import write_study
 
 TP: dict[str, Any] = {"values": [1, 2, 4, 8], "flag": "--tensor-model-parallel-size"}

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from autotune.measurement.numerics import refuted, trajectory
-from autotune.trial.protocol import QUIET_STEPS
-from autotune.trial.rank.context import RankContext
-from autotune.trial.rank.loop import TrainingLoop
-from autotune.trial.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.protocol import QUIET_STEPS
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from benchmarks.gate_faults import FAULTS
 from tests.one_rank import CPU, group, regression, settings_of_torch
 from tests.trials import knobs, of_one_rank

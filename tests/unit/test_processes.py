@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial import processes
+from autotune.worker import processes
 from tests.waiting import wait_for
 
 CAST = """
 import contextlib, json, os, signal, subprocess, sys, time
 from pathlib import Path
-from autotune.trial import processes
+from autotune.worker import processes
 
 processes.become_subreaper()
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.trial.decoding import decoder
-from autotune.trial.protocol import (
+from autotune.worker.decoding import decoder
+from autotune.worker.protocol import (
     KINDS,
     BlockPlan,
     BlockReport,

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from autotune.trial.protocol import Outcome
-from autotune.trial.rank import raised
+from autotune.worker.protocol import Outcome
+from autotune.worker.rank import raised
 
 
 def exception_of(action) -> BaseException:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config import StudySpec, arguments, load, scripts
 from autotune.search.space import Space
-from autotune.spec import StudySpec, arguments, load, scripts
 from search_spaces import Facts
 from search_spaces.constraints import broken
 from search_spaces.knob import written

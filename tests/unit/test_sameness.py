@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import NotHere
-from autotune.trial.node import kind
+from autotune.worker.node import kind
 from launchers.look import look
 from launchers.replay import ENVIRONMENT
 from launchers.sameness import Same, check, commonest, kind_of, listed, most_ranks

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.trial.observers import communication
+from autotune.worker.observers import communication
 from tests.one_rank import CPU, group, settings_of_torch
 
 __all__ = ["group", "settings_of_torch"]  # fixtures

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
-from autotune.trial.effects.schedules import moment
+from autotune.worker.effects.schedules import moment
 from autotune.workloads import gpt
 from tests.one_rank import LAYERS, WIDTH, group, regression, settings_of_torch, training
 

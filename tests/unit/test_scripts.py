@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.config import StudySpec, arguments, load, scripts
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.job import script_of, tuned
-from autotune.spec import StudySpec, arguments, load, scripts
-from autotune.trial.inject.batches import size
-from autotune.trial.inject.job import Order, runs
+from autotune.worker.inject.batches import size
+from autotune.worker.inject.job import Order, runs
 from search_spaces import defaults
 from tests.steering import write_study
 

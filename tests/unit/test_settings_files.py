@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from autotune.config import fields, load, settings
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.formats.process import env
 from autotune.export.formats.script import argv
 from autotune.export.job import script_of, tuned
-from autotune.spec import fields, load, settings
 from autotune.standalone import flags
-from autotune.trial.inject import copies
-from autotune.trial.inject.job import VARIABLE, Order
-from autotune.trial.protocol import FileCopy
-from autotune.trial.surveyed import Surveyed
+from autotune.worker.inject import copies
+from autotune.worker.inject.job import VARIABLE, Order
+from autotune.worker.protocol import FileCopy
+from autotune.worker.surveyed import Surveyed
 from tests.steering import write_study
 
 YAML = """\
@@ -331,8 +331,8 @@ def test_settings_in_files_are_tried_by_what_names_them() -> None:
 READER = """
 import io, json, os, sys
 from pathlib import Path
-from autotune.trial.inject.copies import Copies
-from autotune.trial.protocol import FileCopy
+from autotune.worker.inject.copies import Copies
+from autotune.worker.protocol import FileCopy
 held = [FileCopy("a/c.json", sys.argv[1], "", True), FileCopy("-", sys.argv[2], "")]
 copies = Copies(held)
 copies.begin()

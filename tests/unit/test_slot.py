@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import LauncherError
-from autotune.trial.protocol import (
+from autotune.worker.protocol import (
     PROTOCOL,
     Alive,
     BlockReport,

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 from hypothesis import given
 
-from autotune import spec
-from autotune.spec import document
+from autotune import config
+from autotune.config import document
 from search_spaces import CATALOGUE
 from tests.study_files import (
     BARE,
@@ -21,7 +21,7 @@ from tests.study_files import (
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    return spec.json_schema()
+    return config.json_schema()
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_schema_is_one(schema):
 
 
 def test_the_schema_has_every_field_with_words_for_it(schema):
-    assert set(schema["properties"]) == set(spec.StudySpec.model_fields)
+    assert set(schema["properties"]) == set(config.StudySpec.model_fields)
     described = {
         **schema["properties"]["search_space"]["anyOf"][1]["properties"],
         **schema["properties"]["baseline"]["properties"],

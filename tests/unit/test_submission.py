@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config import StudySpec, load
 from autotune.errors import AutotuneError, BadInput
 from autotune.paths import daemon_log
 from autotune.service import submission
-from autotune.spec import StudySpec, load
 from storage import Database, Repository
 from tests.steering import processes_in, write_study
 from tests.waiting import wait_for

@@ -5,7 +5,7 @@ import pytest
 from autotune.analysis.findings import Finding, findings
 from autotune.search.space import Space
 from autotune.study.suggestions import Place, experts, remembered
-from autotune.trial.rank.trace import PARTS
+from autotune.worker.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import Recommended
 

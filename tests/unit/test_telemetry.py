@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.trial.observers.device import DeviceState, DeviceWatch, together
-from autotune.trial.processes import MARKER
+from autotune.worker.observers.device import DeviceState, DeviceWatch, together
+from autotune.worker.processes import MARKER
 from tests.waiting import wait_for
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
-from autotune.trial.rank.trace import PARTS, difference, intersection, length, shares, union
+from autotune.worker.rank.trace import PARTS, difference, intersection, length, shares, union
 from search_spaces import CATALOGUE, knob
 
 pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)

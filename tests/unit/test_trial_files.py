@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial.files import TrialFiles
-from autotune.trial.observers.progress import Progress
+from autotune.worker.files import TrialFiles
+from autotune.worker.observers.progress import Progress
 from tests.waiting import stopwatch
 
 GIB = 2**30

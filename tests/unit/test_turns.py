@@ -15,7 +15,7 @@ from autotune.measurement.watch import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
 from autotune.runs.paced import Paced
-from autotune.trial.protocol import BlockPlan, Outcome, TrialReport
+from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, Unrest
 from launchers.replay.behaviours import noisy, running_at
 from storage import AttemptResult, AttemptState

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config import StudySpec, load
 from autotune.errors import BadInput, SpecError
-from autotune.spec import StudySpec, load
 from autotune.standalone.starter import write_of_command
 
 FILLED = {

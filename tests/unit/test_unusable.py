@@ -5,9 +5,9 @@ import dataclasses
 from torch import nn
 
 from autotune.analysis.findings import findings
-from autotune.trial import workload
-from autotune.trial.effects.unusable import unusable
-from autotune.trial.rank.trace import PARTS
+from autotune.worker import workload
+from autotune.worker.effects.unusable import unusable
+from autotune.worker.rank.trace import PARTS
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, Facts, defaults
 from tests.one_rank import regression

@@ -14,7 +14,7 @@ from autotune.analysis.provisional import provisional
 from autotune.analysis.shortfall import rounds_missing
 from autotune.analysis.verdict import Verdict, conclude, no_result
 from autotune.analysis.wording import difference
-from autotune.spec.sections import MeasurementSpec
+from autotune.config.sections import MeasurementSpec
 from autotune.views.notes import study_note
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt

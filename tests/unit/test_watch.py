@@ -6,7 +6,7 @@ import pytest
 
 from autotune.measurement.settling import Onset, Settling
 from autotune.measurement.watch import FEWEST_BLOCKS, Limits, Watch
-from autotune.trial.protocol import BlockReport
+from autotune.worker.protocol import BlockReport
 
 LIMITS = Limits(warmup=3.0, longest=10.0, precision=0.02)
 

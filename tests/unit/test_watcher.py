@@ -11,8 +11,8 @@ import pytest
 from autotune.export.best import BestConfig
 from autotune.service.watcher import Watcher
 from autotune.service.wishes import Wishes
-from autotune.trial.inject.meter import BLOCK_SECONDS, Meter
-from autotune.trial.inject.pace import Pace
+from autotune.worker.inject.meter import BLOCK_SECONDS, Meter
+from autotune.worker.inject.pace import Pace
 from search_spaces import defaults
 
 MINUTE = 60.0

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import autotune
-from autotune.trial import workload
-from autotune.trial.effects import feeding
+from autotune.worker import workload
+from autotune.worker.effects import feeding
 from tests.one_rank import WIDTH, group, regression, settings_of_torch, training
 from tests.trials import knobs
 

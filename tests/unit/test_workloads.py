@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import autotune
-from autotune.trial import workload
-from autotune.trial.effects.feeding import loader
+from autotune.worker import workload
+from autotune.worker.effects.feeding import loader
 from autotune.workloads import BUILT_IN, gpt, text, transformer
 from autotune.workloads.attention import Attention
 from autotune.workloads.loss import linear_cross_entropy

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from autotune.config.arguments import ASSIGNMENT
 from autotune.export.best import BestConfig
 from autotune.export.formats.telling import Fields, Rule, Said, told
-from autotune.spec.arguments import ASSIGNMENT
 from search_spaces import CATALOGUE
 from search_spaces.knob import KnobValue, written
 

@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.config import arguments
 from autotune.export.best import BestConfig
 from autotune.export.formats.telling import Fields, Knobs, Rule, Said, told
-from autotune.spec import arguments
 from search_spaces import defaults
 
 ACTING = (
@@ -34,7 +34,7 @@ def _variables_of(name: str, nccl: tuple[int, ...] | None) -> Rule:
     def rule(value: Any, _: Knobs) -> Fields | None:
         if name == "cpu_threads":
             return {"OMP_NUM_THREADS": str(value)} if value else None
-        from autotune.trial.effects import process  # with it comes torch
+        from autotune.worker.effects import process  # with it comes torch
 
         # None of them: a variable cannot be exported away.
         return dict(process.environment({**defaults(), name: value}, nccl)) or None

@@ -3,11 +3,11 @@
 import shlex
 from typing import Any
 
+from autotune.config import arguments
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
 from autotune.export.command import is_of_command, recommended
 from autotune.export.formats.telling import Fields, Knobs, Rule, Said, told
-from autotune.spec import arguments
 
 
 def argv(best: BestConfig) -> Said:

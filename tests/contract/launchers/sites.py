@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import launchers
-from autotune.trial.node.store import NAME
-from autotune.trial.processes import MARKER
-from autotune.trial.protocol import (
+from autotune.worker.node.store import NAME
+from autotune.worker.processes import MARKER
+from autotune.worker.protocol import (
     BlockReport,
     Deadlines,
     StartTrial,
@@ -74,7 +74,7 @@ class Site:
 
     def agents(self) -> list[psutil.Process]:
         """The site's agents that live."""
-        return [p for p in marked(self.mark) if "autotune.trial.node.agent" in command(p)]
+        return [p for p in marked(self.mark) if "autotune.worker.node.agent" in command(p)]
 
     def strays(self) -> list[str]:
         """What lives, descends from an agent, and is no agent nor one of its helpers."""

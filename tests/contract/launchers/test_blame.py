@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from tests.contract.launchers.sites import HASTY, Site, sites
 
 pytestmark = pytest.mark.timeout(600)

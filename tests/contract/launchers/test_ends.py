@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines
+from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines
 from tests.contract.launchers.sites import Site, WatchedLink, go_on, sites
 from tests.trials import ENDLESS
 from tests.waiting import wait_for

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import ClusterAway
-from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, TrialReport
+from autotune.worker.protocol import BlockPlan, BlockReport, Outcome, TrialReport
 from tests.contract.launchers.sites import Site, go_on, marked, sites, sites_to_close
 from tests.trials import ENDLESS
 from tests.waiting import wait_for

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, Outcome
+from autotune.worker.protocol import BlockPlan, Outcome
 from launchers.agents import Node
 from launchers.local import LocalLink
 from launchers.slot import AgentSlot

@@ -16,8 +16,8 @@ import pytest
 
 import launchers
 from autotune.errors import LauncherError
-from autotune.trial.node.store import NAME
-from autotune.trial.protocol import BlockPlan, BlockReport
+from autotune.worker.node.store import NAME
+from autotune.worker.protocol import BlockPlan, BlockReport
 from launchers import Resources
 from tests.contract.launchers.sites import (
     RUN_MARK,
@@ -41,7 +41,7 @@ import sys
 
 import launchers
 import search_spaces
-from autotune.trial.protocol import BlockPlan, TrialRequest
+from autotune.worker.protocol import BlockPlan, TrialRequest
 
 folder = sys.argv[1]
 resources = launchers.Resources(2, None, 1, None)

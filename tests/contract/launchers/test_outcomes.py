@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, BlockReport, Deadlines, Outcome
+from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, Outcome
 from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, ranks, sites
 from tests.trials import ENDLESS, knobs
 from tests.waiting import stopwatch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, Outcome
+from autotune.worker.protocol import BlockPlan, Outcome
 from tests.contract.launchers.sites import HASTY, Site, end_at, sites
 from tests.trials import ENDLESS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, Outcome, TrialReport
+from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
 from search_spaces import CATALOGUE
 from search_spaces.knob import STEP
 from tests.contract.launchers.sites import (

@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.trial.protocol import BlockPlan, Outcome, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockPlan, Outcome, TrialReport, TrialRequest
 from tests.contract.launchers.sites import Site, ranks, sites
 from tests.contract.launchers.test_ends import ending
 from tests.contract.launchers.test_turns import SHORT, Forth, Watched

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trial.protocol import BlockPlan, BlockReport, Outcome, Script, TrialReport
+from autotune.worker.protocol import BlockPlan, BlockReport, Outcome, Script, TrialReport
 from tests.contract.launchers.sites import HASTY, Site, sites, spent
 from tests.contract.launchers.test_ends import ending
 from tests.contract.scripts.bench import OWN_BATCHES

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import launchers
-from autotune.trial.protocol import BlockPlan
+from autotune.worker.protocol import BlockPlan
 from launchers import Resources
 from tests.contract.launchers.sites import Site, fork_server, go_on, sites
 from tests.processors import shares_of_processors

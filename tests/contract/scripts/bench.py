@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.trial.protocol import BlockPlan, Deadlines, Script, TrialReport
+from autotune.worker.protocol import BlockPlan, Deadlines, Script, TrialReport
 from launchers import Slot
 from tests.trials import PATIENT, knobs, trial
 

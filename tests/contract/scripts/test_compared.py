@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.trial.protocol import Outcome
+from autotune.worker.protocol import Outcome
 from tests.contract.scripts.bench import (
     EVALUATES,
     REDIRECTED,

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import launchers
-from autotune.trial.protocol import Deadlines, Outcome
+from autotune.worker.protocol import Deadlines, Outcome
 from launchers import Resources
 from search_spaces import CATALOGUE
 from search_spaces.scripts import THROUGH

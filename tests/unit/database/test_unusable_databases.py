@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import make_url
 from sqlalchemy.exc import ProgrammingError
 
+from autotune.config import load
 from autotune.errors import StorageError
 from autotune.service.submission import submit
-from autotune.spec import load
 from storage import Repository
 from tests.steering import write_study
 from tests.unit.database.opening import (

@@ -1,0 +1,128 @@
+"""A configuration as arguments of the user's script: what the script turns by itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from search_spaces.knob import written
+
+ENVIRONMENT = "$"
+ASSIGNMENT = "="
+FIELD = "::"
+"""Between what names a file and a field in it: see `autotune.config.fields`."""
+_END = "--"
+_OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
+
+
+def changed(
+    arguments: Sequence[str], flags: Mapping[str, str], knobs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The arguments with these knobs as they are to be.
+
+    `--flag` takes its value as the next argument or after `=`, and a switch is there or not;
+    `key=` is an assignment in one argument (Hydra). What is not among the arguments is added at
+    their end. Variables of the environment are not arguments, see `variables`; nor are fields of
+    files.
+
+    Args:
+        arguments: as the user gives them.
+        flags: knob -> `--flag`, `key=` or `$VARIABLE`, or a field of a file.
+        knobs: those to be set, each with its value.
+    """
+    found = list(arguments)
+    for name, value in knobs.items():
+        flag = flags.get(name, ENVIRONMENT)
+        if flag.startswith(ENVIRONMENT) or FIELD in flag:
+            continue
+        text = _spelt(written(value), given(found, flag))
+        if flag.endswith(ASSIGNMENT):
+            _assign(found, flag, text)
+        elif isinstance(value, bool) and not _is_valued(found, flag):
+            _switch(found, flag, on=value)
+        else:
+            _set(found, flag, text)
+    return tuple(found)
+
+
+def variables(flags: Mapping[str, str], knobs: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of the environment through which the script takes these knobs."""
+    named = {name: flags[name] for name in knobs if name in flags}
+    return {
+        flag.removeprefix(ENVIRONMENT): written(knobs[name])
+        for name, flag in named.items()
+        if flag.startswith(ENVIRONMENT) and FIELD not in flag
+    }
+
+
+def given(arguments: Sequence[str], flag: str) -> str | None:
+    """What the arguments say for a flag, the last time they say it; None if they do not."""
+    if flag.endswith(ASSIGNMENT):
+        values = [one.removeprefix(flag) for one in arguments if one.startswith(flag)]
+        return values[-1] if values else None
+    values = []
+    for place, one in enumerate(arguments):
+        if one == flag and place + 1 < len(arguments):
+            values.append(arguments[place + 1])
+        elif one.startswith(f"{flag}="):
+            values.append(one.removeprefix(f"{flag}="))
+    return values[-1] if values else None
+
+
+def truth(text: str | None) -> bool | None:
+    """What a word that stands for yes or no says; None if it is none."""
+    word = (text or "").lower()
+    return True if word in _OPPOSITES else False if word in _OPPOSITES.values() else None
+
+
+def may_be_switch(flag: str) -> bool:
+    """Whether it is an option that could stand by itself."""
+    return flag.startswith("-") and not flag.endswith(ASSIGNMENT) and FIELD not in flag
+
+
+def _spelt(text: str, today: str | None) -> str:
+    """A value as the user spells such: to Python Fire, `False` is no and `false` a text, and who writes
+    `off` today may know no other word."""
+    if today is None or truth(today) is None or text not in ("true", "false"):
+        return text
+    pair = next(pair for pair in _OPPOSITES.items() if today.lower() in pair)
+    word = pair[0] if text == "true" else pair[1]
+    return word.title() if today.istitle() else word.upper() if today.isupper() else word
+
+
+def _assign(found: list[str], flag: str, value: str) -> None:
+    places = [place for place, given in enumerate(found) if given.startswith(flag)]
+    for place in places:
+        found[place] = flag + value
+    if not places:
+        _add(found, flag + value)
+
+
+def _set(found: list[str], flag: str, value: str) -> None:
+    """Everywhere: most parsers take the last one."""
+    places = [
+        place for place, given in enumerate(found) if given == flag and place + 1 < len(found)
+    ]
+    for place in places:
+        found[place + 1] = value
+    joined = [place for place, given in enumerate(found) if given.startswith(f"{flag}=")]
+    for place in joined:
+        found[place] = f"{flag}={value}"
+    if not places and not joined:
+        _add(found, flag, value)
+
+
+def _is_valued(found: Sequence[str], flag: str) -> bool:
+    """Whether a flag of yes or no is no switch: `--flag=true`, `--flag True`, `--flag off`."""
+    return truth(given(found, flag)) is not None
+
+
+def _switch(found: list[str], flag: str, *, on: bool) -> None:
+    if flag in found and not on:
+        found[:] = [given for given in found if given != flag]
+    elif on and flag not in found:
+        _add(found, flag)
+
+
+def _add(found: list[str], *words: str) -> None:
+    """At the end of the options: nothing behind a bare `--` is one."""
+    end = found.index(_END) if _END in found else len(found)
+    found[end:end] = words

@@ -1,0 +1,202 @@
+"""A configuration as fields of files that the user's script reads: it is given copies, with these fields
+changed."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.config import arguments
+from autotune.config.arguments import ENVIRONMENT, FIELD
+from autotune.config.settings import Unusable, changed, read
+from autotune.errors import BadInput
+from autotune.worker.protocol import FileCopy
+from search_spaces.knob import KnobValue
+
+_DIGITS = 12
+"""Of the digest that tells one copy from another."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """How a script comes by a configuration.
+
+    Attributes:
+        arguments: of the script.
+        variables: of its environment, besides those that it has.
+        copies: of files that it reads.
+    """
+
+    arguments: tuple[str, ...]
+    variables: dict[str, str]
+    copies: tuple[FileCopy, ...]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What names a file: an argument, a variable, or the file's own name."""
+
+    text: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is the file itself."""
+        is_argument = self.text.startswith(("-", ENVIRONMENT)) or self.text.endswith("=")
+        return not is_argument
+
+    def file(self, given: Sequence[str], variables: Mapping[str, str]) -> str | None:
+        """The file; None where nothing names it.
+
+        Args:
+            given: arguments of the script.
+            variables: of its environment.
+        """
+        if self.is_file:
+            return self.text
+        if self.text.startswith(ENVIRONMENT):
+            return variables.get(self.text.removeprefix(ENVIRONMENT))
+        return arguments.given(given, self.text)
+
+
+def parted(flag: str) -> tuple[Holder, str] | None:
+    """What names the file, and the field in it; None of a flag that is no field of a file."""
+    holder, sign, field = flag.rpartition(FIELD)
+    return (Holder(holder), field) if sign else None
+
+
+def given(
+    words: Sequence[str],
+    flags: Mapping[str, str],
+    knobs: Mapping[str, Any],
+    *,
+    variables: Mapping[str, str],
+    workdir: Path,
+    folder: Path,
+    in_process: bool = True,
+) -> Given:
+    """Arguments, variables and files with these knobs as they are to be.
+
+    Args:
+        words: arguments of the script, as the user gives them.
+        flags: knob -> `--flag`, `key=`, `$VARIABLE`, or a field of a file behind one of them.
+        knobs: those to be set, each with its value.
+        variables: of the script's environment.
+        workdir: where it runs.
+        folder: for the copies, which are yet to be written.
+        in_process: a copy can stand in for a file wherever that is opened; else the file is one of the
+            words, and the copy takes its place there.
+
+    Raises:
+        BadInput: a file or a field is not there.
+    """
+    found = arguments.changed(words, flags, knobs)
+    set_ = arguments.variables(flags, knobs)
+    copies = []
+    for holder, changes in _by_holder(flags, knobs):
+        file = holder.file(words, variables)
+        if file is None:
+            raise BadInput(_nobody_names(holder.text))
+        text = changed_text(workdir / file, changes)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+        path = str(folder.absolute() / digest / Path(file).name)
+        copies.append(FileCopy(file, path, text, stands_in=holder.is_file and in_process))
+        if holder.is_file and not in_process:
+            if file not in found:
+                raise BadInput(
+                    f"no word of the command is {file}: name the file as it stands there"
+                )
+            found = tuple(path if word == file else word for word in found)
+        if holder.text.startswith(ENVIRONMENT):
+            set_[holder.text.removeprefix(ENVIRONMENT)] = path
+        elif not holder.is_file:
+            found = arguments.changed(found, {"file": holder.text}, {"file": path})
+    return Given(found, set_, tuple(copies))
+
+
+def files(
+    flags: Mapping[str, str], words: Sequence[str], variables: Mapping[str, str]
+) -> dict[str, str]:
+    """What names a file with fields of knobs -> that file, from the working directory on.
+
+    Args:
+        flags: of knobs, as in `given`.
+        words: arguments of the script.
+        variables: of its environment.
+    """
+    holders = {found[0] for flag in flags.values() if (found := parted(flag))}
+    named = {holder.text: holder.file(words, variables) for holder in holders}
+    return {text: file for text, file in sorted(named.items()) if file is not None}
+
+
+def _by_holder(
+    flags: Mapping[str, str], knobs: Mapping[str, Any]
+) -> Iterator[tuple[Holder, dict[str, Any]]]:
+    """Per file what changes in it: field -> value."""
+    changes: dict[Holder, dict[str, Any]] = {}
+    for name, value in knobs.items():
+        if found := parted(flags.get(name, "")):
+            holder, field = found
+            changes.setdefault(holder, {})[field] = value
+    yield from changes.items()
+
+
+def changed_text(path: Path, changes: Mapping[str, KnobValue]) -> str:
+    """The text of a file with other values in these fields.
+
+    Raises:
+        BadInput: it cannot be.
+    """
+    try:
+        text = path.read_text("utf-8")
+        for field, value in changes.items():
+            text = changed(text, path.suffix, field, value)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: {_unreadable(error)}") from None
+    except Unusable as problem:
+        raise BadInput(f"{path}: {problem}") from None
+    return text
+
+
+def today(
+    flag: str, given: Sequence[str], variables: Mapping[str, str], folders: Sequence[Path]
+) -> tuple[Any, str | None]:
+    """What the file says today, and why it does not; for a flag that is a field of a file.
+
+    Args:
+        given: arguments of the script.
+        variables: of its environment.
+        folders: that it may run in; the first one that has the file counts.
+    """
+    found = parted(flag)
+    assert found is not None
+    holder, field = found
+    file = holder.file(given, variables)
+    if file is None:
+        return None, _nobody_names(holder.text)
+    path = next((f / file for f in folders if (f / file).is_file()), folders[0] / file)
+    try:
+        return read(path.read_text("utf-8"), path.suffix, field), None
+    except (OSError, UnicodeDecodeError) as error:
+        return None, f"{file} {_unreadable(error)}"
+    except Unusable as problem:
+        return None, f"{file}: {problem}"
+
+
+def _nobody_names(holder: str) -> str:
+    if holder.startswith(ENVIRONMENT):
+        return (
+            f"the environment has no {holder}: have it name the file that the script reads today, in a "
+            "study under env"
+        )
+    return (
+        f"the arguments have no {holder}: give it there, or have the study name the file itself, as in "
+        "config.yaml::a.field"
+    )
+
+
+def _unreadable(error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or os.strerror(error.errno or 0)}"
+    return "is not UTF-8 text"

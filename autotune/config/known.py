@@ -1,0 +1,79 @@
+"""What the files that a script reads say of its knobs today: part of the baseline, as if it stood in the
+study."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.config import fields, mistakes, own, scripts
+from search_spaces import CATALOGUE
+
+
+def with_files(
+    data: dict[str, Any], folders: Sequence[Path]
+) -> tuple[dict[str, Any], mistakes.Problems]:
+    """The study with a baseline that has what the files say, and what is wrong with them.
+
+    Args:
+        data: of a study file, whatever is wrong with it.
+        folders: in which the files are looked for, the first one that has it.
+    """
+    workload, problems = _mapping(data.get("workload")), mistakes.Problems()
+    baseline = dict(_mapping(data.get("baseline")))
+    words = [word for word in _list(workload.get("args")) if isinstance(word, str)]
+    words = words or [word for word in _list(workload.get("command")) if isinstance(word, str)]
+    for path, name, flag in _of_files(data):
+        known = name in CATALOGUE or name in _mapping(data.get("knobs"))
+        if not known or name in _list(workload.get("over_all_ranks")):
+            continue
+        today, why_not = fields.today(flag, words, _mapping(data.get("env")), folders)
+        if why_not:
+            problems[path] = why_not
+        elif wrong := _misfit(data, name, today):
+            # The user may know what the script makes of it: `auto` is 8.
+            if name not in baseline:
+                problems[path] = f"{flag} is {mistakes.in_yaml(today)} today, {wrong}"
+        elif baseline.setdefault(name, today) != today:
+            problems["baseline", name] = (
+                f"is {mistakes.in_yaml(baseline[name])}, but {flag} is {mistakes.in_yaml(today)} "
+                "today; make them agree"
+            )
+    return ({**data, "baseline": baseline} if baseline else data), problems
+
+
+def _of_files(data: Mapping[str, Any]) -> Iterator[tuple[mistakes.FieldPath, str, str]]:
+    """Knobs that are a field of a file: where that stands, the name, the field."""
+    workload = _mapping(data.get("workload"))
+    problem = scripts.of_field if workload.get("command") else scripts.of_flag
+    for name, flag in _mapping(workload.get("flags")).items():
+        if _is_field(flag) and not problem(flag):
+            yield ("workload", "flags", name), name, flag
+    for name, knob in _mapping(data.get("knobs")).items():
+        flag = _mapping(knob).get("flag")
+        if _is_field(flag) and not problem(str(flag)):
+            yield ("knobs", name, "flag"), name, str(flag)
+
+
+def _is_field(flag: Any) -> bool:
+    return isinstance(flag, str) and fields.parted(flag) is not None
+
+
+def _misfit(data: Mapping[str, Any], name: str, today: Any) -> str:
+    """Why a value is none of the knob's; empty if it is one."""
+    if name in CATALOGUE:
+        problem = CATALOGUE[name].domain.problem(today)
+        return f"and {name} {problem}; say under baseline what that comes to" if problem else ""
+    values = _list(_mapping(_mapping(data.get("knobs")).get(name)).get("values"))
+    if not isinstance(today, bool | int | float | str):
+        return "which no knob can be; say under baseline what that comes to"
+    if values and own.kind(values[0]) != own.kind(today):
+        return f"and the values are each a {own.kind(values[0])}"
+    return ""
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []

@@ -1,0 +1,276 @@
+"""What is wrong with a study file, in words a user can act on: what is allowed, and what was given."""
+
+import difflib
+import json
+import types
+import typing
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from autotune.config.document import shown
+from search_spaces import CATALOGUE, preset_names
+from search_spaces.constraints import global_batch, refused_global_batch
+
+FieldPath = tuple[str | int, ...]
+Problems = dict[FieldPath, str]
+"""Where -> what; one mistake each."""
+
+LARGEST = "max"
+"""Of micro_batch: the largest that fits in memory."""
+_LONGEST_WORD = 100
+_MEMBERS_OF_UNIONS = ("str", "int", "float", "bool", "constrained-int")
+
+
+class Inconsistent(Exception):
+    """Mistakes that a validator has located by itself; passes through pydantic as it is."""
+
+    def __init__(self, problems: Problems) -> None:
+        super().__init__(str(problems))
+        self.problems = problems
+
+
+# Of several fields
+
+
+def of_search_space(
+    space: str | Mapping[str, Sequence[Any]],
+    own: Container[str] = (),
+    *,
+    may_be_empty: bool = False,
+) -> Problems:
+    """Unknown presets and knobs, values outside a knob's domain, repeated values.
+
+    Args:
+        own: names of the study's own knobs, whose values stand elsewhere.
+        may_be_empty: something else is searched.
+    """
+    if isinstance(space, str):
+        return {} if space in preset_names() else {("search_space",): _no_space(space)}
+    if not space and not may_be_empty:
+        return {("search_space",): "names no knob; give at least one with values to try"}
+    problems: Problems = {}
+    for name, values in space.items():
+        path = ("search_space", name)
+        if name in own:
+            problems[path] = (
+                "is a knob of your own, whose values are those under knobs; take it out"
+            )
+        elif problem := unknown_knob(name):
+            problems[path] = problem
+        elif not values:
+            problems[path] = "has no values; give a list with at least one"
+        else:
+            problems.update(_of_values(name, values))
+    return problems
+
+
+def _of_values(name: str, values: Sequence[Any]) -> Problems:
+    problems: Problems = {}
+    seen = set()
+    for index, value in enumerate(values):
+        path = ("search_space", name, index)
+        is_largest = name == "micro_batch" and value == LARGEST
+        problem = None if is_largest else CATALOGUE[name].domain.problem(value)
+        if problem:
+            also = f", or {LARGEST}" if name == "micro_batch" else ""
+            problems[path] = f"{problem}{also}, got {in_yaml(value)}"
+        elif value in seen:
+            problems[path] = f"has {in_yaml(value)} twice"
+        seen.add(value)
+    return problems
+
+
+def of_baseline(baseline: Mapping[str, Any], own: Container[str] = ()) -> Problems:
+    """Unknown knobs and values outside a knob's domain; `own`: names of the study's own knobs."""
+    problems: Problems = {}
+    for name, value in baseline.items():
+        if name in own:
+            continue
+        problem = unknown_knob(name)
+        if not problem and (wrong := CATALOGUE[name].domain.problem(value)):
+            problem = f"{wrong}, got {in_yaml(value)}"
+        if problem:
+            problems[("baseline", name)] = problem
+    return problems
+
+
+def of_variables(env: Container[str], knobs: Iterable[str]) -> Problems:
+    """Variables of the environment that a knob of the study sets as well: ranks would have the study's.
+
+    Args:
+        knobs: names of those that are searched or given.
+    """
+    problems: Problems = {}
+    for name in knobs:
+        known = CATALOGUE[name].variables if name in CATALOGUE else ()
+        for variable in known:
+            if variable in env:
+                told = f"is what the knob {name} of this study sets as well: take one of them out"
+                problems["env", variable] = told
+    return problems
+
+
+def of_global_batch(
+    fixed: int, workers: int, baseline: Mapping[str, Any], *, baseline_given: bool
+) -> Problems:
+    """A fixed global batch that cannot be trained, or that the baseline does not have.
+
+    Args:
+        baseline: a value for every knob.
+        baseline_given: whether the file has a baseline to point at.
+    """
+    if refused := refused_global_batch(fixed, workers):
+        return {("objective", "global_batch"): refused}
+    actual = global_batch(baseline, workers)
+    if actual == fixed:
+        return {}
+    text = (
+        f"has a global batch of {actual} (micro_batch x accumulation_steps x workers), but "
+        f"objective.global_batch fixes it at {fixed}; make them agree"
+    )
+    if baseline_given:
+        return {("baseline",): text}
+    return {("objective", "global_batch"): f"the baseline {text}"}
+
+
+# Of single fields
+
+
+def of_fields(error: ValidationError, data: Any, model: type[BaseModel]) -> Problems:
+    """What pydantic found, a mistake once: it reports one per member of a union.
+
+    Args:
+        error: of validating `data` against `model`.
+    """
+    problems: Problems = {}
+    for detail in error.errors(include_url=False, include_context=False):
+        path = _own_path(detail["loc"], data)
+        problems[path] = _explain(detail, path, model)
+    outer = {path[:length] for path in problems for length in range(len(path))}
+    return {path: text for path, text in problems.items() if path not in outer}
+
+
+def _explain(detail: Any, path: FieldPath, model: type[BaseModel]) -> str:
+    kind, given = detail["type"], detail.get("input")
+    if kind == "extra_forbidden":
+        allowed = _fields_at(path[:-1], model)
+        close = did_you_mean(str(path[-1]), allowed)
+        return f"no such field{close}; allowed: {', '.join(allowed)}"
+    if kind == "missing":
+        return "is missing"
+    if path == ("search_space",):
+        return _no_space(given)
+    if path == ("workload", "args"):
+        return f"must be a mapping (of a script: a list of its arguments), got {in_yaml(given)}"
+    if path[0] == "knobs" and path[2:3] in (("values",), ("default",)) and kind != "list_type":
+        return f"must be a number, a text, true or false, got {in_yaml(given)}"
+    if path[0] in ("search_space", "baseline") and len(path) > 1:
+        return _of_knob(str(path[1]), given)
+    if path == ("resources", "workers"):
+        return f"must be a whole number from 1 to 65536, or auto, got {in_yaml(given)}"
+    if path == ("objective", "global_batch"):
+        return f"must be keep, free or a whole number from 1, got {in_yaml(given)}"
+    if kind in ("model_type", "dict_type"):
+        return f"must be a mapping, got {in_yaml(given)}"
+    return _reworded(detail["msg"].removeprefix("Value error, "), kind, given)
+
+
+def _reworded(message: str, kind: str, given: Any) -> str:
+    """Pydantic's message in our words; a message of ours as it is."""
+    text = message.removeprefix("Input should be ").removeprefix("a valid ")
+    if text == message:
+        return text if "got" in text else f"{text}, got {in_yaml(given)}"
+    if kind == "string_type":
+        text += " (in quotes if it looks like a number or true/false)"
+    return f"must be {text}, got {in_yaml(given)}"
+
+
+def _of_knob(name: str, given: Any) -> str:
+    if problem := unknown_knob(name):
+        return problem
+    return f"must be {CATALOGUE[name].domain.describe()}, got {in_yaml(given)}"
+
+
+def _own_path(loc: tuple[int | str, ...], data: Any) -> FieldPath:
+    """The error's location less pydantic's names of union members."""
+    path: list[str | int] = []
+    for part in loc:
+        inside = isinstance(data, dict) and part in data
+        item = isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if inside or item:
+            path.append(part)
+            data = data[part]
+        elif isinstance(data, dict) and not _names_a_member(part):
+            path.append(part)  # a missing field
+            break
+    return tuple(path)
+
+
+def _names_a_member(part: int | str) -> bool:
+    return str(part) in _MEMBERS_OF_UNIONS or "[" in str(part)
+
+
+def _fields_at(path: FieldPath, model: type[BaseModel]) -> list[str]:
+    inside_mapping = False
+    for part in path:
+        if inside_mapping:
+            inside_mapping = False  # the part is a name of the user's
+            continue
+        annotation = model.model_fields[str(part)].annotation
+        if typing.get_origin(annotation) is dict:
+            annotation, inside_mapping = typing.get_args(annotation)[1], True
+        options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(model.model_fields)
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+# Words
+
+
+def dotted(path: FieldPath) -> str:
+    """A field's place as people write it: search_space.micro_batch[2]."""
+    text = ""
+    for part in path:
+        name = shown(str(part)) or "''"
+        text += f"[{part}]" if isinstance(part, int) else f".{name}" if text else name
+    return text or "study"
+
+
+def in_yaml(value: Any) -> str:
+    """A value as YAML writes it, shortened to part of a line."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return repr(shown(value))
+    if isinstance(value, dict | list):
+        return shown(json.dumps(value, default=str, ensure_ascii=False))
+    return shown(repr(value))
+
+
+def unknown_knob(name: str) -> str | None:
+    """What to say when there is no knob of that name."""
+    if name in CATALOGUE:
+        return None
+    return (
+        f"no such knob{did_you_mean(name, CATALOGUE)}; `autotune knobs` lists all {len(CATALOGUE)}"
+    )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint at the nearest known word, or nothing."""
+    if len(word) > _LONGEST_WORD:
+        return ""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _no_space(given: Any) -> str:
+    close = did_you_mean(given, preset_names()) if isinstance(given, str) else ""
+    allowed = f"a preset ({', '.join(preset_names())}) or a mapping of knobs to values"
+    return f"must be {allowed}, got {in_yaml(given)}{close}"

@@ -1,0 +1,257 @@
+"""A study over a training script: which knobs the script turns, which can be turned from outside, and
+what it does today."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from autotune.config import arguments, commands, fields, mistakes
+from autotune.config.sections import WorkloadSpec
+from autotune.worker.surveyed import SETTINGS
+from search_spaces import CATALOGUE
+from search_spaces.constraints import global_batch
+from search_spaces.scripts import refusal
+
+_COUNTED = ("micro_batch", "accumulation_steps")
+"""Knobs that all ranks may have together, in a script's words."""
+_KINDS = ("name", "script", "module", "command")
+_FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
+_FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
+_FIELD = re.compile(r"[^\s.]+(\.[^\s.]+)*")
+
+
+def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
+    """What is wrong with the section by itself."""
+    kinds = [kind for kind in _KINDS if getattr(workload, kind) is not None]
+    if not kinds:
+        return {("workload", "name"): f"is missing; give one of {', '.join(_KINDS)}"}
+    if len(kinds) > 1:
+        return {("workload", kinds[1]): f"does not go with {kinds[0]}; give one of them"}
+    if workload.command is not None:
+        return commands.of_workload(workload) | _of_flags(workload)
+    problems: mistakes.Problems = {}
+    if workload.throughput is not None:
+        problems["workload", "throughput"] = "is for commands only; take it out"
+    if workload.name is not None:
+        return problems | _of_factory(workload)
+    if isinstance(workload.args, dict) and workload.args:
+        text = "must be a list, an argument of the script each, as they are today"
+        problems["workload", "args"] = text
+    for place, argument in enumerate(workload.args if isinstance(workload.args, list) else []):
+        if not isinstance(argument, str):
+            shown = mistakes.in_yaml(argument)
+            text = f"must be a text as the script is given it, got {shown}; put it in quotes"
+            problems["workload", "args", place] = text
+    return problems | _of_flags(workload)
+
+
+def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
+    problems: mistakes.Problems = {}
+    for knob, flag in workload.flags.items():
+        wrong = of_flag(flag) if workload.command is None else of_field(flag)
+        if problem := mistakes.unknown_knob(knob) or wrong:
+            problems["workload", "flags", knob] = problem
+    for place, knob in enumerate(() if workload.command else workload.over_all_ranks):
+        if knob not in workload.flags or knob not in _COUNTED:
+            shown = mistakes.in_yaml(knob)
+            problems["workload", "over_all_ranks", place] = (
+                f"must be {' or '.join(_COUNTED)}, if workload.flags have it; got {shown}"
+            )
+    return problems
+
+
+def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
+    problems: mistakes.Problems = {}
+    if isinstance(workload.args, list):
+        problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
+    for field in ("flags", "over_all_ranks", "samples"):
+        if getattr(workload, field):
+            problems["workload", field] = "is for scripts only; take it out"
+    return problems
+
+
+def of_flag(flag: str) -> str | None:
+    """What is wrong with where a knob goes."""
+    found = fields.parted(flag)
+    if found is None:
+        if _FLAG.fullmatch(flag):
+            return None
+        return (
+            "must be --flag, --flag=, key= or $VARIABLE, or a field of a file, such as "
+            f"config.yaml::a.field, got {mistakes.in_yaml(flag)}"
+        )
+    holder, field = found
+    if not (_FLAG.fullmatch(holder.text) or _FILE.fullmatch(holder.text)):
+        return (
+            "must have --flag, --flag=, key=, $VARIABLE or a file of "
+            f"{', '.join(SETTINGS)} before `::`, got {mistakes.in_yaml(flag)}"
+        )
+    if not _FIELD.fullmatch(field):
+        return f"must have a.field after `::`, got {mistakes.in_yaml(flag)}"
+    return None
+
+
+def of_field(flag: str) -> str | None:
+    """What is wrong with where a knob of a command goes, if not to a placeholder."""
+    found = fields.parted(flag)
+    if found and not found[0].text.startswith(arguments.ENVIRONMENT):
+        return of_flag(flag)
+    return (
+        "must be a field of a file that the command names, such as --config::a.field or "
+        f"config.json::a.field, got {mistakes.in_yaml(flag)}; else the command takes a knob where it "
+        "stands in braces"
+    )
+
+
+def of_knobs(
+    workload: WorkloadSpec,
+    space: Mapping[str, Sequence[Any]],
+    baseline: Mapping[str, Any],
+    full_baseline: Mapping[str, Any],
+    *,
+    fixed_batch: bool,
+) -> mistakes.Problems:
+    """Knobs that neither the script nor anybody from outside can turn, and what is not known today.
+
+    Args:
+        workload: of a script; nothing is wrong with it by itself.
+        space: values to try.
+        baseline: as the study gives it.
+        full_baseline: a value for every knob.
+        fixed_batch: only configurations with the baseline's global batch compete.
+    """
+    problems: mistakes.Problems = {}
+    told = of_arguments(workload)
+    for name, values in space.items():
+        flag = workload.flags.get(name)
+        if flag is None:
+            why = refusal(name, values, full_baseline[name])
+            if why:
+                text = f"{why}; say under workload.flags by which argument it is turned"
+                problems["search_space", name] = text
+        elif name in workload.over_all_ranks and name not in baseline:
+            problems["workload", "over_all_ranks"] = (
+                f"then say under baseline what {name} is for one rank today"
+            )
+        elif name not in told and name not in baseline:
+            who = "it does not" if fields.parted(flag) else "workload.args do not"
+            problems["workload", "flags", name] = (
+                f"{who} say what {flag} is today; add it there, or say under baseline "
+                f"what the script takes without it"
+            )
+    sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
+    if fixed_batch and len(sizes) > 1 and "accumulation_steps" not in workload.flags:
+        problems["objective", "global_batch"] = (
+            "stays only if the script accumulates more where micro_batch is less: say under "
+            "workload.flags by which argument accumulation_steps is turned, or `global_batch: free`"
+        )
+    for name in baseline:
+        if name in told and told[name] != baseline[name]:
+            problems["baseline", name] = (
+                f"is {mistakes.in_yaml(baseline[name])}, but workload.args say "
+                f"{mistakes.in_yaml(told[name])}; make them agree"
+            )
+    return problems
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration as a script takes it. What does not differ from the baseline stays as it is.
+
+    Attributes:
+        target: the script's file, or the module behind -m.
+        is_module: which of them.
+        flags: of the knobs that the script turns.
+        turned: those that it turns to another value, each as its argument says it.
+        changes: names of knobs that act from outside.
+    """
+
+    target: str
+    is_module: bool
+    flags: dict[str, str]
+    turned: dict[str, Any]
+    changes: tuple[str, ...]
+
+
+def recipe(
+    workload: WorkloadSpec,
+    flags: Mapping[str, str],
+    baseline: Mapping[str, Any],
+    knobs: Mapping[str, Any],
+    workers: int,
+) -> Recipe:
+    """How a script comes by a configuration.
+
+    Args:
+        workload: of a script.
+        flags: of all knobs that it turns by itself, the study's own as well.
+        baseline: a value for every knob.
+        knobs: likewise.
+        workers: ranks.
+    """
+    differing = {name: value for name, value in knobs.items() if value != baseline[name]}
+    turned = {
+        name: value * workers if name in workload.over_all_ranks else value
+        for name, value in differing.items()
+        if name in flags
+    }
+    return Recipe(
+        target=workload.script or workload.module or "",
+        is_module=workload.script is None,
+        flags=dict(flags),
+        turned=turned,
+        changes=tuple(sorted(differing.keys() - turned.keys())),
+    )
+
+
+def samples_of_step(
+    workload: WorkloadSpec, baseline: Mapping[str, Any], knobs: Mapping[str, Any]
+) -> int | None:
+    """What one rank has in a step of a configuration, as the study tells it of the baseline: a larger
+    micro-batch has more. None where it tells nothing.
+
+    Args:
+        workload: of a script.
+        baseline: a value for every knob.
+        knobs: likewise.
+    """
+    if not workload.samples:
+        return None
+    return round(workload.samples * global_batch(knobs, 1) / global_batch(baseline, 1))
+
+
+def told(flags: Mapping[str, str]) -> bool:
+    """Whether samples count as the study tells them even if a loader shows others: the script turns
+    nothing that changes how many a step has.
+
+    Args:
+        flags: of the knobs that it turns.
+    """
+    return not {*_COUNTED} & flags.keys()
+
+
+def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
+    """What the script's arguments say of the knobs that it turns."""
+    told: dict[str, Any] = {}
+    for name, flag in workload.flags.items():
+        text = arguments.given(workload.arguments, flag)
+        if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
+            continue
+        is_boolean = isinstance(CATALOGUE[name].default, bool)
+        value = arguments.truth(text) if is_boolean else _value(text)
+        if text is not None:
+            told[name] = text if CATALOGUE[name].domain.problem(value) else value
+        # What follows a switch is an argument of its own.
+        if is_boolean and value is None and arguments.may_be_switch(flag):
+            told[name] = flag in workload.arguments
+    return {n: v for n, v in told.items() if not CATALOGUE[n].domain.problem(v)}
+
+
+def _value(text: str | None) -> Any:
+    try:
+        return yaml.safe_load(text) if text else text
+    except yaml.YAMLError:
+        return text

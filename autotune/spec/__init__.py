@@ -1,6 +1,0 @@
-"""study.yaml -> StudySpec. Every mistake names file, line, field and what is allowed."""
-
-from autotune.spec.sections import BudgetSpec
-from autotune.spec.study import StudySpec, check, identified, json_schema, load
-
-__all__ = ["BudgetSpec", "StudySpec", "check", "identified", "json_schema", "load"]

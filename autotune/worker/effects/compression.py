@@ -1,0 +1,191 @@
+"""In which form gradients travel under DDP: narrower formats, low rank, one bit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.worker.protocol import COMPRESSION_WARM_UP, Knobs
+
+_HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+_BITS = 8
+_LEAST_VARIANCE = 0.01
+"""Of the mean second moment of a tensor."""
+
+
+def compress_gradients(knobs: Knobs, model: DistributedDataParallel) -> None:
+    """gradient_compression, powersgd_rank: the hook, but for one_bit, which is the optimizer's."""
+    wanted, low_rank = knobs["gradient_compression"], knobs["powersgd_rank"]
+    if wanted in _HOOKS:
+        model.register_comm_hook(None, _HOOKS[wanted])
+    elif wanted == "powersgd":
+        # Imported where needed: few trials want it.
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=low_rank,
+            start_powerSGD_iter=COMPRESSION_WARM_UP,
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def compressed_momentum(
+    knobs: Knobs, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> torch.optim.Optimizer:
+    """gradient_compression: one_bit takes the exchange over from DDP.
+
+    Raises:
+        ValueError: the optimizer is not plain Adam or AdamW.
+    """
+    if knobs["gradient_compression"] != "one_bit":
+        return optimizer
+    assert isinstance(model, DistributedDataParallel)
+    one_bit = OneBitAdam(optimizer)
+    model.register_comm_hook(one_bit, _while_warming_up)
+    return one_bit
+
+
+def _while_warming_up(
+    optimizer: "OneBitAdam",
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    if not optimizer.compresses:
+        return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
+    kept: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    kept.set_result(bucket.buffer())
+    return kept
+
+
+def averaged_gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The gradients of all ranks' samples, also where ranks exchange something else."""
+    own_only = isinstance(optimizer, OneBitAdam) and optimizer.compresses
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.grad is not None:
+            mean = parameter.grad
+            if own_only:
+                mean = mean.clone()
+                dist.all_reduce(mean)
+                mean /= dist.get_world_size()
+            yield mean
+
+
+class OneBitAdam(torch.optim.Optimizer):
+    """Adam whose ranks exchange one bit per parameter (Tang et al. 2021, 1-bit Adam).
+
+    After a warm-up of plain Adam the second moments stay as they are. From then on every rank updates
+    the momentum with its own gradient and sends the signs, with one scale per tensor; what that loses
+    is added to the next momentum. Every rank sends to every other: bytes grow with the number of ranks.
+    What had no gradient during the warm-up stays as it is, as its second moment says nothing.
+    """
+
+    def __init__(self, plain: torch.optim.Optimizer, warm_up: int = COMPRESSION_WARM_UP) -> None:
+        """Take over the parameter groups and the state of an optimizer.
+
+        Raises:
+            ValueError: it is not Adam or AdamW, or one with amsgrad or maximize.
+        """
+        for group in plain.param_groups:
+            adam = isinstance(plain, torch.optim.Adam)  # AdamW is one since torch 2.7
+            adam |= isinstance(plain, torch.optim.AdamW)
+            if not adam or group["amsgrad"] or group["maximize"]:
+                raise ValueError(
+                    f"gradient_compression=one_bit: it is made for plain Adam or AdamW, and this is "
+                    f"{type(plain).__name__}{' with amsgrad or maximize' if adam else ''}; take the "
+                    "value out of the search space"
+                )
+        super().__init__(plain.param_groups, plain.defaults)
+        self._plain = plain
+        is_adamw = isinstance(plain, torch.optim.AdamW)
+        self._decoupled = plain.defaults.get("decoupled_weight_decay", is_adamw)
+        self._warm_up = warm_up
+        self._steps = 0
+        self._lost: dict[torch.Tensor, torch.Tensor] = {}
+        self.state = plain.state
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the warm-up is over."""
+        return self._steps >= self._warm_up
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update, from averaged gradients in the warm-up, then from the rank's own."""
+        if self.compresses:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            known = (p for p in parameters if p.grad is not None and "exp_avg" in self.state[p])
+            self._exchange(list(known))
+        else:
+            self._plain.step(closure)
+        self._steps += 1
+
+    def _exchange(self, parameters: list[torch.nn.Parameter]) -> None:
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        momenta = [self._own_momentum(p, groups[p]) for p in parameters]
+        scales = torch.stack([momentum.abs().mean() for momentum in momenta])
+        signs = torch.cat([momentum.flatten() >= 0 for momentum in momenta])
+        every_scale, every_sign = _everyones(scales), _everyones(_packed(signs))
+        averaged = torch.zeros(len(signs), device=signs.device)
+        for packed, scale in zip(every_sign, every_scale, strict=True):
+            averaged += _unpacked(packed, len(signs)) * _spread(scale, momenta)
+        averaged /= len(every_sign)
+        sent = (signs * 2.0 - 1.0) * _spread(scales, momenta)
+        sizes = [momentum.numel() for momentum in momenta]
+        for p, momentum, own, everyones in zip(
+            parameters, momenta, sent.split(sizes), averaged.split(sizes), strict=True
+        ):
+            self._lost[p] = momentum - own.view_as(p)
+            self._update(p, groups[p], everyones.view_as(p))
+
+    def _own_momentum(self, p: torch.nn.Parameter, group: dict[str, Any]) -> torch.Tensor:
+        assert p.grad is not None
+        gradient = p.grad
+        if group["weight_decay"] and not self._decoupled:
+            gradient = gradient.add(p, alpha=group["weight_decay"])
+        momentum: torch.Tensor = self.state[p]["exp_avg"].lerp(gradient, 1 - group["betas"][0])
+        return momentum.add_(self._lost[p]) if p in self._lost else momentum
+
+    def _update(self, p: torch.nn.Parameter, group: dict[str, Any], momentum: torch.Tensor) -> None:
+        state, (first, second) = self.state[p], group["betas"]
+        variance = state["exp_avg_sq"]
+        momentum = momentum.where(variance > 0, 0.0)
+        state["exp_avg"].copy_(momentum)
+        state["step"] += 1
+        if group["weight_decay"] and self._decoupled:
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+        # A few steps leave some second moments far too small to divide by.
+        variance = torch.maximum(variance, _LEAST_VARIANCE * variance.mean())
+        scale = (variance / (1 - second**self._warm_up)).sqrt_().add_(group["eps"])
+        correction = 1 - first ** (self._steps + 1)
+        p.addcdiv_(momentum, scale, value=-group["lr"] / correction)
+
+
+def _everyones(mine: torch.Tensor) -> list[torch.Tensor]:
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return found
+
+
+def _packed(signs: torch.Tensor) -> torch.Tensor:
+    """Eight signs to a byte."""
+    whole = torch.nn.functional.pad(signs.to(torch.uint8), (0, -len(signs) % _BITS))
+    return (whole.view(-1, _BITS) << _places(signs.device)).sum(dim=1, dtype=torch.uint8)
+
+
+def _unpacked(packed: torch.Tensor, length: int) -> torch.Tensor:
+    """1 and -1."""
+    bits = (packed[:, None] >> _places(packed.device)) & 1
+    return bits.flatten()[:length].to(torch.float32).mul_(2).sub_(1)
+
+
+def _places(device: torch.device) -> torch.Tensor:
+    return torch.arange(_BITS, dtype=torch.uint8, device=device)
+
+
+def _spread(scales: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The scale of each tensor at each of its elements."""
+    sizes = torch.tensor([tensor.numel() for tensor in tensors], device=scales.device)
+    return scales.repeat_interleave(sizes)

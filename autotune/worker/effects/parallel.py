@@ -1,0 +1,147 @@
+"""How ranks share model, gradients and optimizer state."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autotune.worker.effects.blocks import blocks, repeated
+from autotune.worker.effects.compression import compress_gradients, compressed_momentum
+from autotune.worker.effects.precision import AUTOCAST_DTYPES
+from autotune.worker.protocol import Knobs
+
+_DDP_DEFAULT_BUCKET = 25
+_MIB = 1 << 20
+# torch 2.13 has renamed it and warns of the old name.
+BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
+SHARDING = ("fsdp", "fsdp_keep", "hsdp")
+
+
+def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
+    """parallelism: the model, on the device, bare, under DDP or sharded by FSDP2."""
+    if knobs["parallelism"] in SHARDING:
+        # FSDP2 brings each part there by itself: the whole model may be larger than the device.
+        return _sharded(knobs, model, device)
+    model = model.to(device)
+    if knobs["parallelism"] == "none":
+        return model
+    first_bucket(knobs)
+    wrapper = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        **ddp_arguments(knobs),
+    )
+    compress_gradients(knobs, wrapper)
+    return wrapper
+
+
+def first_bucket(knobs: Knobs) -> None:
+    """first_bucket_mb: read by DDP when it is built, and only where the bucket size is its own."""
+    size = int(knobs["first_bucket_mb"] * _MIB)
+    dist._DEFAULT_FIRST_BUCKET_BYTES = size  # type: ignore[attr-defined]
+
+
+def _sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
+    """Parameters, gradients and optimizer state in parts, each gathered when its block needs it.
+
+    fsdp gathers them again for the backward pass, fsdp_keep does not; hsdp shards over the ranks of a
+    node and replicates over nodes. What is in no block is kept for the backward pass, which begins with
+    it.
+    """
+    # Imported where needed: half of what importing torch itself takes.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    world = dist.get_world_size()
+    dtype = AUTOCAST_DTYPES.get(knobs["precision"])
+    # Without a format of its own FSDP2 sums gradients in that of the parameters.
+    summed = torch.float32 if dtype else None
+    if knobs["fsdp_reduce_dtype"] == "bf16":
+        summed = torch.bfloat16
+    arguments: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, (world,)),
+        "reshard_after_forward": knobs["parallelism"] != "fsdp_keep",
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=summed),
+    }
+    if knobs["parallelism"] == "hsdp":
+        names = ("replicate", "shard")
+        of_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        sizes = (world // of_node, of_node)
+        arguments["mesh"] = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    for block in blocks(model):
+        fully_shard(block, **arguments)
+    fully_shard(model, **{**arguments, "reshard_after_forward": False})
+    _prefetch(knobs, model)
+    return model
+
+
+def _prefetch(knobs: Knobs, model: nn.Module) -> None:
+    """fsdp_prefetch: every block asks for the parameters of those that come after it.
+
+    Raises:
+        ValueError: it is asked for and the model has no blocks.
+    """
+    ahead = knobs["fsdp_prefetch"]
+    if not ahead:
+        return
+    found: list[Any] = repeated(model, "fsdp_prefetch")
+    for place, block in enumerate(found):
+        block.set_modules_to_forward_prefetch(found[place + 1 : place + 1 + ahead])
+        block.set_modules_to_backward_prefetch(found[max(0, place - ahead) : place][::-1])
+
+
+def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
+    """bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters,
+    broadcast_buffers, layer_keep: arguments for DistributedDataParallel.
+
+    PyTorch's own default of 25 MiB comes with a first bucket of 1 MiB, which a 25 that is passed
+    explicitly has not. 25 therefore means to leave the argument out.
+    """
+    arguments: dict[str, Any] = {
+        name: knobs[name]
+        for name in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+    }
+    if knobs["layer_keep"] < 1:  # blocks that are left out have no gradient
+        arguments["find_unused_parameters"] = True
+    if not knobs["broadcast_buffers"]:
+        arguments[BUFFERS] = False
+    if knobs["bucket_cap_mb"] != _DDP_DEFAULT_BUCKET:
+        arguments["bucket_cap_mb"] = knobs["bucket_cap_mb"]
+    return arguments
+
+
+def gradient_sync(model: nn.Module, *, last_micro_batch: bool) -> AbstractContextManager[Any]:
+    """accumulation_steps: gradients travel once per optimizer step, with the last micro-batch."""
+    if isinstance(model, DistributedDataParallel):
+        return nullcontext() if last_micro_batch else model.no_sync()
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2's
+        model.set_requires_gradient_sync(last_micro_batch)  # type: ignore[operator]
+    return nullcontext()
+
+
+def optimizer(
+    knobs: Knobs, plain: torch.optim.Optimizer, model: nn.Module
+) -> torch.optim.Optimizer:
+    """parallelism: zero1 keeps the state of each parameter on one rank only;
+    gradient_compression: one_bit sends momentum instead of gradients.
+
+    Args:
+        plain: made for all parameters of the model, which it may have sorted into groups.
+        model: as it was wrapped.
+    """
+    if knobs["parallelism"] == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        taken = signature(type(plain).__init__).parameters
+        defaults = {name: value for name, value in plain.defaults.items() if name in taken}
+        return ZeroRedundancyOptimizer(plain.param_groups, optimizer_class=type(plain), **defaults)
+    return compressed_momentum(knobs, model, plain)

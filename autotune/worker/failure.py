@@ -1,0 +1,99 @@
+"""What the exit status of a rank means, and which rank's end is the cause."""
+
+import dataclasses
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.worker.protocol import Outcome, RankEnd
+
+_OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
+
+# A rank that runs out of memory or crashes makes its peers raise: their errors are symptoms. A hang is
+# noted only while nothing else is wrong; what follows comes of asking the ranks for their stacks.
+_SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
+
+_SYMPTOMS = (Outcome.CRASH, Outcome.ERROR)
+
+_BROKEN_DEVICE = (
+    "uncorrectable ecc error",
+    "uncorrectable nvlink error",
+    "no cuda-capable device is detected",
+    "cuda-capable device(s) is/are busy or unavailable",
+    "system not yet initialized",
+    "gpu is lost",
+)
+"""What CUDA and NVML call that (cudaGetErrorString of errors 214, 220, 100, 46 and 802)."""
+
+
+def may_come_of_the_end(end: RankEnd) -> bool:
+    """Whether a rank ends like this also because others of its trial have been ended."""
+    return end.outcome in _SYMPTOMS
+
+
+def broken_device(end: RankEnd) -> str:
+    """What has happened to the device of a rank, in words; empty if nothing has, as far as it says. No
+    configuration does that, and nothing can be measured there until somebody has seen to it."""
+    said = f"{end.cause}\n{end.log_tail}" if end.outcome is Outcome.CRASH else end.cause
+    if end.outcome not in _SYMPTOMS or not any(text in said.lower() for text in _BROKEN_DEVICE):
+        return ""
+    lines = said.splitlines()
+    told = next(line for line in lines if any(text in line.lower() for text in _BROKEN_DEVICE))
+    return f"a device has failed: rank {end.rank}: {told.strip()}"
+
+
+def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:
+    """OOM or CRASH with its cause, by the exit status of a rank that reported nothing.
+
+    Args:
+        status: exit code, negative for a signal.
+        log_tail: the last lines that the rank printed.
+        kernel_killed: the kernel's out-of-memory killer was at work during the trial.
+    """
+    if status >= 0:
+        return Outcome.CRASH, f"exited with status {status} in mid training"
+    name = _signal_name(-status)
+    if -status == signal.SIGKILL and kernel_killed:
+        return Outcome.OOM, "killed by the kernel's out-of-memory killer"
+    if -status == signal.SIGABRT and "bad_alloc" in log_tail:
+        return Outcome.OOM, "host memory ran out (std::bad_alloc)"
+    return Outcome.CRASH, f"died by {name}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal has no name
+
+
+def kernel_oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has struck so far, by its own counters."""
+    for path in _OOM_KILL_COUNTERS:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+def cause(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The end that explains the others: the gravest, of hung ranks the one that the others wait for,
+    then the first. None if all went well."""
+    failed = [end for end in ends if end.outcome is not None]
+    first = min(failed, key=_gravity, default=None)
+    if first is None:
+        return None
+    parts = [first.cause]
+    parts += ["its process is stopped"] if first.stopped else []
+    parts += ["the others wait for it"] if any(e.progress > first.progress for e in failed) else []
+    return dataclasses.replace(first, cause="; ".join(parts))
+
+
+def _gravity(end: RankEnd) -> tuple[int, int, float]:
+    assert end.outcome is not None
+    return _SEVERITY.index(end.outcome), end.progress, end.at

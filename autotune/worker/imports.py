@@ -1,0 +1,217 @@
+"""What building a workload imports, and importing it once for all trials instead of in each.
+
+A rank is forked from a process that has torch imported. Libraries that the workload needs besides
+(transformers takes seconds) can be imported there too, as long as nothing that a rank can see comes
+out differently. The user's own modules stay out of it.
+"""
+
+import contextlib
+import importlib
+import os
+import site
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from autotune.worker import processes
+from autotune.worker.protocol import Preload, TrialRequest
+
+PRELOAD_FILE = "AUTOTUNE_PRELOAD"
+"""Environment variable that tells a fork server where it stands what to import."""
+_UNIFIED_MEMORY = "/dev/nvidia-uvm"
+_DEVICES = "/dev/nvidia"
+_EVERYTHING = "all of the environment"
+
+
+class Brought:
+    """What a rank has more, once it has built its workload, than it had when this was made."""
+
+    def __init__(self) -> None:
+        self._modules = set(sys.modules)
+        self._environment = dict(os.environ)
+        self._path = list(sys.path)
+
+    def preload(self, request: TrialRequest, own: Iterable[str]) -> Preload:
+        """What to import beforehand in the trials to come.
+
+        Args:
+            own: names of environment variables that are set for this rank alone.
+        """
+        names = {*self._environment, *os.environ}
+        environment = processes.of_study(request.env)
+        return Preload(
+            modules=installed(self._modules, request.factory),
+            environment=environment,
+            private=tuple(sorted({*own} - {*environment})),
+            changed={
+                name: os.environ.get(name)
+                for name in sorted(names)
+                if os.environ.get(name) != self._environment.get(name)
+            },
+            workdir=request.workdir,
+            import_paths=(
+                *request.import_paths,
+                *(entry for entry in sys.path if entry not in self._path),
+            ),
+        )
+
+
+def installed(before: Iterable[str], factory: str) -> tuple[str, ...]:
+    """Modules of installed libraries that were imported since, in the order in which that ended.
+
+    Args:
+        before: names of the modules that were there then.
+        factory: `module:function` of the workload; its own package is never among them.
+    """
+    known = set(before)
+    own = _root(factory.partition(":")[0])
+    folders = _library_folders()
+    return tuple(
+        name
+        for name, module in list(sys.modules.items())
+        if name not in known and _root(name) != own and _lies_in(module, folders)
+    )
+
+
+def load(wanted: Preload) -> str:
+    """Import modules into a process that ranks are to be forked from.
+
+    Returns:
+        Why nothing should be forked from this process now; empty if all is well.
+    """
+    before, shared = set(sys.modules), _shared()
+    try:
+        os.chdir(wanted.workdir)
+    except OSError as error:
+        return f"the study's folder is not there: {error}"
+    os.environ.update(wanted.environment)
+    with _watched_environment({*wanted.private, *wanted.changed}) as asked:
+        for name in wanted.modules:
+            _load(name)
+            if has_begun_cuda():
+                return f"{name} initialises CUDA when it is imported"
+    if differing := [name for name in asked if not _comes_out_alike(name, wanted.changed)]:
+        return f"{differing[0]} is read or set when the libraries are imported"
+    if not _shared() <= shared:
+        return "the libraries open files or share memory when they are imported"
+    brought = {_root(name) for name in set(sys.modules) - before}
+    if shadowed := [name for name in sorted(brought) if _is_found_in(name, wanted.import_paths)]:
+        return f"{shadowed[0]} is also in the folder of the study"
+    return ""
+
+
+def has_begun_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Whether this process has initialised CUDA, through torch or not: none of its forks can then.
+
+    Args:
+        descriptors: folder of links to what it has open. The driver opens this device, while who only
+            asks how many there are, as torch does through NVML, leaves it alone.
+    """
+    torch = sys.modules.get("torch")  # not imported for this alone: it takes a second
+    begun = torch is not None and torch.cuda.is_initialized()
+    return begun or any(target.startswith(_UNIFIED_MEMORY) for target in _targets(descriptors))
+
+
+def _targets(descriptors: Path) -> Iterator[str]:
+    for link in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # that of the folder itself, which is being read
+            yield str(link.readlink())
+
+
+def running_beside(parent: int) -> str:
+    """As `load`, told in a fork of that process: whether its libraries have started anything.
+
+    Thread pools of numerical libraries do not count: they end before a fork, and start again when they
+    are used.
+    """
+    if len(os.listdir(f"/proc/{parent}/task")) > 1:  # noqa: PTH208
+        return "the libraries start threads when they are imported"
+    if processes.descendants(parent) - {os.getpid()}:
+        return "the libraries start processes when they are imported"
+    return ""
+
+
+def _load(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # SystemExit too: the rank that imports it itself will tell
+        traceback.print_exc()
+
+
+@contextlib.contextmanager
+def _watched_environment(names: set[str]) -> Iterator[list[str]]:
+    """Those of the names that are read or set in os.environ meanwhile."""
+    asked = list[str]()
+    usual = type(os.environ)
+
+    class Watched(usual):  # type: ignore[misc, valid-type]
+        def __getitem__(self, key: str) -> str:
+            asked.extend({key} & names)
+            return str(super().__getitem__(key))
+
+        def __setitem__(self, key: str, value: str) -> None:
+            asked.extend({key} & names)
+            super().__setitem__(key, value)
+
+        def __delitem__(self, key: str) -> None:
+            asked.extend({key} & names)
+            super().__delitem__(key)
+
+        def __iter__(self) -> Iterator[str]:
+            asked.append(_EVERYTHING)
+            return iter(super().__iter__())
+
+    os.environ.__class__ = Watched
+    try:
+        yield asked
+    finally:
+        os.environ.__class__ = usual
+
+
+def _comes_out_alike(name: str, changed: Mapping[str, str | None]) -> bool:
+    """Whether a variable that changes while the workload is built has the same value now."""
+    return name in changed and os.environ.get(name) == changed[name]
+
+
+def _shared() -> set[str]:
+    """Open files, and memory that a fork would share with this process; NVML's do no harm."""
+    mappings = Path("/proc/self/maps").read_text().splitlines()
+    files = os.listdir("/proc/self/fd")  # noqa: PTH208
+    return {line for line in mappings if line.split()[1].endswith("s") and _DEVICES not in line} | {
+        name for name in files if not _is_of_nvml(Path("/proc/self/fd", name))
+    }
+
+
+def _is_of_nvml(descriptor: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return str(descriptor.readlink()).startswith(_DEVICES)
+    return False
+
+
+def _library_folders() -> list[Path]:
+    return [
+        Path(folder).resolve() for folder in [*site.getsitepackages(), site.getusersitepackages()]
+    ]
+
+
+def _lies_in(module: Any, folders: Iterable[Path]) -> bool:
+    try:
+        spec = module.__spec__
+        origin = Path(spec.origin).resolve() if spec.has_location else None
+    except Exception:  # anything may stand in sys.modules
+        return False
+    return origin is not None and any(origin.is_relative_to(folder) for folder in folders)
+
+
+def _is_found_in(name: str, folders: Sequence[str]) -> bool:
+    spec = PathFinder.find_spec(name, list(folders))
+    return spec is not None and spec.loader is not None  # a folder of data is no package
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]

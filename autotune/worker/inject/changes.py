@@ -1,0 +1,234 @@
+"""Knobs that act on a script from outside, through the classes and hooks of torch that it uses.
+
+The functions of `effects` do the work, as they do for the built-in loop. A knob that has found nothing
+in the script to act on is named by `idle`: a run must not be taken for what it was not.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from autotune.worker.effects import feeding, kernels, parallel, precision, process
+from autotune.worker.effects.compression import compress_gradients
+from autotune.worker.protocol import Knobs
+
+_DDP = (
+    *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
+    *("find_unused_parameters", "broadcast_buffers"),
+)
+LOADER = ("loader_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+"""Act on a DataLoader."""
+_COMPRESSION = ("gradient_compression", "powersgd_rank")
+
+
+@dataclass
+class Built:
+    """What a script has built.
+
+    Attributes:
+        model: the last one in DistributedDataParallel; None where there is none.
+        inner: what it wraps.
+    """
+
+    model: DistributedDataParallel | None = None
+    inner: nn.Module | None = None
+
+
+class Changes:
+    """Some knobs of a configuration, at work in a script.
+
+    Call `begin` before the script runs. What the script builds from then on has them.
+
+    Attributes:
+        built: what it has built so far.
+    """
+
+    def __init__(self, knobs: Knobs, names: tuple[str, ...]) -> None:
+        """Prepare.
+
+        Args:
+            knobs: a value for every knob.
+            names: of those that are to act; all others are as the script has them.
+        """
+        self._knobs = knobs
+        self._names = frozenset(names)
+        self.built = Built()
+        self._met: set[str] = set()
+        self._for_good = ExitStack()
+        """Lasts as long as the process: a context that nobody holds is left at once."""
+        self._threads = 0
+        self._optimizers: set[int] = set()
+
+    def begin(self) -> None:
+        """Change what the script will use."""
+        self._begin_process()
+        _wrap(DistributedDataParallel, self._build_ddp)
+        if self._names & {*LOADER}:
+            _wrap(DataLoader, self._build_loader)
+        if "optimizer_kernels" in self._names:
+            register_optimizer_step_pre_hook(self._before_update)
+
+    def met(self, name: str) -> None:
+        """This knob has been done elsewhere."""
+        self._met.add(name)
+
+    def idle(self, *, draws: bool = True) -> list[str]:
+        """Names of knobs that have found nothing to act on so far.
+
+        Args:
+            draws: the training draws its batches from a DataLoader; others do not tell.
+        """
+        met = self._met if draws else self._met - {*LOADER}
+        return sorted(self._names - met)
+
+    def set_back(self) -> list[str]:
+        """Names of knobs of the process that the script has turned to something else."""
+        knobs, back = self._knobs, set()
+        if knobs["precision"] == "tf32" and torch.get_float32_matmul_precision() == "highest":
+            back.add("precision")
+        if torch.backends.cudnn.benchmark != knobs["cudnn_benchmark"]:
+            back.add("cudnn_benchmark")
+        if torch.get_num_threads() != self._threads:
+            back.add("cpu_threads")
+        return sorted(back & self._names)
+
+    # The process
+
+    def _begin_process(self) -> None:
+        """What is not here was done before torch was used: see effects.process."""
+        knobs, names = self._knobs, self._names
+        self._threads = torch.get_num_threads()
+        done = {"cpu_threads", *_OF_ENVIRONMENT}
+        if "cudnn_benchmark" in names:
+            torch.backends.cudnn.benchmark = knobs["cudnn_benchmark"]
+            done.add("cudnn_benchmark")
+        if "attention" in names:
+            kernels.flash_attention(knobs)
+            self._for_good.enter_context(kernels.attention(knobs))
+            done.add("attention")
+        if "precision" in names and knobs["precision"] == "tf32":
+            precision.float32_matmul(knobs)
+            done.add("precision")
+        if "freeze_gc" in names:
+            register_optimizer_step_pre_hook(self._freeze)
+        self._met |= names & done
+
+    def _freeze(self, *_: Any) -> None:
+        if "freeze_gc" not in self._met:
+            process.garbage_collection(self._knobs)
+            self._met.add("freeze_gc")
+
+    # What the script builds
+
+    def _build_ddp(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        knobs, names, arguments = self._knobs, self._names, bound.arguments
+        if "activation_checkpointing" in names:
+            kernels.checkpoint_activations(knobs, arguments["module"])
+            self._met.add("activation_checkpointing")
+        wanted = parallel.ddp_arguments(knobs) if names & {*_DDP} else {}
+        for name in names & {*_DDP}:
+            argument = parallel.BUFFERS if name == "broadcast_buffers" else name
+            arguments.pop(argument, None)
+            arguments.pop(name, None)
+            if name == "broadcast_buffers":
+                arguments[argument] = knobs[name]
+            elif name in wanted:
+                arguments[argument] = wanted[name]
+        if "first_bucket_mb" in names:
+            parallel.first_bucket(knobs)
+        build(*bound.args, **bound.kwargs)
+        self.built.model = model = arguments["self"]
+        self.built.inner = model.module
+        if names & {*_COMPRESSION}:
+            compress_gradients(knobs, model)
+        if "precision" in names and knobs["precision"] in precision.AUTOCAST_DTYPES:
+            _autocast(knobs, model)
+            self._met.add("precision")
+        self._met |= names & {*_DDP, *_COMPRESSION, "first_bucket_mb"}
+
+    def _build_loader(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
+        knobs, names, arguments = self._knobs, self._names, bound.arguments
+        if "loader_workers" in names:
+            arguments["num_workers"] = knobs["loader_workers"]
+        if "pin_memory" in names:
+            arguments["pin_memory"] = knobs["pin_memory"]
+        workers = arguments.get("num_workers", 0)
+        for name in names & {"prefetch_factor", "persistent_workers"}:
+            arguments[name] = knobs[name]
+        if not workers:
+            arguments.pop("prefetch_factor", None)
+            arguments.pop("persistent_workers", None)
+            # Refused without workers, too; the script may give them for those that it has today.
+            arguments.pop("multiprocessing_context", None)
+            arguments.pop("timeout", None)
+        build(*bound.args, **bound.kwargs)
+        self._met |= names & {*LOADER}
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._optimizers:
+            return
+        self._optimizers.add(id(optimizer))
+        kernels.optimizer_kernels(self._knobs, optimizer)
+        self._met.add("optimizer_kernels")
+
+
+def _wrap(
+    owner: type, build: Callable[[Callable[..., None], inspect.BoundArguments], None]
+) -> None:
+    """Have objects of the class, and of those derived from it, built by `build`, which is given the
+    constructor and the arguments."""
+    original: Callable[..., None] = owner.__init__  # type: ignore[misc]
+    signature = inspect.signature(original)
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        build(original, signature.bind(*args, **kwargs))
+
+    owner.__init__ = init  # type: ignore[misc]
+
+
+def _autocast(knobs: Knobs, model: DistributedDataParallel) -> None:
+    """precision: bf16 around the model's forward pass; what leaves it is fp32 again, as the loss is
+    computed outside.
+
+    Around the wrapper's: frameworks put a function of their own in the place of the model's (Lightning
+    its training step).
+    """
+    forward: Callable[..., Any] = model.forward
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        device = next(model.parameters()).device
+        with precision.autocast(knobs, device):
+            found = forward(*args, **kwargs)
+        return _as_fp32(found)
+
+    model.forward = run  # type: ignore[method-assign]
+
+
+def _as_fp32(found: Any) -> Any:
+    """What a model returns, with its tensors in fp32; mappings keep their class."""
+    if isinstance(found, MutableMapping):
+        for key, value in found.items():
+            found[key] = _as_fp32(value)
+        return found
+    return feeding.mapped(found, _widened)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+_OF_ENVIRONMENT = (
+    *("nccl_algo", "nccl_proto", "nccl_channels", "nccl_ctas", "nccl_registration"),
+    *("cuda_connections", "expandable_segments"),
+)

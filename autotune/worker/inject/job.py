@@ -1,0 +1,128 @@
+"""A configuration in a user's own job: what `autotune run` hands to the processes of a command.
+
+Imports nothing of torch before it is known that this process is the one to be changed.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.worker.decoding import decoder
+from autotune.worker.inject import pace
+from autotune.worker.inject.copies import Copies
+from autotune.worker.protocol import FileCopy
+
+VARIABLE = "AUTOTUNE_RUN"
+"""Of the environment: an Order as JSON."""
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of python whose value is an argument of its own."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be changed, and in which processes.
+
+    Attributes:
+        target: name of the script's file, or of the module behind -m.
+        is_module: which of them.
+        knobs: a value for every knob.
+        changes: names of those that are to act from outside.
+        copies: of settings files that the script reads; their texts are written already.
+        samples: that one rank has in a step, where no loader shows them; 0: the study tells none.
+        told: they count even if a loader shows others.
+    """
+
+    target: str
+    is_module: bool
+    knobs: dict[str, Any]
+    changes: tuple[str, ...]
+    copies: tuple[FileCopy, ...] = ()
+    samples: int = 0
+    told: bool = False
+
+    def to_text(self) -> str:
+        """For the environment."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Order":
+        """What `to_text` wrote."""
+        hint: Any = cls
+        order: Order = decoder(hint)(json.loads(text))
+        return order
+
+
+def begin(command: Sequence[str]) -> None:
+    """Change this process if its command runs the script; launchers and helpers stay as they are.
+
+    Args:
+        command: of this process, as sys.orig_argv has it.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    order = Order.from_text(text)
+    if runs(command) != (order.target, order.is_module):
+        return
+    from autotune.worker.effects import binding
+    from autotune.worker.inject.changes import Changes
+
+    copies = Copies(order.copies)
+    copies.begin()
+    changes = Changes(order.knobs, order.changes)
+    changes.begin()
+    if "cpu_affinity" in order.changes and binding.share_of_job(order.knobs):
+        changes.met("cpu_affinity")
+    _say_what_is_idle(changes, copies)
+    if address := os.environ.get(pace.ADDRESS):
+        from autotune.worker.inject import meter
+
+        meter.begin(address, changes.built, samples=order.samples, always=order.told)
+
+
+def runs(command: Sequence[str]) -> tuple[str, bool] | None:
+    """What a python command runs: the name of a file, or a module and True; None for anything else."""
+    rest = iter(command[1:])
+    for argument in rest:
+        if argument == "-m":
+            module = next(rest, None)
+            return (module, True) if module else None
+        if argument in OPTIONS_WITH_VALUE:
+            next(rest, None)
+        elif not argument.startswith("-"):
+            return Path(argument).name, False
+        elif argument.startswith("-c"):
+            return None
+    return None
+
+
+def _say_what_is_idle(changes: Any, copies: Copies) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    looked = False
+
+    def look(*_: Any) -> None:
+        nonlocal looked
+        # It stays: torch goes through the hooks meanwhile, and the script may have some of its own.
+        if looked:
+            return
+        looked = True
+        if idle := sorted({*changes.idle(), *changes.set_back()}):
+            print(
+                f"autotune: {', '.join(idle)}: has found nothing to act on in this script, or was set "
+                "back by it; the speed-up of the study is not to be expected",
+                file=sys.stderr,
+            )
+        unread = copies.unread() if os.environ.get("RANK", "0") == "0" else []
+        if unread:
+            print(
+                f"autotune: {', '.join(unread)}: has not been read, so what the study recommends in it "
+                "has no effect",
+                file=sys.stderr,
+            )
+
+    register_optimizer_step_post_hook(look)

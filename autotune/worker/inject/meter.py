@@ -1,0 +1,159 @@
+"""The speed of the user's own job, seen from within it; the job goes on whatever becomes of that."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from autotune.worker.inject.changes import Built
+from autotune.worker.inject.pace import Pace
+from autotune.worker.inject.sight import Sight
+
+BLOCK_SECONDS = 1.0
+"""A block ends with the first step that ends after so long."""
+
+
+class Seen(Protocol):
+    """What was seen of the training so far."""
+
+    samples: int
+    tokens: int
+    saw_loader: bool
+
+
+class Meter:
+    """Times blocks of whole steps. No device is waited for: over a second its queue holds the program to
+    its speed."""
+
+    def __init__(
+        self,
+        seen: Seen,
+        tell: Callable[[int, float, float, float], None],
+        *,
+        told: int = 0,
+        always: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            seen: of this rank.
+            tell: called at the end of each block with its steps, seconds, samples and tokens.
+            told: samples of a step, by the study, where no loader shows them; 0: it tells none.
+            always: they count even if a loader shows others.
+            clock: seconds.
+        """
+        self._seen = seen
+        self._tell = tell
+        self._told = told
+        self._always = always
+        self._clock = clock
+        self._steps = 0
+        self._samples = self._tokens = 0
+        self._started: float | None = None
+
+    def taken(self) -> None:
+        """The training has taken an optimizer step. The first one begins the first block."""
+        now = self._clock()
+        self._steps += 1
+        if self._started is not None:
+            seconds = now - self._started
+            if seconds < BLOCK_SECONDS:
+                return
+            self._tell(self._steps, seconds, *self._drawn())
+        self._steps, self._started = 0, now
+        self._samples, self._tokens = self._seen.samples, self._seen.tokens
+
+    def _drawn(self) -> tuple[float, float]:
+        rows, tokens = self._seen.samples - self._samples, self._seen.tokens - self._tokens
+        if self._told and (self._always or not self._seen.saw_loader):
+            samples = self._told * self._steps
+            return samples, samples * tokens / rows if rows else 0.0
+        return rows, tokens
+
+
+class Guest(Sight):
+    """Sees the same, and harms nothing where it meets what it does not understand."""
+
+    problem = ""
+
+    def watch_pace(self, taken: Callable[[], None]) -> None:
+        """Look at samples and steps only.
+
+        Args:
+            taken: called after every step of the training.
+        """
+        self._watch_loaders()
+        backward: Callable[..., None] = torch.Tensor.backward
+
+        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            self._trained()
+            backward(loss, *args, **kwargs)
+
+        def after_step(optimizer: Optimizer, *_: Any) -> None:
+            if self.leader is None:
+                self.leader = optimizer
+            if optimizer is self.leader:
+                taken()
+
+        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+        register_optimizer_step_post_hook(after_step)
+
+    def _saw(self, loader: Any, batch: Any) -> None:
+        if not self.problem:
+            try:
+                Sight._saw(self, loader, batch)
+            except Exception as error:
+                self._gives_up(error)
+
+    def _train_first(self) -> None:
+        try:
+            Sight._train_first(self)
+        except Exception as error:
+            self._gives_up(error)
+
+    def _gives_up(self, error: Exception) -> None:
+        self.problem = f"{type(error).__name__}: {error}"
+        self._waiting.clear()
+
+
+def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
+    """Tell of this process's training from its first step on.
+
+    Args:
+        address: of the socket.
+        built: what the script builds.
+        samples: see Meter.
+        always: likewise.
+    """
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        line.connect(address)
+    except OSError:
+        return  # in another container, or nobody watches any more
+    line.setblocking(False)
+    sight = Guest(built)
+
+    def tell(steps: int, seconds: float, samples: float, tokens: float) -> None:
+        rank, world_size = _place()
+        pace = Pace(rank, world_size, steps, seconds, samples, tokens, sight.problem)
+        with contextlib.suppress(OSError):
+            line.send(pace.to_bytes())
+
+    sight.watch_pace(Meter(sight, tell, told=samples, always=always).taken)
+
+
+def _place() -> tuple[int, int]:
+    """Rank and world size."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    with contextlib.suppress(ValueError):
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return 0, 1

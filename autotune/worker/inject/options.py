@@ -1,0 +1,115 @@
+"""By which arguments a script can be told something: what its own parser says, whichever that is."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from autotune.worker.surveyed import Option
+
+_SCALARS = (bool, int, float, str)
+_CLICKS = ("click.globals", "typer._click.globals")
+"""Modules that know which command runs. Whoever uses them has imported them."""
+
+
+class Options:
+    """Watches parsers from `watch` on; `found` looks at what is under way where it is called."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, Option] = {}
+
+    def watch(self) -> None:
+        """See what argparse makes of the command line, in this process and from now on."""
+        parse = argparse.ArgumentParser.parse_known_args
+
+        def watched(
+            parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
+        ) -> Any:
+            found = parse(parser, args, *more, **named)
+            # Often two parsers share the command line: what the first does not know is the other's.
+            if args is None or all(argument in sys.argv[1:] for argument in args):
+                for option in _of_parser(parser, found[0]):
+                    self._parsed.setdefault(option.name, option)
+            return found
+
+        argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
+
+    def found(self) -> tuple[Option, ...]:
+        """All options, by argparse, click, typer, Hydra; else variables of the script's own that its
+        command line may set."""
+        sure = [*self._parsed.values(), *_of_click(), *_of_hydra()]
+        return tuple(sure) if sure else tuple(_of_variables())
+
+
+def _of_parser(parser: argparse.ArgumentParser, told: argparse.Namespace) -> Iterator[Option]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = action.choices.get(getattr(told, action.dest, None) or "")
+            if chosen is not None:
+                yield from _of_parser(chosen, told)
+        elif action.option_strings and hasattr(told, action.dest):
+            value = getattr(told, action.dest)
+            flag = max(action.option_strings, key=lambda text: (text.startswith("--"), len(text)))
+            if isinstance(action, argparse.BooleanOptionalAction):
+                flag = action.option_strings[0]
+            switch = action.nargs == 0
+            if switch and value is not True and value is not False:
+                continue
+            yield Option(flag, action.dest, _told(value), switch=switch)
+
+
+def _of_click() -> Iterator[Option]:
+    for name in _CLICKS:
+        module = sys.modules.get(name)
+        context = module.get_current_context(silent=True) if module else None
+        while context is not None:
+            for parameter in context.command.params:
+                flags = [text for text in parameter.opts if text.startswith("-")]
+                if flags and parameter.name in context.params:
+                    switch = bool(getattr(parameter, "is_flag", False))
+                    value = _told(context.params[parameter.name])
+                    yield Option(max(flags, key=len), parameter.name, value, switch=switch)
+            context = context.parent
+
+
+def _of_hydra() -> Iterator[Option]:
+    """The configuration lies in the variables of a function of the script."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or "hydra" not in sys.modules:
+        return
+    for frame in _frames():
+        for value in frame.f_locals.values():
+            if isinstance(value, omegaconf.DictConfig):
+                yield from _flat(omegaconf.OmegaConf.to_container(value, resolve=False), "")
+                return
+
+
+def _flat(config: Any, prefix: str) -> Iterator[Option]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, _SCALARS):
+            yield Option(f"{prefix}{key}=", str(key), value)
+
+
+def _of_variables() -> Iterator[Option]:
+    """Scripts without a parser often let `--name=value` set variables of the module."""
+    for frame in _frames():
+        if frame.f_globals.get("__name__") == "__main__":
+            for name, value in frame.f_globals.items():
+                if not name.startswith("_") and isinstance(value, _SCALARS):
+                    yield Option(f"--{name}=", name, value, sure=False)
+            return
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _told(value: Any) -> Any:
+    """A value as JSON has it."""
+    return value if value is None or isinstance(value, _SCALARS) else str(value)

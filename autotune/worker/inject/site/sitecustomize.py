@@ -1,0 +1,26 @@
+"""Found by python as it starts in a job that `autotune run` has started, before the user's own."""
+
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+
+_HERE = str(Path(__file__).parent)
+
+
+def _users_own() -> None:
+    """What would have been found here without us."""
+    found = PathFinder.find_spec("sitecustomize", [p for p in sys.path if p != _HERE])
+    if found and found.loader:
+        module = module_from_spec(found)
+        sys.modules["sitecustomize"] = module
+        found.loader.exec_module(module)
+
+
+_users_own()
+if _HERE in sys.path:
+    sys.path.remove(_HERE)
+
+from autotune.worker.inject.job import begin  # noqa: E402
+
+begin(sys.orig_argv)

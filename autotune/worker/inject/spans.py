@@ -1,0 +1,82 @@
+"""Names the stretches of a script's steps in a trace, as the built-in loop names those of its own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import dataloader
+
+from autotune.worker.inject.changes import Built
+
+
+class Spans:
+    """Forward, backward, optimizer, loader; only while somebody looks, as each mark takes time."""
+
+    def __init__(self, built: Built, span: Callable[[str], AbstractContextManager[Any]]) -> None:
+        """Prepare.
+
+        Args:
+            built: what the script has built; its forward passes are known by the model in it.
+            span: marks a stretch of that name.
+        """
+        self._built = built
+        self._span = span
+        self._open: dict[str, AbstractContextManager[Any]] = {}
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """The stretches have names while inside."""
+        with ExitStack() as undone:
+            self._mark_passes(undone)
+            self._mark_updates(undone)
+            iterator = dataloader._BaseDataLoaderIter
+            undone.enter_context(self._within(iterator, "__next__", "loader"))
+            undone.enter_context(self._within(torch.Tensor, "backward", "backward"))
+            yield
+            for name in tuple(self._open):
+                self.leave(name)
+
+    def leave(self, name: str) -> None:
+        """A stretch is over, if it has begun: the optimizer's, before whatever follows its step."""
+        if (opened := self._open.pop(name, None)) is not None:
+            opened.__exit__(None, None, None)
+
+    def _enter(self, name: str) -> None:
+        self.leave(name)
+        opened = self._span(name)
+        opened.__enter__()
+        self._open[name] = opened
+
+    def _mark_passes(self, undone: ExitStack) -> None:
+        if (model := self._built.model) is None:
+            return  # its operators show all the same
+        before = model.register_forward_pre_hook(lambda *_: self._enter("forward"))
+        after = model.register_forward_hook(lambda *_: self.leave("forward"), always_call=True)
+        undone.callback(before.remove)
+        undone.callback(after.remove)
+
+    def _mark_updates(self, undone: ExitStack) -> None:
+        before = register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer"))
+        after = register_optimizer_step_post_hook(lambda *_: self.leave("optimizer"))
+        undone.callback(before.remove)
+        undone.callback(after.remove)
+
+    @contextmanager
+    def _within(self, owner: Any, method: str, name: str) -> Iterator[None]:
+        """Calls of a method are a stretch of that name."""
+        plain = getattr(owner, method)
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            with self._span(name):
+                return plain(*args, **kwargs)
+
+        setattr(owner, method, marked)
+        try:
+            yield
+        finally:
+            setattr(owner, method, plain)

@@ -1,0 +1,222 @@
+"""A look at a training script that nobody has changed: what it is made of, what it does today."""
+
+import itertools
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autotune.worker.inject.batches import size, tensors
+from autotune.worker.inject.changes import Changes
+from autotune.worker.inject.options import Options
+from autotune.worker.inject.sight import Sight
+from autotune.worker.protocol import Knobs
+from autotune.worker.surveyed import SETTINGS, Surveyed
+
+_NO_BACKWARD = -1
+_MOST_SIGNS = 4000
+"""Batches and backward passes before the first optimizer step: far more than anybody accumulates."""
+_ABOUT = 0.5
+"""Of the parts of a batch, where some are seen before the next batch is drawn."""
+_MOST_FILES = 20
+_NOT_OF_USERS = ("/dev/", "/proc/", "/tmp/", "/sys/")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass
+class _Passes:
+    """Forward passes of one module, with gradients on.
+
+    Attributes:
+        parameters: numbers to train in it.
+        since_step: passes since the last optimizer step.
+        of_steps: passes between steps.
+        rows: of the inputs of each pass.
+    """
+
+    module: nn.Module
+    parameters: int
+    since_step: int = 0
+    of_steps: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+class Survey:
+    """Changes nothing. Costs time, so nothing is timed meanwhile."""
+
+    def __init__(self, knobs: Knobs) -> None:
+        """Take in a value for every knob; none of them acts."""
+        self._changes = Changes(knobs, ())
+        self._sight = Sight(self._changes.built)
+        self._options = Options()
+        self._steps = 0
+        self._within = False
+        self._signs = 0
+        self._columns: list[int] = []
+        self._passes: dict[int, _Passes] = {}
+        self._drawn_by_steps: list[int] = []
+        self._drawn_by_passes: list[int] = [0]
+        self._scaled = False
+        self._written: dict[str, None] = {}
+        self._settings: dict[str, None] = {}
+        self._folder = Path.cwd()
+
+    def watch(
+        self,
+        went_on: Callable[[], None],
+        taken: Callable[[int], None],
+        given_up: Callable[[str], None],
+    ) -> None:
+        """Look from now on.
+
+        Args:
+            went_on: called whenever the script shows that it is alive.
+            taken: called after each optimizer step, with how many there were.
+            given_up: called where there is much of a training, and never a step; with that in words.
+        """
+        self._options.watch()
+        self._changes.begin()
+        self._watch_passes()
+        self._watch_scalers()
+        sys.addaudithook(self._audit)
+
+        def after() -> None:
+            self._steps += 1
+            self._drawn_by_steps.append(self._sight.samples)
+            for passes in self._passes.values():
+                passes.of_steps.append(passes.since_step)
+                passes.since_step = 0
+            taken(self._steps)
+
+        def alive() -> None:
+            went_on()
+            self._signs += 1
+            if not self._steps and self._signs >= _MOST_SIGNS:
+                given_up(f"not in {_MOST_SIGNS:,} batches and backward passes")
+
+        self._sight.watch(went_on=alive, taken=after)
+
+    def surveyed(self, ended: str = "") -> Surveyed:
+        """What was seen; to be called where the script is under way, as its variables are looked at."""
+        leader = self._sight.leader
+        trained = self._trained()
+        micro_batch = self._micro_batch(trained)
+        return Surveyed(
+            steps=self._steps,
+            micro_batch=micro_batch,
+            columns=statistics.mode(self._columns) if self._columns else 0,
+            accumulation_steps=self._accumulation(trained, micro_batch),
+            loader=self._sight.saw_loader,
+            ddp=self._changes.built.model is not None,
+            sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
+            scaled=self._scaled,
+            optimizer=type(leader).__name__ if leader else "",
+            convolutions=trained is not None
+            and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
+            own=self._sight.own(),
+            options=self._options.found(),
+            written=tuple(self._written),
+            settings=tuple(self._settings),
+            ended=ended,
+        )
+
+    def _micro_batch(self, trained: "_Passes | None") -> int:
+        """Samples of a forward pass: what a loader yields, unless the script passes it on in equal
+        parts."""
+        rows = [count for count in trained.rows if count] if trained else []
+        passed = statistics.mode(rows) if rows else 0
+        pairs = itertools.pairwise(self._drawn_by_passes)
+        drawn = [after - before for before, after in pairs if after > before]
+        if not drawn or not trained:
+            return passed
+        batch = statistics.mode(drawn)
+        parts = len(rows) / len(drawn)
+        return passed if passed and abs(batch / passed - parts) < _ABOUT else batch
+
+    def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
+        """Micro-batches per step: by what loaders yield, as a model may see a batch several times; else
+        by the passes."""
+        drawn = [after - before for before, after in itertools.pairwise(self._drawn_by_steps)]
+        if micro_batch and any(drawn):
+            return max(1, round(statistics.median(drawn) / micro_batch))
+        passes = [count for count in trained.of_steps if count] if trained else []
+        return statistics.mode(passes) if passes else 1
+
+    def _watch_passes(self) -> None:
+        """Forward passes of what is trained, each by its outermost module. Not those that backward
+        passes repeat, which recompute activations."""
+        call = nn.Module.__call__
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._within or not torch.is_grad_enabled():
+                return call(module, *args, **kwargs)
+            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+                self._passed(module, [*args, kwargs])
+            self._within = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._within = False
+
+        nn.Module.__call__ = watched  # type: ignore[method-assign]
+
+    def _passed(self, module: nn.Module, inputs: list[Any]) -> None:
+        if id(module) not in self._passes:
+            several = [p.numel() for p in module.parameters() if p.requires_grad]
+            self._passes[id(module)] = _Passes(module, sum(several))
+        own = self._passes[id(module)]
+        own.since_step += 1
+        self._drawn_by_passes.append(self._sight.samples)
+        tensor = next(tensors(inputs), None)
+        if own.parameters and tensor is not None:
+            self._columns.append(tensor.shape[1] if tensor.dim() > 1 else 0)
+        rows, _ = size(inputs)
+        own.rows.append(rows)
+
+    def _trained(self) -> "_Passes | None":
+        """Of the largest model; a loss has no parameters, and counts for nothing."""
+        largest = max(self._passes.values(), key=lambda passes: passes.parameters, default=None)
+        return largest if largest and largest.parameters else None
+
+    def _watch_scalers(self) -> None:
+        scale = torch.amp.GradScaler.scale
+
+        def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            self._scaled = self._scaled or scaler.is_enabled()
+            return scale(scaler, outputs)
+
+        torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str | bytes):
+            return
+        name, flags = os.fsdecode(arguments[0]), arguments[2]
+        if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            if name.lower().endswith(SETTINGS) and len(self._settings) < _MOST_FILES:
+                self._read(Path(os.path.normpath(Path.cwd() / name)))
+        elif not name.startswith(_NOT_OF_USERS) and len(self._written) < _MOST_FILES:
+            self._written[str(Path(name))] = None
+
+    def _read(self, path: Path) -> None:
+        """A file that may hold settings: not one of a library or of a cache."""
+        if path.is_relative_to(sys.prefix) or not path.is_file():
+            return
+        if path.is_relative_to(self._folder):
+            self._settings[str(path.relative_to(self._folder))] = None
+        elif any(path.name in argument for argument in sys.argv[1:]):
+            self._settings[str(path)] = None
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "placements")

@@ -1,0 +1,251 @@
+"""The agent of one slot on one node: a fork server with torch preloaded, one trial after another, or
+several that take turns.
+
+It reads commands as JSON lines from standard input, first of all what to import besides torch, and
+writes reports to standard output. When its input ends, whoever started it is gone: it kills
+everything it started and leaves.
+
+It does not import torch itself: the fork server does, once, and whatever needs it is forked from there.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+from autotune.worker import processes
+from autotune.worker.imports import PRELOAD_FILE
+from autotune.worker.node.network import interface_of
+from autotune.worker.node.store import StoreProcess
+from autotune.worker.node.trial import NodeTrial
+from autotune.worker.protocol import (
+    PROTOCOL,
+    Alive,
+    Configure,
+    EndTrial,
+    Hello,
+    Message,
+    NodeReport,
+    Outcome,
+    RankEnd,
+    StartTrial,
+    Turn,
+    from_line,
+)
+
+# DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
+_PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.onnx",
+    "autotune.worker.rank.main",
+    "autotune.worker.node.trial",
+    "autotune.worker.node.preloaded",
+]
+_PROGRESS_CHECK_SECONDS = 0.1
+ALIVE_SECONDS = 5.0
+_GAP_SECONDS = 3.0
+"""Without a look at the ranks, which are looked at ten times a second: then nothing ran here."""
+_FAREWELL_SECONDS = 5.0
+_READ_BYTES = 1 << 20
+
+
+def main() -> NoReturn:
+    """Serve until the input ends."""
+    parser = argparse.ArgumentParser(prog="autotune-agent")
+    parser.add_argument("--host", required=True, help="address that the ranks' store listens on")
+    arguments = parser.parse_args()
+    reports = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not corrupt the reports
+    processes.become_subreaper()
+    agent = Agent(commands=0, reports=reports, host=arguments.host)
+    status = 1
+    try:
+        agent.serve()
+        status = 0
+    except SystemExit as left:
+        print(left, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    try:
+        processes.kill_descendants(set(), _FAREWELL_SECONDS)
+    except processes.Survivors as survivors:
+        print(f"left behind: {survivors}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(status)  # an ordinary exit waits for ranks, which may not be able to die
+
+
+class Agent:
+    """Serves one trial at a time, or several that take turns."""
+
+    def __init__(self, commands: int, reports: int, host: str) -> None:
+        self._commands = commands
+        self._reports = reports
+        self._host = host
+        self._unread = b""
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
+        os.environ[PRELOAD_FILE] = self._file_of_first_command()
+        # What most ranks have: numerical libraries read it as they are loaded. A rank that has another
+        # tells them so.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        forkserver.ensure_running()
+        del os.environ[PRELOAD_FILE]
+        self._helpers = processes.descendants(os.getpid())
+        self._trials: dict[str, NodeTrial] = {}
+        self._looked = self._told = time.monotonic()
+
+    def serve(self) -> None:
+        """Answer commands until the input ends."""
+        hello = self._introduction(interface_of(self._host))
+        # For all trials.
+        self._store = StoreProcess(self._context, self._host)
+        self._helpers.add(self._store.pid)
+        self._send(dataclasses.replace(hello, store_port=self._store.port))
+        while True:
+            watched: list[Any] = [self._commands]
+            for trial in self._trials.values():
+                watched += trial.waitables()
+            ready = wait(watched, timeout=_PROGRESS_CHECK_SECONDS if self._busy else None)
+            self._look_at_the_clock()
+            if self._commands in ready and not self._obey():
+                return
+            self._attend()
+
+    @property
+    def _busy(self) -> bool:
+        """There is a trial to watch."""
+        return not all(trial.rests for trial in self._trials.values())
+
+    def _look_at_the_clock(self) -> None:
+        """Say that somebody watches; see whether somebody has, all the time."""
+        now = time.monotonic()
+        gap, self._looked = now - self._looked, now
+        if not self._busy:
+            return
+        for trial in self._trials.values():
+            if gap > _GAP_SECONDS:
+                trial.forgive(gap)
+        if now - self._told >= ALIVE_SECONDS or gap > _GAP_SECONDS:
+            self._told = now
+            self._send(Alive(next(iter(self._trials)), gap))
+
+    def _file_of_first_command(self) -> str:
+        """Path of a file in memory with what to preload; the launcher sends that before all else."""
+        while b"\n" not in self._unread:
+            data = os.read(self._commands, _READ_BYTES)
+            if not data:
+                sys.exit(0)
+            self._unread += data
+        command, _, self._unread = self._unread.partition(b"\n")
+        descriptor = os.memfd_create("preload")
+        os.write(descriptor, command)
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+    def _obey(self) -> bool:
+        data = os.read(self._commands, _READ_BYTES)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self._handle(from_line(line))
+        return bool(data)
+
+    def _handle(self, command: Message) -> None:
+        if isinstance(command, StartTrial):
+            self._start(command)
+        elif isinstance(command, Turn) and command.trial in self._trials:
+            self._trials[command.trial].take_turn(command)
+        elif isinstance(command, Configure) and command.trial in self._trials:
+            self._trials[command.trial].configure(command)
+        elif isinstance(command, EndTrial) and command.trial in self._trials:
+            self._trials[command.trial].end(hung=command.hung, on_purpose=command.on_purpose)
+
+    def _start(self, command: StartTrial) -> None:
+        name = command.request.trial
+        self._store.forget_all_but([*self._trials, name])
+        try:
+            self._trials[name] = NodeTrial(
+                command.request, command.placement, self._context, self._helpers
+            )
+        except OSError as error:
+            self._refuse(command, error)
+
+    def _refuse(self, command: StartTrial, error: OSError) -> None:
+        with contextlib.suppress(processes.Survivors):
+            processes.kill_descendants(self._helpers, keep=self._roots())
+        placement = command.placement
+        cause = f"ranks cannot be started: {error}"
+        end = RankEnd(placement.first_rank, Outcome.ERROR, cause, at=time.time())
+        self._send(NodeReport(command.request.trial, placement.node, (end,)))
+
+    def _roots(self) -> list[int]:
+        """Ranks of all trials."""
+        return [pid for trial in self._trials.values() for pid in trial.roots]
+
+    def _attend(self) -> None:
+        for name, trial in list(self._trials.items()):
+            for block in trial.pump():
+                self._send(block)
+            if trial.over():
+                del self._trials[name]
+                self._conclude(trial.clear(keep=self._roots()))
+
+    def _conclude(self, report: NodeReport) -> None:
+        """Tell how a trial went, and leave if no other can follow it."""
+        crippled = any(processes.state(pid) in "Z?" for pid in self._helpers)
+        leaves = crippled or bool(report.stuck)
+        self._send(dataclasses.replace(report, agent_leaves=leaves))
+        if leaves:
+            what = (
+                f"left a process behind ({report.stuck})"
+                if report.stuck
+                else "killed the fork server"
+            )
+            sys.exit(f"a trial has {what}; a new agent is needed")
+
+    def _send(self, message: Message) -> None:
+        unsent = memoryview(message.to_line())
+        while unsent:
+            unsent = unsent[os.write(self._reports, unsent) :]
+
+    def _introduction(self, interface: str) -> Hello:
+        """Made in a forked process: CUDA is never initialised in those that stay."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_introduce, args=(theirs, os.getpid(), interface))
+        process.start()
+        theirs.close()
+        hello = from_line(ours.recv_bytes())
+        assert isinstance(hello, Hello)
+        process.join()
+        return hello
+
+
+def _introduce(connection: Connection, agent: int, interface: str) -> None:
+    from autotune.worker.node import environment, preloaded
+
+    unfit = preloaded.unfit()
+    if unfit:
+        print(f"Every rank is to import its libraries by itself: {unfit}.", file=sys.stderr)
+    if not preloaded.began_cuda():
+        fingerprint, devices = environment.describe(), environment.cuda_devices()
+        hello = Hello(agent, 0, interface, fingerprint, devices, unfit, PROTOCOL)
+    elif (
+        preloaded.wanted()
+    ):  # no fork of this process can look at the devices; there will be another agent
+        hello = Hello(agent, 0, interface, {}, (), unfit, PROTOCOL)
+    else:
+        sys.exit(
+            "No rank can use a device: CUDA begins before the fork, with torch or sitecustomize."
+        )
+    connection.send_bytes(hello.to_line())
+
+
+if __name__ == "__main__":
+    main()

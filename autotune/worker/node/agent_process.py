@@ -1,0 +1,137 @@
+"""Starting an agent on this node and talking to it. Needs the standard library only."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.worker import processes
+from autotune.worker.files import TrialFiles, make_private
+from autotune.worker.processes import MARKER, kill_marked
+
+_GOODBYE_SECONDS = 10.0
+_KILLING_SECONDS = 8.0
+"""For what does not die at once; with the time to leave, less than a call to an actor may take."""
+SEND_SECONDS = 20.0
+"""An agent that reads nothing of a command for so long is frozen. Less than a call to an actor takes."""
+_POLL_SECONDS = 0.5
+_QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""A library that asks as it is imported whether there is a device is answered without CUDA: a process
+that has initialised CUDA cannot be forked into ranks."""
+_BOOT = "from autotune.worker.node.agent import main; main()"
+
+
+class AgentProcess:
+    """An agent in a clean interpreter of its own, with pipes to it.
+
+    Also the class of the Ray actor: what it takes and returns are plain lines.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        log: str,
+        env: Mapping[str, str] | None = None,
+        devices: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the agent.
+
+        Args:
+            host: address of this node that ranks on other nodes can reach; loopback if there are none.
+            log: file that the agent's own messages go to.
+            env: of the study: changes to the environment, as far as they are not ours to make.
+            devices: variables that say which devices it has; None: those of this process.
+        """
+        processes.sweep()
+        self.id = processes.new_agent_id()
+        make_private(Path(log).parent)
+        with Path(log).open("ab") as log_file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, "--host", host],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                env={
+                    **_QUIET,
+                    **processes.without_storage(os.environ),
+                    **processes.of_study(env or {}),
+                    **(devices or {}),
+                    MARKER: self.id,
+                },
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._write_lock = threading.Lock()
+        self._mute = False
+        """Nothing more is to be sent: it is being closed, or has read half a command."""
+
+    def pid(self) -> int:
+        """The agent's process id."""
+        return self._process.pid
+
+    def send(self, line: bytes) -> bool:
+        """Pass a command on; False if the agent is gone, or frozen: then no other one is passed on."""
+        try:
+            with self._write_lock:
+                self._mute = self._mute or not self._is_taken(line)
+                return not self._mute
+        except (BrokenPipeError, ValueError):
+            return False
+
+    def _is_taken(self, line: bytes) -> bool:
+        """Write a line; False if nobody reads it. A pipe alone takes 64 KiB."""
+        assert self._process.stdin is not None
+        pipe = self._process.stdin.fileno()
+        room = select.poll()
+        room.register(pipe, select.POLLOUT)
+        unsent, patience = memoryview(line), SEND_SECONDS
+        while unsent:
+            if room.poll(1000 * _POLL_SECONDS):
+                unsent, patience = unsent[os.write(pipe, unsent) :], SEND_SECONDS
+            # Not by the clock: where this process was stopped itself, so may have been the agent.
+            elif self._mute or (patience := patience - _POLL_SECONDS) <= 0:
+                return False
+        return True
+
+    def read(self) -> bytes:
+        """The next report; blocks. Empty once the agent is gone, and then nothing of it is left, but for
+        what `close` names."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            self._process.wait()
+            kill_marked(self.id)
+            return b""
+        return line
+
+    def taken(self, folder: str, token: str) -> dict[str, bytes]:
+        """What a trial has left on this node, see TrialFiles; for those who are on another."""
+        return TrialFiles(Path(folder)).taken(token)
+
+    def close(self, patience: float = _GOODBYE_SECONDS) -> str:
+        """End the agent and everything it started.
+
+        Args:
+            patience: seconds that it may take to leave by itself.
+
+        Returns:
+            What of it cannot be killed, in words; empty if nothing is left.
+        """
+        assert self._process.stdin is not None
+        self._mute = True
+        with self._write_lock:  # nobody writes where another file may be by then
+            self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        if processes.living_of(self.id):
+            kill_marked(self.id, _KILLING_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLING_SECONDS)
+        return processes.described(processes.living_of(self.id))

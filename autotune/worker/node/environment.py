@@ -1,0 +1,75 @@
+"""The fingerprint of a node: what a measured figure depends on besides the configuration."""
+
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import autotune
+from autotune.worker.node import kind
+
+_GIB = 1 << 30
+
+
+def describe() -> dict[str, Any]:
+    """Hardware and software of this node. Initialises CUDA: call it in a process that may die.
+
+    Returns:
+        JSON-ready. `devices` has one entry per visible CUDA device with name, memory_bytes and
+        capability (e.g. [9, 0]); it is empty where there is none.
+    """
+    return {
+        "host": socket.gethostname(),
+        "cpu": kind.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": _memory_bytes(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": _nccl_version(),
+        "driver": _driver_version(),
+        "devices": _devices(),
+        "autotune": autotune.__version__,
+    }
+
+
+def cuda_devices() -> tuple[str, ...]:
+    """The UUID of each visible CUDA device, which no other has, whatever this process may see."""
+    count = torch.cuda.device_count()
+    return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
+
+
+def _memory_bytes() -> int:
+    """In whole GiB: what the kernel keeps for itself differs by pages from boot to boot."""
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB) * _GIB
+
+
+def _devices() -> list[dict[str, Any]]:
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": properties.name,
+                "memory_bytes": properties.total_memory,
+                "capability": [properties.major, properties.minor],
+            }
+        )
+    return found
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _driver_version() -> str | None:
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,44 @@
+"""Importing this module imports what the study's workload needs, and has torch find out about names: all
+that a fork server can be told before it forks is which modules to import."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from autotune.worker import imports
+from autotune.worker.node import names
+from autotune.worker.protocol import Preload, from_line
+
+
+def _load() -> str:
+    path = os.environ.pop(imports.PRELOAD_FILE, None)
+    if path is None:
+        return ""
+    wanted = from_line(Path(path).read_bytes())
+    assert isinstance(wanted, Preload)
+    if wanted.host:
+        names.settle(wanted.host)
+    global _WANTED
+    _WANTED = bool(wanted.modules)
+    return imports.load(wanted) if _WANTED else ""
+
+
+_WANTED = False
+_UNFIT = _load()
+_BEGAN_CUDA = imports.has_begun_cuda()
+
+
+def unfit() -> str:
+    """In a process that was forked from this one: why none should be; empty if all is well."""
+    return _UNFIT or imports.running_beside(os.getppid())
+
+
+def wanted() -> bool:
+    """Whether there was anything to import: without it, another agent would be no better."""
+    return _WANTED
+
+
+def began_cuda() -> bool:
+    """In a fork of this process: whether it is too late to use CUDA there."""
+    return _BEGAN_CUDA or torch.cuda._is_in_bad_fork()

@@ -1,0 +1,285 @@
+"""The ranks of one trial on one node: started, watched by their progress, and cleared away."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+from autotune.worker import failure, processes
+from autotune.worker.files import TrialFiles, make_private
+from autotune.worker.inject import copies
+from autotune.worker.observers.progress import Progress
+from autotune.worker.protocol import (
+    BlockReport,
+    Built,
+    Configure,
+    NodeReport,
+    Outcome,
+    Placement,
+    RankEnd,
+    TrialRequest,
+    Turn,
+    Waiting,
+    from_line,
+)
+
+SETTLE_SECONDS = 0.5
+"""After the first failure, how long other ranks may still tell of theirs: the cause is among them."""
+_LOG_TAIL_BYTES = 6000
+_DUMP_SECONDS = 0.3
+_CUT_SECONDS = 1.0
+"""Between two looks at how long the logs are."""
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: ForkServerProcess
+    connection: Connection
+    connected: bool = True
+    exit_seen: bool = False
+    waits: int | None = None
+    """Number of its last turn, as it waits for another."""
+    last_count: int = 0
+    count_before: int = 0
+    """When it was given its configuration."""
+    last_progress: float = field(default_factory=time.monotonic)
+
+
+class NodeTrial:
+    """A running trial, seen from the agent of one node."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        placement: Placement,
+        context: ForkServerContext,
+        spare: set[int],
+    ) -> None:
+        self.request = request
+        """What it measures now."""
+        self.name = request.trial
+        """Under which it was launched."""
+        self._placement = placement
+        self._spare = spare
+        self._files = TrialFiles(Path(request.log_dir))
+        make_private(self._files.folder)
+        for copy in request.copies:
+            copies.write(copy)
+        self._progress = Progress.create(
+            self._files.progress(placement.first_rank), placement.local_world_size
+        )
+        self._kernel_kills = failure.kernel_oom_kills()
+        self._ends: list[RankEnd] = []
+        self._failed_at: float | None = None
+        self._logs_cut = time.monotonic()
+        self._ended_by_request = False
+        self._ended_on_purpose = False
+        self._turn = 0
+        self._ranks = [
+            self._start(context, local_rank) for local_rank in range(placement.local_world_size)
+        ]
+
+    def _start(self, context: ForkServerContext, local_rank: int) -> _Rank:
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_become_a_rank, args=(self.request, self._placement, local_rank, theirs)
+        )
+        process.start()
+        theirs.close()
+        return _Rank(self._placement.first_rank + local_rank, process, ours)
+
+    def waitables(self) -> list[Connection | int]:
+        """What becomes ready when a rank has something to tell, or has died."""
+        connections: list[Connection | int] = [r.connection for r in self._ranks if r.connected]
+        return connections + [r.process.sentinel for r in self._ranks if not r.exit_seen]
+
+    def pump(self) -> Iterator[BlockReport | Built]:
+        """Take in what the ranks have told; yields what the launcher is to know at once."""
+        for member in self._ranks:
+            exited = not member.exit_seen and member.process.exitcode is not None
+            yield from self._read(member)
+            if exited:
+                member.exit_seen = True
+                self._note_exit(member)
+
+    def end(self, *, hung: str, on_purpose: bool) -> None:
+        """The tuner has seen enough, or another node something that took too long."""
+        if hung and self._failed_at is None:
+            self._note_hang(hung)
+        self._ended_by_request = True
+        self._ended_on_purpose = on_purpose
+
+    def take_turn(self, turn: Turn) -> None:
+        """Have the ranks train for a block."""
+        self._turn = turn.number
+        for member in self._ranks:
+            member.last_progress = time.monotonic()
+            with contextlib.suppress(OSError):  # it has died: that will be seen
+                member.connection.send_bytes(turn.to_line())
+
+    def configure(self, command: Configure) -> None:
+        """Have the ranks, which wait, measure something else from the next turn on."""
+        self.request = command.request
+        self._files = TrialFiles(Path(command.request.log_dir))
+        self._kernel_kills = failure.kernel_oom_kills()
+        try:
+            make_private(self._files.folder)
+        except OSError as error:
+            first, cause = self._placement.first_rank, f"ranks cannot be configured: {error}"
+            self._note(RankEnd(first, Outcome.ERROR, cause, at=time.time()))
+            return
+        for local_rank, member in enumerate(self._ranks):
+            member.count_before = self._progress[local_rank]
+            with contextlib.suppress(OSError):  # it has died: that will be seen
+                member.connection.send_bytes(command.to_line())
+
+    @property
+    def rests(self) -> bool:
+        """Its ranks stay, and all of them wait: there is nothing to watch."""
+        waits = all(member.waits == self._turn for member in self._ranks)
+        return self.request.stays and waits and not self._ends
+
+    @property
+    def roots(self) -> list[int]:
+        """Its ranks: everything of the trial on this node descends from them."""
+        return [member.process.pid for member in self._ranks if member.process.pid]
+
+    def forgive(self, seconds: float) -> None:
+        """So long nobody could watch: the machine was suspended, as far as anybody here can tell, and
+        what ranks did not do then is nothing to blame them for."""
+        for member in self._ranks:
+            member.last_progress += seconds
+        if self._failed_at is not None:
+            self._failed_at += seconds
+
+    def over(self) -> bool:
+        """Whether it is time to clear away: all ended, asked to end, failed, or hung."""
+        if self._ended_by_request or len(self._ends) == len(self._ranks):
+            return True
+        now = time.monotonic()
+        self._cut_logs(now)
+        if self._failed_at is None:
+            self._judge_progress(now)
+        return self._failed_at is not None and now - self._failed_at >= SETTLE_SECONDS
+
+    def clear(self, keep: Collection[int] = ()) -> NodeReport:
+        """Kill what is left of the trial, grandchildren too, and say how it went, and what survives.
+
+        Args:
+            keep: ranks of other trials, which go on.
+        """
+        stuck = ""
+        try:
+            processes.kill_descendants(self._spare, keep=keep)
+        except processes.Survivors as survivors:
+            stuck = str(survivors)
+        for member in self._ranks:
+            if not stuck:
+                member.process.join()
+            member.connection.close()
+            self._files.cut(member.number)
+        ends = tuple(self._ends)
+        return NodeReport(self.name, self._placement.node, ends, stuck=stuck)
+
+    def _read(self, member: _Rank) -> Iterator[BlockReport | Built]:
+        while member.connected and member.connection.poll():
+            try:
+                line = member.connection.recv_bytes()
+            except (EOFError, OSError):
+                member.connected = False
+                return
+            message = from_line(line)
+            if isinstance(message, BlockReport | Built):
+                yield message
+            elif isinstance(message, Waiting):
+                member.waits = message.after
+            elif isinstance(message, RankEnd):
+                self._note(message)
+
+    def _note(self, end: RankEnd) -> None:
+        if any(known.rank == end.rank for known in self._ends):
+            return
+        if self._ended_on_purpose and failure.may_come_of_the_end(end):
+            return
+        if end.outcome is not None:
+            self._failed_at = self._failed_at or time.monotonic()
+            end = dataclasses.replace(end, log_tail=self._log_tail(end.rank))
+        self._ends.append(end)
+
+    def _note_exit(self, member: _Rank) -> None:
+        status = member.process.exitcode
+        assert status is not None
+        outcome, cause = failure.of_exit(
+            status,
+            self._log_tail(member.number),
+            kernel_killed=failure.kernel_oom_kills() > self._kernel_kills,
+        )
+        self._note(RankEnd(member.number, outcome, cause, at=time.time()))
+
+    def _judge_progress(self, now: float) -> None:
+        deadlines = self.request.deadlines
+        going = self._going()
+        for local_rank, member in enumerate(self._ranks):
+            if member not in going or member.waits == self._turn:
+                continue
+            count = self._progress[local_rank]
+            if count != member.last_count:
+                member.last_count, member.last_progress = count, now
+            limit = deadlines.step if count > member.count_before else deadlines.startup
+            if now - member.last_progress > limit:
+                doing = (
+                    "a step"
+                    if any(self._progress[r] > m.count_before for r, m in enumerate(self._ranks))
+                    else "start-up"
+                )
+                self._note_hang(f"{doing} took more than {limit:g} s")
+                return
+
+    def _going(self) -> list[_Rank]:
+        ended = {end.rank for end in self._ends}
+        return [member for member in self._ranks if member.number not in ended]
+
+    def _note_hang(self, what: str) -> None:
+        at = time.time()
+        hung = [
+            RankEnd(
+                member.number,
+                Outcome.HANG,
+                what,
+                at=at,
+                stopped=processes.state(member.process.pid or 0) == "T",
+                progress=self._progress[member.number - self._placement.first_rank],
+            )
+            for member in self._going()
+        ]
+        for member in self._ranks:
+            if member.process.pid and not member.exit_seen:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(member.process.pid, processes.DUMP_SIGNAL)
+        time.sleep(_DUMP_SECONDS)
+        for end in hung:
+            self._note(end)
+
+    def _log_tail(self, number: int) -> str:
+        return self._files.tail(number, _LOG_TAIL_BYTES)
+
+    def _cut_logs(self, now: float) -> None:
+        if now - self._logs_cut >= _CUT_SECONDS:
+            self._logs_cut = now
+            for member in self._ranks:
+                self._files.cut(member.number)
+
+
+def _become_a_rank(
+    request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
+) -> None:
+    # Imported by the fork server, not by the agent: that has no use for torch.
+    from autotune.worker.rank.main import main
+
+    main(request, placement, local_rank, connection)

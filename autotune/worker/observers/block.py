@@ -1,0 +1,99 @@
+"""All that is observed of a block besides its time: on each rank, then put together over the ranks."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import nn
+
+from autotune.worker.observers import communication, device, settling
+from autotune.worker.observers.contention import NodeLoad, NodeShares
+from autotune.worker.observers.device import DeviceState, DeviceWatch
+from autotune.worker.observers.settling import Settling
+from autotune.worker.observers.timing import StepMarks, StepTimes
+from autotune.worker.protocol import Observed
+
+
+class RankSight(NamedTuple):
+    """What one rank saw of a block."""
+
+    steps: StepTimes
+    exposed_seconds: float
+    """NaN where DDP has not timed a step yet, or there is no DDP."""
+    node: NodeShares
+    settling: Settling
+    devices: DeviceState
+
+
+class BlockObservers:
+    """One rank's observers. All but `marks` look only between blocks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        devices: Sequence[torch.device],
+        *,
+        node: bool,
+        first: bool = True,
+        alone: bool = True,
+    ) -> None:
+        """Attach to a model on these devices.
+
+        Args:
+            model: of this rank.
+            devices: of this rank.
+            node: this rank also watches the node that it is on.
+            first: no rank before it shares its device; it tells the device's energy.
+            alone: no other trial may be on its device.
+        """
+        self.marks = StepMarks(devices[0])
+        self._model = model
+        self._devices = devices
+        self._load = NodeLoad() if node else None
+        self._settled = settling.so_far(devices)
+        self._nvidia = [DeviceWatch(device, first=first, alone=alone) for device in devices]
+
+    def resume(self) -> None:
+        """Other trials have had the devices since the last block."""
+        for watch in self._nvidia:
+            watch.restart()
+
+    def start(self, index: int) -> None:
+        """Just before block `index`. Nothing here may take long on one rank: the others would wait for
+        it in their timed steps."""
+        communication.sample(self._model, index, self._devices[0])
+        self.marks.start()
+
+    def stop(self) -> RankSight:
+        """Just after a block, and before the ranks meet."""
+        load = self._load.shares() if self._load else NodeShares()
+        settled = settling.so_far(self._devices)
+        news, self._settled = settled.since(self._settled), settled
+        return RankSight(
+            self.marks.percentiles(),
+            communication.exposed_seconds(self._model),
+            load,
+            news,
+            device.together([watch.state() for watch in self._nvidia]),
+        )
+
+
+def together(ranks: Sequence[RankSight]) -> Observed:
+    """What the ranks saw of a block."""
+    observed = Observed(
+        step_p50=max(rank.steps.p50 for rank in ranks),
+        step_p95=max(rank.steps.p95 for rank in ranks),
+        step_max=max(rank.steps.longest for rank in ranks),
+        compilations=int(max(rank.settling.compilations for rank in ranks)),
+        compile_seconds=max(rank.settling.compile_seconds for rank in ranks),
+        alloc_retries=int(max(rank.settling.alloc_retries for rank in ranks)),
+    )
+    exposed = [rank.exposed_seconds for rank in ranks]
+    if not any(map(math.isnan, exposed)):
+        observed["exposed_seconds"] = exposed
+    nodes = [rank.node for rank in ranks if not math.isnan(rank.node.foreign)]
+    observed["foreign_cpu"], observed["idle_cpu"] = max(nodes)
+    seen = device.together([rank.devices for rank in ranks])
+    known = {name: value for name, value in seen._asdict().items() if not math.isnan(value)}
+    return cast(Observed, {**observed, **known})

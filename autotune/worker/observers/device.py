@@ -1,0 +1,118 @@
+"""An NVIDIA device during a block, as NVML tells: clock, throttling, power, energy, other processes.
+
+It is read between blocks only. Without an NVIDIA device, or without nvidia-ml-py, nothing is observed.
+"""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from autotune.worker import processes
+
+_NAN = float("nan")
+_THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
+"""Hardware slow-down, software and hardware thermal slow-down, power brake. Not the power cap: devices
+run at that all the time."""
+_UNREADABLE = (Exception,)
+"""A trial does not fail for want of telemetry, and not all that pynvml raises is an NVMLError: a library
+of another version than the driver, or one that lacks a function, is something else."""
+
+
+class DeviceState(NamedTuple):
+    """Of one device or of several; NaN where it could not be observed."""
+
+    clock_mhz: float = _NAN
+    throttled: float = _NAN
+    power_watts: float = _NAN
+    energy_joules: float = _NAN
+    """0 on a rank that shares the device with one that tells it."""
+    foreign_processes: float = _NAN
+
+
+def together(states: Sequence[DeviceState]) -> DeviceState:
+    """Of several devices: the slowest clock, the highest power, whether any is throttled or shared, as
+    far as they were observed; the sum of the energy, if all were."""
+    clocks, throttled, watts, _, others = (
+        [value for value in column if value == value] for column in zip(*states, strict=True)
+    )
+    return DeviceState(
+        min(clocks, default=_NAN),
+        max(throttled, default=_NAN),
+        max(watts, default=_NAN),
+        sum(state.energy_joules for state in states),
+        max(others, default=_NAN),
+    )
+
+
+class DeviceWatch:
+    """Watches one device."""
+
+    def __init__(self, device: torch.device, *, first: bool = True, alone: bool = True) -> None:
+        """Look at a device.
+
+        Args:
+            first: of the ranks that share it, this one tells its energy.
+            alone: no other trial may be on it; else nobody can tell whose its energy is.
+        """
+        self._first, self._alone = first, alone
+        self._energy = _NAN
+        self._nvml: Any = None
+        self._handle: Any = None
+        if device.type == "cuda":
+            self._open(device)
+
+    def _open(self, device: torch.device) -> None:
+        with contextlib.suppress(*_UNREADABLE):
+            self._nvml = importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._energy = self._joules()
+
+    def restart(self) -> None:
+        """Others have had the device: their energy is not to be told."""
+        if self._handle is not None:
+            self._energy = self._joules()
+
+    def state(self) -> DeviceState:
+        """Energy since this was last asked; clock, power and throttling as they are now."""
+        if self._handle is None:
+            return DeviceState()
+        before, self._energy = self._energy, self._joules()
+        reasons = self._read("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return DeviceState(
+            clock_mhz=self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            throttled=float(bool(int(reasons) & _THROTTLED)) if reasons == reasons else _NAN,
+            power_watts=self._read("nvmlDeviceGetPowerUsage") / 1e3,
+            energy_joules=self._share(self._energy - before),
+            foreign_processes=self._foreign(),
+        )
+
+    def _share(self, joules: float) -> float:
+        if not self._alone:
+            return _NAN
+        return joules if self._first else 0.0
+
+    def _joules(self) -> float:
+        return self._read("nvmlDeviceGetTotalEnergyConsumption") / 1e3
+
+    def _foreign(self) -> float:
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except _UNREADABLE:
+            return _NAN
+        pids = {process.pid for process in found}
+        if os.getpid() not in pids:
+            return _NAN  # in a container the device knows this process by another number
+        # Ranks of another slot may share the device: whoever has an agent above it is one of ours.
+        return float(sum(not processes.is_marked(pid) for pid in pids - {os.getpid()}))
+
+    def _read(self, question: str, *arguments: Any) -> float:
+        try:
+            return float(getattr(self._nvml, question)(self._handle, *arguments))
+        except _UNREADABLE:
+            return _NAN  # not every device answers every question

@@ -1,0 +1,147 @@
+"""Wall time of blocks of whole optimizer steps, and the time spent waiting for the loader."""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from autotune.worker.protocol import BlockPlan
+
+_OVERRUN = 2.0
+"""A block may become so many times longer to hold a whole number of logging intervals."""
+
+
+class BlockClock:
+    """Times a block. The device is synchronised at its two ends and nowhere between them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started = 0.0
+        self.wait_seconds = 0.0
+
+    def start(self) -> None:
+        """Begin a block."""
+        self._synchronize()
+        self.wait_seconds = 0.0
+        self._started = time.perf_counter()
+
+    def stop(self) -> float:
+        """Seconds since `start`."""
+        self._synchronize()
+        return time.perf_counter() - self._started
+
+    def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; the time it takes to get each counts as waiting."""
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches)
+            self.wait_seconds += time.perf_counter() - asked
+            yield batch
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class StepTimes(NamedTuple):
+    """Of the steps of a block, in seconds."""
+
+    p50: float
+    p95: float
+    longest: float
+
+
+class StepMarks:
+    """The time of every step of a block, without waiting for any: events of the device on CUDA, the
+    host's clock on CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+        self._pool: list[torch.cuda.Event] = []
+
+    def start(self) -> None:
+        """Begin a block."""
+        if self._cuda:
+            self._pool += self._marks
+        self._marks = []
+        self.mark()
+
+    def mark(self) -> None:
+        """A step ends."""
+        if not self._cuda:
+            self._marks.append(time.perf_counter())
+            return
+        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def percentiles(self) -> StepTimes:
+        """Of the steps since the block began; on CUDA after a synchronisation."""
+        pairs = itertools.pairwise(self._marks)
+        if self._cuda:
+            steps = sorted(before.elapsed_time(after) / 1e3 for before, after in pairs)
+        else:
+            steps = sorted(after - before for before, after in pairs)
+        p95 = steps[math.ceil(0.95 * len(steps)) - 1]
+        return StepTimes(statistics.median(steps), p95, steps[-1])
+
+
+@dataclass
+class BlockLength:
+    """How many optimizer steps the next block takes; the same on every rank.
+
+    The first block is a single step: it holds allocation, autotuning and compilation, and tells
+    little about the speed. The length settles over the next two and then stays.
+    """
+
+    plan: BlockPlan
+    log_interval: int
+    fewest: int = 1
+    """Steps without which a block does not stand for the training, however long they take."""
+    steps: int = 1
+    _SETTLED_AT = 3
+
+    def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
+        """Take in that block `index`, of `steps` steps, took `seconds` on the slowest rank.
+
+        Args:
+            rested: others had trained before it.
+        """
+        if index < self._SETTLED_AT:
+            self._adapt(self.steps, seconds)
+
+    def _adapt(self, steps: int, seconds: float) -> None:
+        """To so many steps, and what they took."""
+        wanted = max(self.plan.min_steps, math.ceil(self.plan.seconds * steps / seconds))
+        most = max(self.fewest, self.plan.longest * steps / seconds)
+        wanted = max(self.fewest, wanted if wanted <= most else math.floor(most))
+        whole_intervals = math.ceil(wanted / self.log_interval) * self.log_interval
+        # Whole logging intervals charge logging exactly. Where an interval is far longer than a
+        # block, the block ends with one reading instead: logging is then charged too often.
+        fits = whole_intervals <= min(_OVERRUN * wanted, most)
+        self.steps = whole_intervals if fits else wanted
+
+
+@dataclass
+class LengthInTurn(BlockLength):
+    """The same where trials take turns: it is learnt from all blocks before the first rest. Whoever
+    trains for a shorter time after each rest is favoured by the system: all are to have blocks alike."""
+
+    _steps: int = 0
+    _seconds: float = 0.0
+    _settled: bool = False
+
+    def learn(self, index: int, seconds: float, *, rested: bool = False) -> None:
+        """As above."""
+        self._settled |= rested
+        if index == 0:
+            self._adapt(self.steps, seconds)
+        elif not self._settled:
+            self._steps, self._seconds = self._steps + self.steps, self._seconds + seconds
+            self._adapt(self._steps, self._seconds)

@@ -1,0 +1,254 @@
+"""A command that trains with ranks of its own, as the only rank of its trial: run, listened to, and left
+when enough of its reports have come. Whoever started this process clears the command's away."""
+
+import functools
+import os
+import re
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from autotune.worker import failure, processes, reporting
+from autotune.worker.files import TrialFiles, make_private
+from autotune.worker.observers import memory
+from autotune.worker.observers.contention import NodeLoad
+from autotune.worker.protocol import (
+    BlockPlan,
+    BlockReport,
+    Command,
+    Observed,
+    Outcome,
+    TrialRequest,
+)
+from autotune.worker.rank import raised
+from autotune.worker.rank.readings import (
+    FileLines,
+    Lines,
+    OutputLines,
+    Reading,
+    Told,
+    Unreadable,
+    of_json,
+    of_match,
+)
+
+_REPORTS = "reports.jsonl"
+_TAIL_BYTES = 6000
+_OUTPUT = 1
+"""The log of this rank."""
+
+Leave = Callable[[Outcome | None, str], NoReturn]
+"""Ends the rank, with what it has come to and why."""
+
+
+@dataclass
+class _Block:
+    """Reports that are timed together."""
+
+    reports: int = 0
+    amount: float = 0.0
+    seconds: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass
+class Blocks:
+    """Puts reports together to blocks of about the seconds that a plan asks for; the first block is a
+    single report."""
+
+    plan: BlockPlan
+    done: int = 0
+    _last: float | None = None
+    _open: _Block = field(default_factory=_Block)
+
+    def take(self, told: Sequence[Told], now: float) -> list[_Block]:
+        """The blocks that these reports, which have come together, bring to an end. One that does not
+        say its seconds has had its share of the time since those before; the very first only starts the
+        clock.
+
+        Args:
+            told: at least one.
+            now: seconds of a clock.
+        """
+        share = None if self._last is None else (now - self._last) / len(told)
+        self._last = now
+        ended = []
+        for one in told:
+            seconds = share if one.seconds is None else one.seconds
+            if seconds is None:
+                continue
+            self._add(one, seconds)
+            if self._is_full():
+                ended.append(self._open)
+                self._open = _Block()
+                self.done += 1
+        return ended
+
+    def _add(self, told: Told, seconds: float) -> None:
+        amount = told.amount if told.amount is not None else (told.rate or 0.0) * seconds
+        self._open.reports += 1
+        self._open.amount += amount
+        self._open.seconds += seconds
+        self._open.loss = told.loss
+
+    def _is_full(self) -> bool:
+        block = self._open
+        long_enough = not self.done or block.seconds >= self.plan.seconds
+        return long_enough and block.amount > 0 and block.seconds > 0
+
+
+class CommandRun:
+    """One run of a command."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        command: Command,
+        *,
+        progressed: Callable[[], None],
+        report: Callable[[BlockReport], None],
+        leave: Leave,
+    ) -> None:
+        self._request = request
+        self._command = command
+        self._progressed = progressed
+        self._report = report
+        self._leave = leave
+        self._kernel_kills = failure.kernel_oom_kills()
+        self._blocks = Blocks(request.blocks)
+        self._reports = 0
+        self._peak_bytes = 0
+
+    def run(self) -> NoReturn:
+        """Run the command for as long as its reports are wanted."""
+        if self._request.trajectory or self._request.profile:
+            self._leave(
+                Outcome.ERROR, "nobody sees the loss of a command, or what its step is made of"
+            )
+        folder = Path(self._command.folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        make_private(folder)
+        process = self._start()
+        if self._request.memory_per_rank is not None and self._request.device == "cpu":
+            limit = (self._request.memory_per_rank,) * 2
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, limit)
+        self._load = NodeLoad()
+        lines, reading = self._source(process)
+        while True:
+            status = process.poll()  # before the last lines are read
+            self._listen(lines, reading)
+            if status is not None:
+                self._ended(status)
+            lines.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        output = subprocess.PIPE if self._command.pattern else None
+        try:
+            return subprocess.Popen(
+                self._command.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                env=self._environment(),
+            )
+        except OSError as error:
+            self._leave(
+                Outcome.ERROR, f"{self._command.argv[0]} cannot be run: {error.strerror or error}"
+            )
+
+    def _environment(self) -> dict[str, str]:
+        found = {**os.environ}
+        found.pop("OMP_NUM_THREADS", None)  # the agent's
+        if self._command.pattern:
+            found["PYTHONUNBUFFERED"] = "1"  # rates are wanted when they are printed
+        elif not self._command.json_lines:
+            found[reporting.VARIABLE] = str(Path(self._command.folder) / _REPORTS)
+        return {**found, **processes.of_study(self._request.env)}
+
+    def _source(self, process: subprocess.Popen[bytes]) -> tuple[Lines, Reading]:
+        if process.stdout is not None:
+            pattern = re.compile(self._command.pattern)
+            return OutputLines(process.stdout, _OUTPUT), functools.partial(
+                of_match, pattern=pattern
+            )
+        file = self._command.json_lines or str(Path(self._command.folder) / _REPORTS)
+        return FileLines(Path(file)), functools.partial(of_json, tokens=self._command.tokens)
+
+    def _listen(self, lines: Lines, reading: Reading) -> None:
+        """Take in what has been said, to the end of the run if that is enough."""
+        try:
+            told = [said for line in lines.read() if (said := reading(line)) is not None]
+        except Unreadable as wrong:
+            self._leave(Outcome.ERROR, f"a report of the command cannot be read: {wrong}")
+        if not told:
+            return
+        self._reports += len(told)
+        self._progressed()
+        before = self._blocks.done
+        for place, block in enumerate(self._blocks.take(told, time.perf_counter())):
+            self._report(self._of_block(before + place, block))
+            if before + place + 1 >= self._request.blocks.max_blocks:
+                self._leave(None, "finished")
+
+    def _of_block(self, index: int, block: _Block) -> BlockReport:
+        # Counts are whole; the rate stays what it was.
+        count = max(1, round(block.amount))
+        seconds = block.seconds * count / block.amount
+        self._peak_bytes = max(self._peak_bytes, self._peak())
+        shares = self._load.shares()
+        return BlockReport(
+            trial=self._request.trial,
+            index=index,
+            steps=block.reports,
+            samples=count,
+            tokens=count if self._command.tokens else 0,
+            seconds=seconds,
+            rank_seconds=(seconds,),
+            wait_seconds=0.0,
+            loss=block.loss,
+            peak_bytes=self._peak_bytes,
+            observed=Observed(foreign_cpu=shares.foreign, idle_cpu=shares.idle),
+        )
+
+    def _peak(self) -> int:
+        """Of its largest process, bytes; of a CUDA device nobody knows what the command has of it."""
+        if self._request.device != "cpu":
+            return 0
+        return max(map(_largest_resident, processes.descendants(os.getpid())), default=0)
+
+    def _ended(self, status: int) -> NoReturn:
+        tail = self._log_tail()
+        if status < 0:
+            struck = failure.kernel_oom_kills() > self._kernel_kills
+            outcome, how = failure.of_exit(status, tail, kernel_killed=struck)
+        else:
+            outcome = _of_failure(tail) if status else Outcome.ERROR
+            how = f"ended with exit status {status}"
+        self._leave(
+            outcome,
+            f"the command {how} after {self._reports} reports, before enough was seen"
+            + ("" if status else "; have it run for longer"),
+        )
+
+    def _log_tail(self) -> str:
+        return TrialFiles(Path(self._request.log_dir)).tail(0, _TAIL_BYTES)
+
+
+def _of_failure(tail: str) -> Outcome:
+    """By the last that a command has printed."""
+    if "MemoryError" in tail:  # Python's own, NumPy's, torch's
+        return Outcome.OOM
+    return raised.of_exception(RuntimeError(tail))
+
+
+def _largest_resident(pid: int) -> int:
+    """Peak of a process, bytes; 0 if it is gone."""
+    try:
+        return memory.peak_resident(Path(f"/proc/{pid}/status"))
+    except OSError:
+        return 0

@@ -1,0 +1,331 @@
+"""One rank of a trial, in a process of its own that was forked with torch already imported."""
+
+import datetime
+import faulthandler
+import io
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from autotune.worker import imports, processes, workload
+from autotune.worker.effects import binding, process
+from autotune.worker.files import TrialFiles
+from autotune.worker.observers import memory
+from autotune.worker.observers.progress import Progress
+from autotune.worker.places import device_of
+from autotune.worker.protocol import (
+    BlockReport,
+    Built,
+    Outcome,
+    Placement,
+    RankEnd,
+    TrialRequest,
+)
+from autotune.worker.rank import command, meeting, profiling, raised, script, staying, surveying
+from autotune.worker.rank.blocks import run_blocks
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.longest import of_longest
+from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.training import no_span
+from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
+
+_AGENT_IS_GONE = 86
+_RUNNING = (
+    *(__file__, script.__file__, surveying.__file__),
+    *("<frozen runpy>", runpy.__file__),
+)
+"""What stands above a script in its traceback."""
+_COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
+
+
+def main(
+    request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
+) -> NoReturn:
+    """Train, report to the agent, and leave without tearing anything down."""
+    # As under torchrun. Where Linux shares out the processors by session, ranks in that of the agent
+    # would have one share together, and be slower than the job is.
+    os.setsid()
+    processes.end_first_without_memory()
+    files = TrialFiles(Path(request.log_dir))
+    _redirect_output(files.log(placement.first_rank + local_rank))
+    turns = TakenTurns(connection)
+    threading.Thread(target=turns.listen, args=(_die_with_agent,), daemon=True).start()
+    rank = placement.first_rank + local_rank
+    try:
+        _train(request, placement, local_rank, connection, turns)
+        end = RankEnd(rank, None, "finished", at=time.time())
+    except BaseException as error:
+        at = time.time()
+        traceback.print_exception(error.with_traceback(_of_user(error, request)))
+        end = RankEnd(rank, raised.of_exception(error), _describe(error), at=at)
+    _leave(connection, end)
+
+
+def _of_user(error: BaseException, request: TrialRequest) -> TracebackType | None:
+    """Where it was raised, less how a script came to be run: that tells nobody anything."""
+    place = error.__traceback__
+    while request.script and place and place.tb_frame.f_code.co_filename in _RUNNING:
+        place = place.tb_next
+    return place or error.__traceback__
+
+
+def _leave(connection: Connection, end: RankEnd) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    connection.send_bytes(end.to_line())
+    # Destructors of DDP and of the process group can deadlock: leave without them.
+    os._exit(0)
+
+
+def _train(
+    request: TrialRequest,
+    placement: Placement,
+    local_rank: int,
+    connection: Connection,
+    turns: TakenTurns,
+) -> None:
+    ranks = placement.local_world_size
+    devices = _devices(request, local_rank, ranks)
+    context = RankContext(
+        rank=placement.first_rank + local_rank,
+        local_rank=local_rank,
+        world_size=request.world_size,
+        devices=devices,
+        first_on_device=local_rank == 0 or devices != _devices(request, local_rank - 1, ranks),
+        alone=ranks * request.devices_per_rank >= 1,
+        turns=_turns(request, turns),
+    )
+    progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
+    progressed = progress.counter(local_rank)
+    if request.command:
+        _run_command(request, connection, progressed)
+    _prepare_process(request, placement, context)
+    if request.script:
+        _run_script(request, placement, context, connection, progressed)
+    _join_group(request, placement, context)
+    built = _build(request, placement, context, connection)
+    span = profiling.span if request.profile else no_span
+    loop = TrainingLoop(built, request, context, progressed, span)
+
+    def report(block: BlockReport) -> None:
+        connection.send_bytes(block.to_line())
+
+    if request.stays:
+        staying.stay(loop, request, context, turns, report, _print_to)
+    elif request.profile:
+        subject = profiling.LoopSubject(loop, request.replicas)
+        loop.take(profiling.run_profile(subject, request, context, report))
+    elif request.trajectory:
+        loop.take(run_trajectory(loop, UpdateNorms(loop), request, context, report))
+    else:
+        loop.take(run_blocks(loop, request, context, report))
+    dist.barrier()
+
+
+def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
+    if request.takes_turns:
+        return taken
+    return OwnTurns(taken) if request.stays else ALONE
+
+
+def _run_command(
+    request: TrialRequest, connection: Connection, progressed: Callable[[], None]
+) -> NoReturn:
+    """Run a command, which is on devices with ranks of its own: this process leaves those alone."""
+
+    def leave(outcome: Outcome | None, cause: str) -> NoReturn:
+        _leave(connection, RankEnd(0, outcome, cause, at=time.time()))
+
+    os.chdir(request.workdir)
+    assert request.command is not None
+    command.CommandRun(
+        request,
+        request.command,
+        progressed=progressed,
+        report=lambda block: connection.send_bytes(block.to_line()),
+        leave=leave,
+    ).run()
+
+
+def _run_script(
+    request: TrialRequest,
+    placement: Placement,
+    context: RankContext,
+    connection: Connection,
+    progressed: Callable[[], None],
+) -> NoReturn:
+    """Run a script under the eyes of its trial; in this process it has the last word."""
+
+    def leave(outcome: Outcome | None, cause: str) -> NoReturn:
+        _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
+
+    store = _store(request, placement)
+    told = meeting.torchrun(placement, context, store)
+    os.environ.update(told)
+    assert request.script is not None
+    if request.script.survey:
+        surveying.survey(request, context.rank, progressed, leave)
+    built = _announcement(request, placement, context, connection, told)
+    script.ScriptRun(
+        request,
+        context,
+        PrefixStore("blocks", store),
+        progressed=progressed,
+        began=built,
+        report=lambda block: connection.send_bytes(block.to_line()),
+        leave=leave,
+    ).run()
+
+
+def _build(
+    request: TrialRequest, placement: Placement, context: RankContext, connection: Connection
+) -> workload.Workload:
+    announce = _announcement(request, placement, context, connection)
+    built = workload.build(request.factory, request.args, context.device, request.import_paths)
+    announce()
+    return of_longest(built, request) if request.longest else built
+
+
+def _announcement(
+    request: TrialRequest,
+    placement: Placement,
+    context: RankContext,
+    connection: Connection,
+    told: Iterable[str] = (),
+) -> Callable[[], None]:
+    """What tells the agent, once training can begin, how long that took from now on, and what was
+    imported meanwhile.
+
+    Args:
+        told: variables of the environment that this rank alone has, besides the usual ones.
+    """
+    brought, started = imports.Brought(), time.perf_counter()
+
+    def announce() -> None:
+        seconds = time.perf_counter() - started
+        if context.local_rank == 0:
+            own = {*environment(request, placement, context), *process.VARIABLES, *told}
+            preload = brought.preload(request, own)
+            connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
+
+    return announce
+
+
+def _devices(request: TrialRequest, local_rank: int, ranks: int) -> tuple[torch.device, ...]:
+    if request.device == "cpu":
+        return (torch.device("cpu"),)
+    first = device_of(local_rank, ranks, request.devices_per_rank)
+    return tuple(torch.device("cuda", first + replica) for replica in range(request.replicas))
+
+
+def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
+    os.environ.update(environment(request, placement, context))
+    os.chdir(request.workdir)
+    sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
+    process.limit_threads(_threads(request))
+    process.compile_workers(request.knobs, placement.local_world_size)
+    if context.device.type == "cuda":
+        process.allocator(request.knobs)
+        torch.cuda.set_device(context.device)
+        binding.near_device(request.knobs, context.device)
+    binding.own_share(request.knobs, context.local_rank, placement.local_world_size)
+    for device in context.devices:
+        memory.reset_peak(device)
+        if request.memory_per_rank is not None:
+            alone = request.has_devices_alone
+            memory.limit(device, request.memory_per_rank, alone=alone)
+    random.seed(request.seed)
+    # The same on every rank: ranks must build the same model. Data differ by the sampler.
+    torch.manual_seed(request.seed)
+
+
+def _threads(request: TrialRequest) -> int:
+    return process.threads(request.knobs, request.cpus_per_rank, request.replicas)
+
+
+def environment(
+    request: TrialRequest, placement: Placement, context: RankContext
+) -> dict[str, str]:
+    """What a rank finds in its environment besides what its agent has."""
+    own = processes.of_study(request.env)
+    # What the agent's environment tells the allocator besides is not to be lost.
+    allocator = process.allocator_variables({**os.environ, **own})
+    return {
+        "RANK": str(context.rank),
+        "LOCAL_RANK": str(context.local_rank),
+        "WORLD_SIZE": str(context.world_size),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "OMP_NUM_THREADS": str(_threads(request)),
+        "GLOO_SOCKET_IFNAME": placement.interface,
+        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
+        **process.environment(request.knobs),
+        **own,
+        **(allocator if request.knobs["expandable_segments"] else {}),
+    }
+
+
+def _join_group(request: TrialRequest, placement: Placement, context: RankContext) -> None:
+    whole_devices = context.device.type == "cuda" and request.devices_per_rank >= 1
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if whole_devices else "gloo",
+        store=_store(request, placement),
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
+    )
+
+
+def _store(request: TrialRequest, placement: Placement) -> PrefixStore:
+    """The part of the agent's that is of this launch alone."""
+    shared = TCPStore(
+        placement.store_host,
+        placement.store_port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=request.deadlines.startup),
+    )
+    return PrefixStore(f"{request.trial}/{placement.secret}", shared)
+
+
+def _print_to(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+def _redirect_output(log: Path) -> None:
+    _print_to(log)
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(line_buffering=True)  # a rank is killed: nothing flushes for it
+    faulthandler.enable()
+    faulthandler.register(processes.DUMP_SIGNAL, all_threads=True)
+
+
+def _die_with_agent() -> None:
+    for pid in processes.descendants(os.getpid()):
+        processes.kill(pid)
+    os.killpg(0, signal.SIGKILL)
+    os._exit(_AGENT_IS_GONE)
+
+
+def _describe(error: BaseException) -> str:
+    text, place = raised.text_of(error), raised.place_of(error)
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{named} ({place})" if place else named

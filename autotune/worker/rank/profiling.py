@@ -1,0 +1,192 @@
+"""A short run under the torch profiler: what each rank's step is made of. Nothing in it is timed."""
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from autotune.worker.effects.unusable import unusable
+from autotune.worker.files import TrialFiles
+from autotune.worker.observers import memory
+from autotune.worker.observers.layout import BatchMoves
+from autotune.worker.protocol import BlockReport, Observed, TrialRequest
+from autotune.worker.rank import trace
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.gathering import RankFigures
+from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.training import Training
+
+_ATTENTION = "scaled_dot_product"
+_FEWEST = 2
+_WARM_UP = 5
+"""Steps before: allocation and compilation are over, and the ranks in step."""
+_FEWEST_WARM_UP = 1
+_OWN_COST = 2.0
+"""Steps under the profiler take longer, and what it has written down is read afterwards."""
+
+
+class Course(NamedTuple):
+    """How many steps a profile takes after its first one."""
+
+    warm_up: int
+    profiled: int
+
+
+def affordable(steps: int, first: float, seconds: float | None) -> Course | None:
+    """The steps for which there is time; None if there is none for the fewest. Steps that are long give
+    way, the warm-up first.
+
+    Args:
+        steps: to be profiled, at most.
+        first: seconds that the first step took.
+        seconds: for all of them, the first one included; None: no limit.
+    """
+    if seconds is None:
+        return Course(_WARM_UP, steps)
+    left = seconds - first
+    for course in (
+        Course(_WARM_UP, steps),
+        Course(_FEWEST_WARM_UP, steps),
+        Course(_FEWEST_WARM_UP, _FEWEST),
+    ):
+        if first * (course.warm_up + _OWN_COST * course.profiled) <= left:
+            return course
+    return None
+
+
+class _RankProfile(NamedTuple):
+    figures: RankFigures
+    shares: trace.Shares
+
+
+class Subject(Protocol):
+    """A training under the profiler, whoever drives it."""
+
+    training: Training
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        """Where the model moves the batch away from the outermost dimension."""
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """The first step, looked at operator by operator."""
+
+    def marked(self) -> AbstractContextManager[Any]:
+        """The profiled steps: their stretches are named in the trace."""
+
+    def progressed(self) -> None:
+        """The run goes on, though it takes no step."""
+
+    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Knobs that have nothing to act on."""
+
+
+def run_profile(
+    subject: Subject,
+    request: TrialRequest,
+    context: RankContext,
+    report: Callable[[BlockReport], None],
+) -> Iterator[None]:
+    """Look at about `request.profile` optimizer steps of a training that takes one whenever this yields;
+    rank 0 reports them as one block.
+
+    Every rank leaves its trace, which Perfetto opens, as `trace-<rank>.json.gz` beside its log.
+    """
+    training = subject.training
+    training.begin_block()
+    with subject.watched():
+        yield
+    started: list[RankFigures] = training.gather(training.end_block())
+    began = time.perf_counter()
+    first = max(rank.seconds for rank in started)
+    # A trace of millions of events would take minutes to look through.
+    steps = max(_FEWEST, request.profile // training.knobs["accumulation_steps"])
+    if (course := affordable(steps, first, request.profile_seconds)) is None:
+        if context.rank == 0:
+            took = Observed(look_seconds=time.perf_counter() - began)
+            report(training.block(request.trial, 0, started, took))
+        return
+    for _ in range(course.warm_up):
+        yield
+    activities = [ProfilerActivity.CPU]
+    if context.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        # Only now: the profiler takes its time to start, and not the same on all ranks.
+        training.meet()
+        training.begin_block()
+        with subject.marked():
+            for _ in range(course.profiled):
+                with span("step"):
+                    yield
+        figures = training.end_block()
+    subject.progressed()
+    events = _events(profiler, TrialFiles(Path(request.log_dir)).trace(context.rank))
+    subject.progressed()
+    ranks = training.gather(_RankProfile(figures, trace.shares(events)))
+    if context.rank == 0:
+        devices, peaks = context.devices, [rank.figures.peak_bytes for rank in ranks]
+        observed = Observed(
+            parts={part: [getattr(rank.shares, part) for rank in ranks] for part in trace.PARTS},
+            peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
+            batch_moves=dict(subject.moves),
+            look_seconds=time.perf_counter() - began,
+            unusable=subject.unusable(events),
+        )
+        report(training.block(request.trial, 0, [rank.figures for rank in ranks], observed))
+
+
+class LoopSubject:
+    """The built-in loop, which names the stretches of its steps itself."""
+
+    def __init__(self, loop: TrainingLoop, replicas: int) -> None:
+        """Take in the loop, and the ranks whose work each process of it does."""
+        self.training: Training = loop
+        self._loop = loop
+        self._moves = BatchMoves(loop.knobs["micro_batch"] * replicas)
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        """Seen in the first step."""
+        return self._moves.found
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Unless its operators do not show."""
+        inspectable = self._loop.applied.inspectable
+        return self._moves.watching(self._loop.workload.model) if inspectable else nullcontext()
+
+    def marked(self) -> AbstractContextManager[Any]:
+        """They are, always."""
+        return nullcontext()
+
+    def progressed(self) -> None:
+        """As after a step."""
+        self._loop.progressed()
+
+    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """By what the workload is made of."""
+        found = unusable(self._loop.workload)
+        # Of a model that is compiled, no operator shows.
+        if self._loop.applied.inspectable and not any(
+            _ATTENTION in str(event.get("name")) for event in events
+        ):
+            found = sorted([*found, "attention"])
+        return found
+
+
+def span(name: str) -> torch.profiler.record_function:
+    """A named stretch of the step, to be found in the trace."""
+    return torch.profiler.record_function(trace.SPAN + name)
+
+
+def _events(profiler: profile, file: Path) -> list[dict[str, object]]:
+    profiler.export_chrome_trace(str(file))
+    with gzip.open(file, "rt", encoding="utf-8") as opened:
+        events: list[dict[str, object]] = json.load(opened)["traceEvents"]
+    return events

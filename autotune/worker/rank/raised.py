@@ -1,0 +1,64 @@
+"""What an exception that a rank has raised means, says, and where it comes from."""
+
+import contextlib
+import sysconfig
+import traceback
+from pathlib import Path
+
+import torch
+
+from autotune.worker.protocol import Outcome
+
+_OOM_PHRASES = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",  # cuBLAS, cuDNN, cuSOLVER
+    "cublas_status_not_initialized",  # what cublasCreate says where no memory is left for its workspace
+    "failed to cuda calloc",  # NCCL
+    "bad_alloc",
+)
+_NOT_THEIRS = (
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+    Path(__file__).parents[2],
+)
+"""Folders of libraries, and of this package."""
+
+
+def of_exception(error: BaseException) -> Outcome:
+    """OOM or ERROR, by the exception that the rank raised."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return Outcome.OOM
+    if not isinstance(error, RuntimeError | OSError):
+        return Outcome.ERROR
+    text = text_of(error).lower()
+    return Outcome.OOM if any(phrase in text for phrase in _OOM_PHRASES) else Outcome.ERROR
+
+
+def text_of(error: BaseException) -> str:
+    """What the exception says, in one line; empty if it cannot say it."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
+
+
+def place_of(error: BaseException) -> str:
+    """Where the user's own code was when it was raised: file, line and function; empty if only libraries
+    had a part in it."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if _is_own(file):
+            found = f"{_from_here(file)}:{line}, in {frame.f_code.co_name}"
+    return found
+
+
+def _from_here(file: Path) -> Path:
+    with contextlib.suppress(OSError, ValueError):  # of a folder that is gone, or another one
+        return file.relative_to(Path.cwd())
+    return file
+
+
+def _is_own(file: Path) -> bool:
+    return file.is_absolute() and not any(map(file.is_relative_to, _NOT_THEIRS))

@@ -1,0 +1,371 @@
+"""A training script that nobody has changed, as one rank runs it: started as torchrun would, seen step
+by step, and left when enough of its blocks are done."""
+
+import math
+import multiprocessing
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from torch import nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from autotune.worker.inject import own, spawning
+from autotune.worker.inject.changes import LOADER, Changes
+from autotune.worker.inject.copies import Copies
+from autotune.worker.inject.sight import Sight
+from autotune.worker.inject.spans import Spans
+from autotune.worker.observers import communication
+from autotune.worker.protocol import BlockReport, Observed, Outcome, Script, TrialRequest
+from autotune.worker.rank import profiling, raised
+from autotune.worker.rank.blocks import run_blocks
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.gathering import Gather, RankFigures, over_store
+from autotune.worker.rank.training import Training
+from autotune.worker.rank.trajectory import run_trajectory, square
+
+Leave = Callable[[Outcome | None, str], NoReturn]
+"""Ends the rank, with what it has come to and why. The script is asked no more."""
+
+
+class ScriptTraining(Training):
+    """What a script's training shows of itself."""
+
+    log_interval = 1
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        context: RankContext,
+        gather: Gather,
+        sight: Sight,
+        counted: Callable[[], float],
+        check: Callable[[], None],
+    ) -> None:
+        """After the first step.
+
+        Args:
+            request: of the trial.
+            context: of this rank.
+            gather: beside whatever the ranks train with.
+            sight: of this rank.
+            counted: samples that all ranks have trained on so far.
+            check: called at the end of each block, whether its samples are what they should be.
+        """
+        super().__init__(request, context, gather)
+        self._sight = sight
+        self._counted = counted
+        self._check = check
+        self._drawn_at_start = (0, 0)
+        self.model = sight.built.model or nn.Identity()
+        self.samples_done = counted()
+
+    def begin_block(self) -> None:
+        """Count and time from here on."""
+        # Steps may have passed since the last block that belong to none.
+        self.samples_done = self._counted()
+        self._drawn_at_start = (self._sight.samples, self._sight.tokens)
+        self._sight.wait_seconds = 0.0
+        self._sight.looks_at_loss = False
+        super().begin_block()
+
+    def ends_with_next(self) -> None:
+        """The next step is the last one of the block: its loss is that of the block."""
+        self._sight.looks_at_loss = True
+
+    def read_loss(self) -> None:
+        """Bring the loss to the host."""
+        self.loss = self._sight.loss
+        super().read_loss()
+
+    def end_block(self) -> RankFigures:
+        """Of the block until here."""
+        self.loss = self._sight.loss
+        self.clock.wait_seconds = self._sight.wait_seconds
+        figures = super().end_block()
+        self._check()
+        self.samples_done = self._counted()
+        return figures
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What the optimizer updates whose steps are those of the training."""
+        assert self._sight.leader is not None
+        return (p for group in self._sight.leader.param_groups for p in group["params"])
+
+    def tokens(self, samples: int) -> int:
+        """Of so many samples of the block. What a row has of them is so, also where ranks share what
+        each of them draws."""
+        rows, tokens = self._drawn_at_start
+        drawn = self._sight.samples - rows
+        return round(samples * (self._sight.tokens - tokens) / drawn) if drawn else 0
+
+
+class _ScriptSubject:
+    """A script under the profiler: its stretches are named from outside."""
+
+    def __init__(self, training: Training, spans: Spans, progressed: Callable[[], None]) -> None:
+        self.training = training
+        self.progressed = progressed
+        self._spans = spans
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        return {}
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Not operator by operator: it may be compiled, or look at its own."""
+        return nullcontext()
+
+    def marked(self) -> AbstractContextManager[Any]:
+        return self._spans.marked()
+
+    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """None: `init` and `doctor` have tried what acts on it."""
+        return []
+
+
+class _LeaderNorms:
+    """Of the gradient that the first optimizer sees, clipped if the script clips it."""
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+        self._square = math.nan
+
+    def clear(self) -> None:
+        self._square = math.nan
+
+    def look(self) -> None:
+        """Just before a step."""
+        assert self._sight.leader is not None
+        self._square = square(self._sight.leader)
+
+    def of_step(self) -> float:
+        return math.sqrt(self._square)
+
+    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
+        """Nothing else: a script may begin with other weights whenever it is started."""
+        return nullcontext(Observed())
+
+
+class ScriptRun:
+    """Drives a timed run from the hooks in a script's training."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        context: RankContext,
+        store: Store,
+        *,
+        progressed: Callable[[], None],
+        began: Callable[[], None],
+        report: Callable[[BlockReport], None],
+        leave: Leave,
+    ) -> None:
+        assert request.script is not None
+        self._request = request
+        self._script = request.script
+        self._began = began
+        self._context = context
+        self._progressed = progressed
+        self._report = report
+        self._leave = leave
+        self._changes = Changes(request.knobs, self._script.changes)
+        self._copies = Copies(request.copies)
+        self._sight = Sight(self._changes.built)
+        self._norms = _LeaderNorms(self._sight)
+        self._spans = Spans(self._sight.built, profiling.span)
+        self._gather = over_store(store, context.rank, context.world_size)
+        self._drawing = context.world_size
+        self._training: ScriptTraining | None = None
+        self._steps: Iterator[None] = iter(())
+        self._steps_seen = 0
+
+    def run(self) -> NoReturn:
+        """Run the script for as long as its steps are wanted."""
+        spawning.watch(lambda why: self._leave(Outcome.ERROR, why))
+        self._copies.begin()
+        self._changes.begin()
+        self._changes.met("cpu_affinity")  # as every rank's, before it began
+        self.watch()
+        ended = execute(self._script, self._request.import_paths)
+        taken = self._training.steps_done if self._training else 0
+        self._leave(
+            Outcome.ERROR,
+            f"the script ended {ended}after {taken} measured optimizer steps, before enough was seen; "
+            "have it train for longer",
+        )
+
+    def watch(self) -> None:
+        """Have the optimizer steps of this process drive the run."""
+        norms = self._norms.look if self._request.trajectory else None
+        self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
+
+    def _goes_on(self) -> None:
+        # Until a pass has gone forth and back it starts up: it may compile, or load what is large.
+        if self._sight.first_backward is not None:
+            self._progressed()
+
+    def _taken(self) -> None:
+        # Whatever goes wrong here is no business of the script, which may catch what is raised in it.
+        try:
+            self._spans.leave("optimizer")
+            self._steps_seen += 1
+            if self._training is None:
+                self._begin()
+            else:
+                self._training.steps_done += 1
+            if next(self._steps, _END) is _END:
+                self._leave(None, "finished")
+        except BaseException as error:
+            self._leave(raised.of_exception(error), f"{type(error).__name__}: {error}")
+
+    def _begin(self) -> None:
+        """After the first step, which shows what there is to see."""
+        unread = self._copies.unread()
+        drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader, len(unread)))
+        if all(rank.unread for rank in drew):
+            self._leave(
+                Outcome.ERROR,
+                f"{', '.join(unread)}: no rank has read it, so what the configuration says in it has "
+                "no effect; say under workload.flags which file the script reads, or what names it",
+            )
+        if not self._script.told:
+            self._drawing = sum(rank.any > 0 for rank in drew) or self._context.world_size
+        self._check_samples()
+        if problem := self._problem():
+            self._leave(Outcome.ERROR, problem)
+        self._began()
+        self._training = ScriptTraining(
+            self._request,
+            self._context,
+            self._gather,
+            self._sight,
+            self._counted,
+            self._check_samples,
+        )
+        self._training.loss = self._sight.loss
+        where = (self._request, self._context, self._report)
+        if self._request.profile:
+            subject = _ScriptSubject(self._training, self._spans, self._progressed)
+            self._steps = profiling.run_profile(subject, *where)
+        elif self._request.trajectory:
+            self._steps = run_trajectory(self._training, self._norms, *where)
+        else:
+            self._steps = run_blocks(self._training, *where)
+
+    def _problem(self) -> str | None:
+        """Why the training is not what the configuration says, or cannot be measured."""
+        if self._sight.loss is None:
+            return "no loss was seen: Tensor.backward was never called on a scalar"
+        idle = self._changes.idle(draws=self._sight.saw_loader)
+        # A rank that is given its batches by another has no loader that matters.
+        given = self._drawing < self._context.world_size and not self._sight.saw_loader
+        if idle := [name for name in idle if not (given and name in LOADER)]:
+            return f"{', '.join(idle)}: has found nothing to act on in the script"
+        if back := self._changes.set_back():
+            return f"{', '.join(back)}: {_SET_BACK}"
+        if self._context.world_size > 1 and self._apart():
+            return (
+                "nothing was sent between ranks from the first backward pass to the end of the step: "
+                "the ranks of the script do not train together, but each by itself"
+            )
+        in_force, knobs = self._sight.own(), self._request.knobs
+        if contrary := [*own.contrary(in_force, knobs, self._script.changes)]:
+            return f"{', '.join(contrary)}: {_SET_BACK}"
+        if contrary := [*own.contrary(in_force, knobs, self._script.kept)]:
+            return (
+                f"{', '.join(contrary)}: is what the script has by itself, and not what the "
+                "configuration says; say so under `baseline`"
+            )
+        if not given and not self._counted():
+            return (
+                "no sample was seen: the script draws none from a DataLoader; say in study.yaml how "
+                "many a step has (workload.samples)"
+            )
+        return None
+
+    def _apart(self) -> bool:
+        return communication.collectives() == self._sight.first_backward
+
+    def _counted(self) -> float:
+        """Samples that all ranks have trained on until now."""
+        said = self._script.samples * self._steps_seen * self._context.world_size
+        if self._script.samples and self._script.told:
+            return float(said)
+        if self._script.samples and not self._sight.saw_loader:
+            # Nobody sees whether the arguments reach the training: the user must say it.
+            return float(said) if self._script.draws_none else 0.0
+        return float(self._sight.samples * self._drawing)
+
+    def _check_samples(self) -> None:
+        """A step must have the samples that the configuration says. A loader may run ahead of the steps,
+        and end an epoch with a smaller batch."""
+        wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
+        if not wanted or self._script.told or not self._sight.saw_loader:
+            return
+        seen = self._sight.samples * self._drawing / self._context.world_size
+        if abs(seen - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
+            self._leave(
+                Outcome.ERROR,
+                f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "
+                f"step, are not the {wanted} that the configuration says: its arguments do not reach "
+                "the training",
+            )
+
+
+class _Drew(NamedTuple):
+    """What a rank tells of its first step."""
+
+    any: float
+    """Batches from a DataLoader: 1; none: 0."""
+    unread: float
+    """Copies of files that it has not opened."""
+
+
+_END = object()
+_SET_BACK = (
+    "is what the script has set, over what it was changed to from outside; map the knob to an argument "
+    "of the script, or take it out"
+)
+_TOLERANCE = 0.1
+"""Of samples per step, in the long run."""
+
+
+def execute(script: Script, folders: Sequence[str]) -> str:
+    """Run it as python does, to its end.
+
+    Args:
+        script: what to run.
+        folders: in which its file is looked for, unless the working directory has it.
+
+    Returns:
+        How it ended, in words that a sentence takes.
+    """
+    path = script.path if script.is_module else _file(script.path, folders)
+    sys.argv = [path, *script.args]
+    # As in a process that python has started, where the script may choose: this one has taken over the
+    # choice of its fork server.
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        if script.is_module:
+            # `python -m` looks in the working directory first.
+            sys.path[0:0] = [str(Path.cwd())]
+            runpy.run_module(path, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0:0] = [str(Path(path).resolve().parent)]
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            return f"({left.code}) "
+        if left.code:
+            return f"with exit status {left.code} "
+    return ""
+
+
+def _file(name: str, folders: Sequence[str]) -> str:
+    """Where a script is: from the working directory on, else in the first folder that has it."""
+    beside = (str(Path(folder) / name) for folder in folders)
+    return next((path for path in (name, *beside) if Path(path).is_file()), name)

@@ -1,0 +1,142 @@
+"""A training on one rank, whoever drives it, as blocks see it: steps, samples, seconds, loss."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from autotune.worker.observers import memory
+from autotune.worker.observers.timing import BlockClock
+from autotune.worker.protocol import BlockReport, Knobs, Observed, TrialRequest
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.gathering import Gather, RankFigures
+
+Span = Callable[[str], AbstractContextManager[Any]]
+"""Marks a stretch of the step: step, batch, loader, forward, backward, optimizer, read."""
+
+_NOTHING = nullcontext()
+
+
+def no_span(_: str) -> AbstractContextManager[Any]:
+    """Marks nothing."""
+    return _NOTHING
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss became NaN or infinite."""
+
+
+class Training:
+    """What every training on a rank has.
+
+    Attributes:
+        knobs: its configuration.
+        model: of this rank.
+        clock: times its blocks.
+        steps_done: optimizer steps.
+        samples_done: over all ranks; a shortened sample counts by its share of tokens.
+        loss: the last one, on its device.
+        loss_read: the last one that was read in this block; NaN before.
+        fewest_steps: of a block that is to stand for the whole training.
+        inspectable: whether one may look at its operators one by one.
+        log_interval: steps between two readings of the loss.
+        gather: the figures of all ranks, on every rank.
+    """
+
+    model: nn.Module
+    loss: Any
+    fewest_steps: int = 1
+    log_interval: int = 1
+    inspectable: bool = False
+
+    def __init__(self, request: TrialRequest, context: RankContext, gather: Gather) -> None:
+        self.knobs: Knobs = request.knobs
+        self.clock = BlockClock(context.device)
+        self.gather = gather
+        self.steps_done = 0
+        self.samples_done = 0.0
+        self.loss_read = math.nan
+        self._block_start = (0, 0.0)
+        self._replicas = request.replicas
+        self._alone = request.has_devices_alone
+        self._devices = context.devices
+
+    def read_loss(self) -> None:
+        """Bring the loss to the host, as a progress line does: a true synchronisation point.
+
+        Raises:
+            NonFiniteLoss: it is NaN or infinite.
+        """
+        self.loss_read = float(self.loss)
+        if not math.isfinite(self.loss_read):
+            raise NonFiniteLoss(f"the loss is {self.loss_read}, read at step {self.steps_done}")
+
+    def meet(self) -> None:
+        """Wait until all ranks have come here."""
+        self.gather(RankFigures(0.0, 0.0, 0.0, 0.0))
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """All that is trained."""
+        return self.model.parameters()
+
+    def tokens(self, samples: int) -> int:
+        """Of so many samples of the block; 0 where a sample has none."""
+        raise NotImplementedError
+
+    def begin_block(self) -> None:
+        """Count and time from here on."""
+        self._block_start = (self.steps_done, self.samples_done)
+        self.loss_read = math.nan
+        self.clock.start()
+
+    def ends_with_next(self) -> None:
+        """The next step is the last one of the block."""
+
+    def end_block(self) -> RankFigures:
+        """Of the block until here. A loss that was not read in it is read now, when nothing is timed any
+        more."""
+        seconds = self.clock.stop()
+        if math.isnan(self.loss_read):
+            self.loss_read = float(self.loss)
+        return RankFigures(seconds, self.clock.wait_seconds, self.loss_read, self._peak_bytes())
+
+    def block(
+        self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
+    ) -> BlockReport:
+        """The report of the block that is over. A shortened sample counts by its share of tokens.
+
+        Args:
+            trial: its name.
+            index: of the block.
+            ranks: what each of them tells.
+            observed: what else was seen.
+        """
+        if self._replicas > 1:
+            observed = Observed(**{**observed, "replicas": self._replicas})
+        samples = round(self.samples_of_block())
+        seconds = tuple(rank.seconds for rank in ranks)
+        return BlockReport(
+            trial=trial,
+            index=index,
+            steps=self.steps_done - self._block_start[0],
+            samples=samples,
+            tokens=self.tokens(samples),
+            seconds=max(seconds),
+            rank_seconds=seconds,
+            wait_seconds=max(rank.wait_seconds for rank in ranks),
+            loss=sum(rank.loss for rank in ranks) / len(ranks),
+            peak_bytes=int(max(rank.peak_bytes for rank in ranks)),
+            observed=observed,
+        )
+
+    def samples_of_block(self) -> float:
+        """Samples over all ranks since it began."""
+        return self.samples_done - self._block_start[1]
+
+    def _peak_bytes(self) -> int:
+        """Of the device that takes most; of a process that does the work of several ranks on the CPU,
+        each one's share."""
+        peak = max(memory.peak_bytes(device, alone=self._alone) for device in self._devices)
+        return peak if self._devices[0].type == "cuda" else peak // self._replicas

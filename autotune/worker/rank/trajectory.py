@@ -1,0 +1,218 @@
+"""A short loss trajectory, step by step: what two configurations compute, not how fast.
+
+Beside the loss, each step reports the norm of the gradient that the optimizer sees, and whether the
+replicas of the model are still alike: a wrong loss scale hides behind Adam, and a gradient that is not
+exchanged behind a loss that falls all the same. The first steps are taken without dropout, and report
+sketches of their gradients and of how far they have moved the weights.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotune.worker.effects.compression import averaged_gradients
+from autotune.worker.protocol import QUIET_STEPS, BlockReport, Observed, TrialRequest
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.gathering import RankFigures
+from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.quiet import without_dropout
+from autotune.worker.rank.sketch import Sketched, Sketcher
+from autotune.worker.rank.training import Training
+
+
+class _RankStep(NamedTuple):
+    figures: RankFigures
+    gradient_norm: float
+    weights: float
+    """Sum of all parameters."""
+    size: float
+    """Sum of their magnitudes."""
+
+
+class Norms(Protocol):
+    """The norm of the gradient that the optimizers see."""
+
+    def clear(self) -> None:
+        """Begin a step."""
+
+    def of_step(self) -> float:
+        """Of the step that is over; NaN where there was none."""
+
+    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
+        """Around a step, by its number: what else is seen of it, once it is over."""
+
+
+def run_trajectory(
+    training: Training,
+    norms: Norms,
+    request: TrialRequest,
+    context: RankContext,
+    report: Callable[[BlockReport], None],
+) -> Iterator[None]:
+    """`request.trajectory` optimizer steps of a training that takes one whenever this yields; on rank 0
+    report each as a block of one step."""
+    for index in range(request.trajectory):
+        norms.clear()
+        training.begin_block()
+        training.ends_with_next()
+        inspects = index == 0 and training.inspectable
+        with norms.looked_at(index) as seen, _counting_flops(only=inspects) as flops:
+            yield
+        mine = _rank_step(training, norms.of_step())
+        ranks: list[_RankStep] = training.gather(mine)
+        if context.rank:
+            continue
+        observed = Observed(**seen, replica_spread=_spread(ranks))
+        if not math.isnan(mine.gradient_norm):
+            observed["gradient_norm"] = max(rank.gradient_norm for rank in ranks)
+        if flops is not None:
+            mine_alone = training.samples_of_block() / context.world_size
+            observed["flops_per_sample"] = flops.get_total_flops() / mine_alone
+        report(training.block(request.trial, index, [rank.figures for rank in ranks], observed))
+
+
+def _rank_step(training: Training, gradient_norm: float) -> _RankStep:
+    figures = training.end_block()
+    weights = size = 0.0
+    for parameter in training.parameters():
+        whole = _whole(parameter.detach()).double()
+        weights += float(whole.sum())
+        size += float(whole.abs().sum())
+    return _RankStep(figures, gradient_norm, weights, size)
+
+
+def _spread(ranks: Sequence[_RankStep]) -> float:
+    """How far the replicas of the model lie apart, relative to their size."""
+    totals = [rank.weights for rank in ranks]
+    return (max(totals) - min(totals)) / max(*(rank.size for rank in ranks), 1e-30)
+
+
+class UpdateNorms:
+    """Of the gradients of all parameters together, before they are clipped; of the first steps the
+    gradients themselves as well, and how far the weights have moved, as sketches."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        """Look at every update of a training."""
+        self._loop = loop
+        self._updates = loop.updates
+        self._squares: list[float] = []
+        named = list(loop.model.named_parameters())
+        self._places = {parameter: place for place, (_, parameter) in enumerate(named)}
+        self._sketcher = Sketcher((_plain(name), p.numel()) for name, p in named)
+        self._sketches = False
+        self._start: list[Sketched] = []
+        for optimizer in loop.updates.optimizers:
+            optimizer.register_step_pre_hook(lambda one, *_: self._look(one))
+        loop.updates.before_own = self._look_at_own
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._squares.clear()
+
+    def of_step(self) -> float:
+        """The norm. fp16: the scaler skips an update whose gradients overflow; NaN then."""
+        if not self._squares or math.isnan(sum(self._squares)):
+            return math.nan
+        before = self._updates.norm_before_clipping
+        return math.sqrt(sum(self._squares)) if before is None else float(before)
+
+    @contextmanager
+    def looked_at(self, index: int) -> Iterator[Observed]:
+        """Around a step, by its number: sketches of the first ones, which have no dropout."""
+        seen = Observed()
+        if index >= QUIET_STEPS:
+            yield seen
+            return
+        if not index:
+            self._loop.settle_scale()
+            self._start = self._weights()
+        self._sketches = True
+        with without_dropout(self._loop.model):
+            yield seen
+        self._sketches = False
+        seen["gradient"] = [one.as_row() for one in self._unclipped(self._sketcher.done())]
+        if index == QUIET_STEPS - 1:
+            pairs = zip(self._weights(), self._start, strict=True)
+            seen["moved"] = [now.less(before).as_row() for now, before in pairs]
+            seen["weights"] = [one.norm for one in self._start]
+
+    def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
+        """As they were before they were clipped."""
+        before = self._updates.norm_before_clipping
+        clipped = math.sqrt(sum(one.norm**2 for one in gradients))
+        factor = 1.0 if before is None or not clipped else float(before) / clipped
+        return (one.scaled(factor) for one in gradients)
+
+    def _weights(self) -> list[Sketched]:
+        for parameter, place in self._places.items():
+            self._sketcher.add(place, _whole(parameter.detach()))
+        return self._sketcher.done()
+
+    def _look(self, optimizer: Optimizer) -> None:
+        self._squares.append(square(optimizer))
+        if self._sketches:
+            # fp16: a fused update takes the scale off by itself.
+            scale = getattr(optimizer, "grad_scale", None)
+            self._sketch_gradients(
+                (p for group in optimizer.param_groups for p in group["params"]),
+                1.0 if scale is None else 1 / float(scale),
+            )
+
+    def _look_at_own(self) -> None:
+        self._squares.append(_sum_of_squares(_own(self._loop)))
+        if self._sketches:
+            self._sketch_gradients(self._places, 1.0)
+
+    def _sketch_gradients(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None and parameter in self._places:
+                gradient = _whole(parameter.grad.detach())
+                scaled = gradient if factor == 1 else gradient.double() * factor
+                self._sketcher.add(self._places[parameter], scaled)
+
+
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
+"""Names that wrappers put into those of parameters."""
+
+
+def _plain(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def square(optimizer: Optimizer) -> float:
+    """Of the norm of the gradient that the update is about to see; NaN where it will be skipped."""
+    # fp16: a fused update takes the scale off by itself, and skips itself where gradients overflow.
+    scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    if overflow is not None and float(overflow):
+        return math.nan
+    found = _sum_of_squares(averaged_gradients(optimizer))
+    return found if scale is None else found / float(scale) ** 2
+
+
+def _own(loop: TrainingLoop) -> Iterator[Tensor]:
+    return (p.grad for p in loop.model.parameters() if p.grad is not None)
+
+
+def _sum_of_squares(gradients: Iterable[Tensor]) -> float:
+    return float(sum(_whole(g.detach()).double().square().sum() for g in gradients))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor, put together if the ranks hold parts of it."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+@contextmanager
+def _counting_flops(*, only: bool) -> Iterator[Any]:
+    if not only:
+        yield None
+        return
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        yield counter

@@ -1,0 +1,109 @@
+"""Leave to train, block by block, on devices that several trials share in turn."""
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from autotune.worker.protocol import Configure, TrialRequest, Turn, Waiting, from_line
+
+
+class Turns(Protocol):
+    """What `run_blocks` asks before each block."""
+
+    def next(self) -> Turn | None:
+        """Wait for leave to train a block. None: another configuration is wanted."""
+
+    def silence(self) -> None:
+        """The block is over: nothing of this rank is to run on, until it has leave again."""
+
+
+class _Alone:
+    """Nobody else is there: the devices are this trial's all the time."""
+
+    def next(self) -> Turn:
+        return Turn("", 0)
+
+    def silence(self) -> None:
+        """There is nobody to disturb."""
+
+
+ALONE = _Alone()
+
+
+class TakenTurns:
+    """Turns that the agent passes on. A rank that waits takes no processor time, and its loader's
+    workers are stopped: what they would prepare meanwhile, no step would have to wait for."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take in the line to the agent, on which `listen` hears of turns."""
+        self._connection = connection
+        self._given: queue.SimpleQueue[Turn | Configure] = queue.SimpleQueue()
+        self._following: TrialRequest | None = None
+        self._last = 0
+        self._silent = False
+
+    def listen(self, gone: Callable[[], None]) -> None:
+        """Take in turns until the agent is gone, and say so. For a thread of its own."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = from_line(self._connection.recv_bytes())
+                if isinstance(message, Turn | Configure):
+                    self._given.put(message)
+        gone()
+
+    def next(self) -> Turn | None:
+        """Wait for the next turn, or another configuration; the rank is silent meanwhile."""
+        self.silence()
+        self._connection.send_bytes(Waiting(self._last).to_line())
+        given = self._given.get()
+        self._wake()
+        if isinstance(given, Configure):
+            self._following = given.request
+            return None
+        self._last = given.number
+        return given
+
+    def following(self) -> TrialRequest:
+        """What is to be measured now; wait for it unless `next` has heard of it."""
+        while self._following is None:
+            self.next()
+        request, self._following = self._following, None
+        return request
+
+    def silence(self) -> None:
+        """Stop the processes that this one has started: a loader's workers, mostly."""
+        if self._last and not self._silent:
+            self._silent = True
+            _signal_children(signal.SIGSTOP)
+
+    def _wake(self) -> None:
+        if self._silent:
+            self._silent = False
+            _signal_children(signal.SIGCONT)
+
+
+class OwnTurns:
+    """The same for ranks that have the devices to themselves: a turn is leave to go on, and nothing that
+    is timed depends on it."""
+
+    def __init__(self, turns: TakenTurns) -> None:
+        self._turns = turns
+
+    def next(self) -> Turn | None:
+        turn = self._turns.next()
+        return ALONE.next() if turn else None
+
+    def silence(self) -> None:
+        self._turns.silence()
+
+
+def _signal_children(number: signal.Signals) -> None:
+    for child in multiprocessing.active_children():
+        if child.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child.pid, number)

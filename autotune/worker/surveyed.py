@@ -1,0 +1,86 @@
+"""What was seen of a training script in its first steps, as whoever writes a study of it is told."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autotune.worker.decoding import decoder
+
+SETTINGS = (".yaml", ".yml", ".json", ".toml")
+"""How names of files end from which scripts read their settings."""
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Option:
+    """By which the script can be told something, and what it is told today.
+
+    Attributes:
+        flag: `--flag`, `--flag=` where its value must be in the same argument, or `key=`.
+        name: of the value inside the script.
+        value: in force.
+        switch: it is given or not, and has no value.
+        sure: a parser knows it; else it is a guess from a variable of that name.
+    """
+
+    flag: str
+    name: str
+    value: Any
+    switch: bool = False
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """Of one rank.
+
+    Attributes:
+        steps: of the optimizer that were seen.
+        micro_batch: rows of a forward pass with gradients on; 0 if none was seen.
+        columns: of the first tensor that the model is given; 0 if it has none.
+        accumulation_steps: such passes per optimizer step.
+        loader: whether a DataLoader yielded what it trained on.
+        ddp: whether a model was in DistributedDataParallel.
+        sharded: whether parameters are sharded tensors (FSDP2).
+        scaled: whether a GradScaler scaled the loss.
+        optimizer: its class; empty if none has stepped.
+        convolutions: whether the model has any.
+        own: knob -> what the script has by itself, as far as that shows.
+        options: all that were found, in the order of the script.
+        written: files that it opened for writing.
+        settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
+            its arguments.
+        ended: how it ended by itself; empty if it was left.
+    """
+
+    steps: int = 0
+    micro_batch: int = 0
+    columns: int = 0
+    accumulation_steps: int = 1
+    loader: bool = False
+    ddp: bool = False
+    sharded: bool = False
+    scaled: bool = False
+    optimizer: str = ""
+    convolutions: bool = False
+    own: dict[str, Any] = field(default_factory=dict)
+    options: tuple[Option, ...] = ()
+    written: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    ended: str = ""
+
+    @property
+    def samples(self) -> int:
+        """Of a rank per optimizer step."""
+        return self.micro_batch * self.accumulation_steps
+
+    def to_text(self) -> str:
+        """For a file."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_text(cls, text: str) -> "Surveyed":
+        """What `to_text` wrote."""
+        hint: Any = cls
+        found: Surveyed = decoder(hint)(json.loads(text))
+        return found

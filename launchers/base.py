@@ -92,8 +92,8 @@ class Slot(ABC):
     name: str
     environment: dict[str, Any]
     """Fingerprint of the first node, see autotune.worker.node.environment; where there are several
-    nodes, those of the others under `others`. Of the agents that ran last: those that replace them may be
-    elsewhere."""
+    nodes, those of the others under `others`. Of the agents that ran last: those that replace them
+    may be elsewhere."""
     device: str
     """'cpu' or 'cuda'."""
     devices_per_rank: float

@@ -39,6 +39,9 @@ class Answer:
     Attributes:
         rate: samples per second over all ranks.
         block_sigma: relative standard deviation of the time of blocks.
+        pattern: times of consecutive steps over the typical one, repeated when it ends; empty: all
+            steps are alike.
+        first_step: seconds of the first step; None: as the others.
         startup: seconds before the first step, in new processes.
         switch: the same in processes that take over.
         tokens_per_sample: 0 where a sample has none.
@@ -60,6 +63,8 @@ class Answer:
 
     rate: float = 1.0
     block_sigma: float = 0.0
+    pattern: tuple[float, ...] = ()
+    first_step: float | None = None
     startup: float = 0.0
     switch: float = 0.0
     tokens_per_sample: int = 0

@@ -22,8 +22,15 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
     samples_per_step = knobs["micro_batch"] * knobs["accumulation_steps"] * workers
     step = samples_per_step / answer.rate
     loss, at = answer.loss, 0.0
+    relative = itertools.cycle(answer.pattern)
     for index, steps in enumerate(_steps(request, step)):
-        seconds = steps * step * math.exp(draw.gauss(0.0, answer.block_sigma))
+        if not index and answer.first_step is not None:
+            seconds = answer.first_step + (steps - 1) * step
+        elif answer.pattern:
+            seconds = step * math.fsum(next(relative) for _ in range(steps))
+        else:
+            seconds = steps * step
+        seconds *= math.exp(draw.gauss(0.0, answer.block_sigma))
         seconds /= 1 - answer.slows * -math.expm1(-at / _HOT_AFTER)
         at += seconds
         yield BlockReport(

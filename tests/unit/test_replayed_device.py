@@ -1,0 +1,72 @@
+"""The replayed device answers with what was recorded, and borrows from neighbours elsewhere."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from autotune.worker.protocol import Knobs, Outcome
+from launchers.replay.answers import Launch
+from launchers.replay.device import RecordedDevice, read_device
+from search_spaces import defaults
+from tests.trials import trial
+
+TABLE = Path("benchmarks/tables/h200-gpt2-124m.jsonl")
+
+
+@pytest.fixture(scope="module")
+def device() -> RecordedDevice:
+    return read_device(Path(__file__).parents[2] / TABLE)
+
+
+def knobs(**changes: object) -> Knobs:
+    return {**defaults(), "precision": "bf16", "accumulation_steps": 1, **changes}
+
+
+def launch(given: Knobs, *, live: bool = False) -> Launch:
+    return Launch(trial(Path("/w"), knobs=given), 1, 0.0, random.Random(0), live)
+
+
+def test_recorded_configuration_runs_at_its_recorded_median(device: RecordedDevice) -> None:
+    assert device.rate(knobs(micro_batch=32)) * 1024 == pytest.approx(409_966, rel=1e-3)
+    best = knobs(micro_batch=32, compile="default", optimizer_kernels="fused")
+    assert device.rate(best) * 1024 == pytest.approx(531_827, rel=1e-3)
+
+
+def test_unrecorded_configuration_lies_between_its_neighbours(device: RecordedDevice) -> None:
+    plain = device.step(knobs(micro_batch=2))
+    compiled = device.step(knobs(micro_batch=2, compile="default"))
+    assert 0.6 * plain < compiled < plain
+
+
+def test_float8_without_compile_is_slower_than_with_it(device: RecordedDevice) -> None:
+    alone = device.step(knobs(micro_batch=32, float8="tensorwise"))
+    compiled = device.step(knobs(micro_batch=32, float8="tensorwise", compile="default"))
+    assert alone > 2.5 * compiled
+
+
+def test_second_compilation_of_a_graph_finds_a_warm_cache(device: RecordedDevice) -> None:
+    behaviour = device.behaviour(script=True)
+    given = knobs(micro_batch=16, compile="default")
+    cold, warm = behaviour(launch(given)), behaviour(launch(given))
+    assert cold.first_step is not None and warm.first_step is not None
+    assert cold.first_step > 10 > 3 * warm.first_step / 2
+
+
+def test_launch_bound_processes_differ_and_compute_bound_ones_do_not(
+    device: RecordedDevice,
+) -> None:
+    behaviour = device.behaviour(script=True)
+
+    def rates(given: Knobs) -> list[float]:
+        request = trial(Path("/w"), knobs=given)
+        draws = map(random.Random, range(20))
+        return [behaviour(Launch(request, 1, 0.0, draw)).rate for draw in draws]
+
+    assert max(rates(knobs(micro_batch=4))) > 1.3 * min(rates(knobs(micro_batch=4)))
+    assert max(rates(knobs(micro_batch=32))) < 1.02 * min(rates(knobs(micro_batch=32)))
+
+
+def test_configuration_beyond_the_memory_is_out_of_memory(device: RecordedDevice) -> None:
+    answer = device.behaviour(script=False)(launch(knobs(micro_batch=256)))
+    assert answer.outcome is Outcome.OOM

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="print the table of faults at the end, and write it to the file as JSON",
     )
+    parser.addoption(
+        "--first-of-each",
+        action="store_true",
+        help="keep one set of parameters of each test, the first one",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,8 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 _ALONE = pytest.StashKey[bool]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
     """Tests that share a fixture of their module stay together; others run where there is room.
 
     Those that share a launcher or a cluster come first, as they take longest together, then faults:
@@ -67,6 +74,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("machine"))
         elif not item.get_closest_marker("xdist_group") and _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(_FOLDER))))
+    yield
+    # What the marks on the command line have left.
+    if config.getoption("first_of_each"):
+        _keep_first_of_each(config, items)
+
+
+def _keep_first_of_each(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect all parametrizations of a test but the first."""
+    first: dict[str, pytest.Item] = {}
+    for item in items:
+        first.setdefault(item.nodeid.partition("[")[0], item)
+    kept = {id(item) for item in first.values()}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
 
 
 def _rank(item: pytest.Item) -> tuple[bool, bool, tuple[str, str]]:

@@ -69,7 +69,7 @@ class Recorded:
         """Whether the device waits for the host: small micro-batches whose steps scatter."""
         scatter = statistics.pstdev(self.steps) / statistics.fmean(self.steps)
         small: bool = self.config["micro_batch"] <= _MOST_LAUNCH_BOUND_BATCH
-        return small and scatter > _LAUNCH_BOUND_SCATTER
+        return small and bool(scatter > _LAUNCH_BOUND_SCATTER)
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ def _features(knobs: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 def _distance(recorded: Mapping[str, Any], knobs: Mapping[str, Any]) -> float:
     """Differing knobs; micro-batches by the distance of their logarithms."""
-    others = sum(recorded[name] != knobs[name] for name in _NAMES[1:])
-    weight = 3.0 * (recorded["precision"] != knobs["precision"]) + others
+    others = sum(bool(recorded[name] != knobs[name]) for name in _NAMES[1:])
+    weight = 3.0 * bool(recorded["precision"] != knobs["precision"]) + others
     doublings: float = abs(math.log2(recorded["micro_batch"] / knobs["micro_batch"]))
     return weight + doublings
 

@@ -69,7 +69,7 @@ class Recorded:
         """Whether the device waits for the host: small micro-batches whose steps scatter."""
         scatter = statistics.pstdev(self.steps) / statistics.fmean(self.steps)
         small: bool = self.config["micro_batch"] <= _MOST_LAUNCH_BOUND_BATCH
-        return small and bool(scatter > _LAUNCH_BOUND_SCATTER)
+        return bool(small and scatter > _LAUNCH_BOUND_SCATTER)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Recorded:
     @property
     def compiles(self) -> bool:
         """Whether the model is compiled."""
-        return self.config[_COMPILED] != "none"
+        return bool(self.config[_COMPILED] != "none")
 
     @property
     def launch_bound(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measurement.estimate import paired_ratio
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs import plan
 from autotune.runs.judging import TimedRun
 from autotune.views.catalogue import knobs_page, recorded_effects

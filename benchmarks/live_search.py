@@ -40,7 +40,7 @@ from residents import leaving
 
 from autotune.analysis.contenders import most_promising_first
 from autotune.config import load
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster

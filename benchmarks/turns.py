@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from scipy import stats
 
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
 from autotune.worker.protocol import BlockPlan, TrialRequest

@@ -26,7 +26,7 @@ from autotune.analysis.verdict import (
 from autotune.analysis.wording import counted, difference, rate_text
 from autotune.config.sections import MeasurementSpec
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.noise import run_freedom, total_half_width
+from autotune.measurement.noise import run_df, total_half_width
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 _SHOWN = 4
@@ -210,7 +210,7 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
         runs.setdefault(attempt.trial, []).append(attempt)
     levels = Levels.of(attempts)
     equal = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
-    freedom = run_freedom(len(equal))
+    freedom = run_df(len(equal))
     seen = [
         _seen(searched, runs[searched.trial], levels, freedom)
         for searched in attempts.searched().complete()

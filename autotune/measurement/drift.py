@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-LOOKS = 3
+CHECKS_IN_A_ROW = 3
 """In a row on one side: a drift begins, or is over."""
 FEWEST_BLOCKS = 5
 """Of a rank; with fewer, nothing is said of it yet."""
@@ -66,7 +66,7 @@ class Drift:
         """Another minute."""
         below = rate < self._bound
         self._beyond = self._beyond + 1 if below != self.drifted else 0
-        if self._beyond < LOOKS:
+        if self._beyond < CHECKS_IN_A_ROW:
             return None
         self._beyond, self.drifted = 0, below
         return Change.BEGAN if below else Change.OVER

@@ -9,7 +9,7 @@ from enum import Enum
 
 from scipy import special
 
-from autotune.measurement.correlation import lag_one
+from autotune.measurement.autocorrelation import lag_one
 
 LEVEL = 0.05
 """Chance to call courses equivalent that lie just a margin apart, over all looks together."""
@@ -20,7 +20,7 @@ _SCATTER = 0.15
 One pair knows nothing of it, and two or three little."""
 
 
-class Answer(Enum):
+class Equivalence(Enum):
     """What the differences show."""
 
     EQUIVALENT = "equivalent"
@@ -35,16 +35,16 @@ class Distance:
     Attributes:
         mean: of the differences.
         error: its standard error.
-        freedom: degrees of freedom of that.
+        df: degrees of freedom of that.
         runs: pairs of them, with a seed each.
     """
 
     mean: float
     error: float
-    freedom: float
+    df: float
     runs: int = 1
 
-    def within(self, margin: float, looks: int) -> Answer:
+    def within(self, margin: float, looks: int) -> Equivalence:
         """Whether the courses lie within a margin of each other.
 
         Args:
@@ -52,10 +52,10 @@ class Distance:
             looks: how often this is asked at most; the level is shared out among them (Bonferroni).
         """
         if abs(self.mean) + self.half_width(margin, looks) < margin:
-            return Answer.EQUIVALENT
+            return Equivalence.EQUIVALENT
         if abs(self.mean) - self._half_width(margin, _DIFFERENT) > margin:
-            return Answer.DIFFERENT
-        return Answer.OPEN
+            return Equivalence.DIFFERENT
+        return Equivalence.OPEN
 
     def half_width(self, margin: float, looks: int) -> float:
         """Of the interval that has to lie within the margin."""
@@ -63,7 +63,7 @@ class Distance:
 
     def _half_width(self, margin: float, level: float) -> float:
         error = math.hypot(self.error, _SCATTER * margin / math.sqrt(self.runs))
-        return float(special.stdtrit(self.freedom, 1 - level)) * error
+        return float(special.stdtrit(self.df, 1 - level)) * error
 
 
 def distance(runs: Sequence[Sequence[float]]) -> Distance:
@@ -81,10 +81,10 @@ def distance(runs: Sequence[Sequence[float]]) -> Distance:
     within = _pooled_variance(runs, means) * (1 + r) / (1 - r)
     count = sum(map(len, runs))
     error = math.sqrt(within / count)
-    freedom = max(2.0, (count - len(runs)) * (1 - r) / (1 + r))
+    df = max(2.0, (count - len(runs)) * (1 - r) / (1 + r))
     if len(runs) > 1:
         error = max(error, statistics.stdev(means) / math.sqrt(len(runs)))
-    return Distance(statistics.fmean(means), error, freedom, len(runs))
+    return Distance(statistics.fmean(means), error, df, len(runs))
 
 
 def _pooled_variance(runs: Sequence[Sequence[float]], means: Sequence[float]) -> float:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from autotune.measurement.correlation import lag_one, worth
+from autotune.measurement.autocorrelation import effective_sample_size, lag_one
 
 CONFIDENCE = 0.95
 STEADY_BLOCKS = 5
-_FEWEST_FREEDOM = 2
+_MIN_DF = 2
 """Degrees of it, of three blocks or more. With one, all that five blocks are worth now and then, one
 interval in twenty is three times as wide, and no more of them hold the truth."""
 _STEADY_VARIATION = 0.02
@@ -31,13 +31,13 @@ class Estimate:
         rate: units per second.
         half_width: of the interval, relative to the rate; infinite for fewer than two blocks.
         blocks: how many it rests on.
-        freedom: degrees of it, of Student's t that the interval is made of.
+        df: degrees of it, of Student's t that the interval is made of.
     """
 
     rate: float
     half_width: float
     blocks: int
-    freedom: float = 1.0
+    df: float = 1.0
 
     @property
     def low(self) -> float:
@@ -67,10 +67,10 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
     if count < 2:
         return Estimate(rate, math.inf, count)
     effective = effective_size(rates)
-    freedom = max(effective - 1, min(_FEWEST_FREEDOM, count - 1))
+    df = max(effective - 1, min(_MIN_DF, count - 1))
     spread = float(np.std(rates, ddof=1))
-    half_width = student(freedom) * spread / (rate * math.sqrt(effective))
-    return Estimate(rate, half_width, count, freedom)
+    half_width = student(df) * spread / (rate * math.sqrt(effective))
+    return Estimate(rate, half_width, count, df)
 
 
 def effective_size(values: Sequence[float] | np.ndarray) -> float:
@@ -78,7 +78,7 @@ def effective_size(values: Sequence[float] | np.ndarray) -> float:
     array = np.asarray(values, dtype=float)
     if len(array) < 3 or np.ptp(array) == 0:
         return float(len(array))
-    return worth(len(array), lag_one([array.tolist()]))
+    return effective_sample_size(len(array), lag_one([array.tolist()]))
 
 
 def steady(seconds_per_step: Sequence[float]) -> bool:
@@ -97,9 +97,9 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     return abs(slope) * STEADY_BLOCKS <= _STEADY_DRIFT * float(np.median(last))
 
 
-def student(freedom: float) -> float:
+def student(df: float) -> float:
     """Half the width of Student's central 95 % interval, in standard errors."""
-    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    return float(special.stdtrit(df, (1 + CONFIDENCE) / 2))
 
 
 @dataclass(frozen=True)

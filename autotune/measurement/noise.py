@@ -25,49 +25,49 @@ SHORTEST_FOR_DRIFT = 1800.0
 
 
 @dataclass(frozen=True)
-class Run:
+class RepeatedRun:
     """One run of the configuration that is repeated.
 
     Attributes:
         rate: units per second.
         half_width: relative, of the 95 % interval that its own blocks give.
         at: when it began, seconds.
-        freedom: degrees of it, of Student's t in that interval; infinite: the normal distribution.
+        df: degrees of it, of Student's t in that interval; infinite: the normal distribution.
     """
 
     rate: float
     half_width: float
     at: float
-    freedom: float = math.inf
+    df: float = math.inf
 
     @property
     def error(self) -> float:
         """Relative standard error of the rate, by its blocks."""
-        return standard_error(self.half_width, self.freedom)
+        return standard_error(self.half_width, self.df)
 
 
 @dataclass(frozen=True)
-class Noise:
+class RunNoise:
     """How far equal runs lie apart, and how well that is known.
 
     Attributes:
         sigma_run, runs, drift_per_hour: see storage.StoredNoise.
-        freedom: degrees of it, those that the prior weighs included: an interval for the next run is
+        df: degrees of it, those that the prior weighs included: an interval for the next run is
             Student's with so many.
     """
 
     sigma_run: float
     runs: int
     drift_per_hour: float | None
-    freedom: float = _PRIOR_WEIGHT
+    df: float = _PRIOR_WEIGHT
 
     @property
     def error(self) -> float:
         """Standard error of sigma_run."""
-        return self.sigma_run / math.sqrt(2 * self.freedom)
+        return self.sigma_run / math.sqrt(2 * self.df)
 
 
-def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
+def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> RunNoise:
     """The relative standard deviation between runs that their own blocks do not explain.
 
     The variance of the log rates around their drift, if they have one, less the mean variance that the
@@ -79,30 +79,30 @@ def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
         runs: of one configuration, in processes as the trials have them.
         prior_sigma: from an earlier study in the same environment, or PRIOR_SIGMA.
     """
-    freedom = len(runs) - 1
-    if freedom < 1:
-        return Noise(prior_sigma, len(runs), None)
+    df = len(runs) - 1
+    if df < 1:
+        return RunNoise(prior_sigma, len(runs), None)
     logs = np.log([run.rate for run in runs])
     drift = _drift(runs, logs)
     if drift:
         logs = logs - drift * np.array([run.at / _SECONDS_PER_HOUR for run in runs])
-        freedom -= 1
+        df -= 1
     within = float(np.mean([run.error**2 for run in runs]))
-    scatter = float(np.sum((logs - logs.mean()) ** 2)) / freedom
+    scatter = float(np.sum((logs - logs.mean()) ** 2)) / df
     between = max(0.0, scatter - within)
     visible = max(prior_sigma**2, between)
-    weight = freedom * (visible / (visible + within)) ** 2
+    weight = df * (visible / (visible + within)) ** 2
     pooled = (_PRIOR_WEIGHT * prior_sigma**2 + weight * between) / (_PRIOR_WEIGHT + weight)
-    return Noise(math.sqrt(pooled), len(runs), drift, _PRIOR_WEIGHT + weight)
+    return RunNoise(math.sqrt(pooled), len(runs), drift, _PRIOR_WEIGHT + weight)
 
 
-def run_freedom(runs: int) -> float:
+def run_df(runs: int) -> float:
     """Degrees of freedom, at most, of what so many equal runs tell of their noise, those of the prior
     included."""
     return _PRIOR_WEIGHT + max(0, runs - 1)
 
 
-def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
+def _drift(runs: Sequence[RepeatedRun], logs: np.ndarray) -> float | None:
     hours = [run.at / _SECONDS_PER_HOUR for run in runs]
     spanned = (max(hours) - min(hours)) * _SECONDS_PER_HOUR
     if len(runs) < FEWEST_FOR_DRIFT or spanned < SHORTEST_FOR_DRIFT:
@@ -114,22 +114,22 @@ def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
     return float(slope.slope) if slope.low_slope > 0 or slope.high_slope < 0 else 0.0
 
 
-def standard_error(half_width: float, freedom: float = math.inf) -> float:
+def standard_error(half_width: float, df: float = math.inf) -> float:
     """What a 95 % interval is made of.
 
     Args:
         half_width: of the interval.
-        freedom: degrees of it, of Student's t in the interval; infinite: the normal distribution.
+        df: degrees of it, of Student's t in the interval; infinite: the normal distribution.
     """
-    return half_width / (student(freedom) if freedom < math.inf else _NORMAL)
+    return half_width / (student(df) if df < math.inf else _NORMAL)
 
 
-def total_half_width(block_half_width: float, sigma_run: float, freedom: float = math.inf) -> float:
+def total_half_width(block_half_width: float, sigma_run: float, df: float = math.inf) -> float:
     """Relative half-width of the 95 % interval for the next run of the same configuration's mean: the
     scatter of the blocks and that of runs together.
 
     Args:
-        freedom: degrees of it, of sigma_run; infinite: it is taken for the truth.
+        df: degrees of it, of sigma_run; infinite: it is taken for the truth.
     """
-    quantile = student(freedom) if freedom < math.inf else _NORMAL
+    quantile = student(df) if df < math.inf else _NORMAL
     return math.hypot(block_half_width, quantile * sigma_run)

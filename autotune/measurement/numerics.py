@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autotune.measurement import gradients
-from autotune.measurement.equivalence import Answer, Distance, distance
+from autotune.measurement.equivalence import Distance, Equivalence, distance
 from autotune.measurement.gradients import Compared, FirstSteps
 
 FEWEST_STEPS = 32
@@ -66,7 +66,7 @@ class Trajectory:
         return self.progress >= self.wanted > 0
 
 
-class Step(Protocol):
+class TrajectoryStep(Protocol):
     """A block of one optimizer step, as reported or as stored."""
 
     @property
@@ -75,7 +75,7 @@ class Step(Protocol):
     def observed(self) -> Any: ...
 
 
-def trajectory(steps: Sequence[Step]) -> Trajectory:
+def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
     """The trajectory that these blocks of one step each describe."""
     return Trajectory(
         losses=tuple(step.loss for step in steps),
@@ -151,7 +151,7 @@ def agreement(
     whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
     first = _first(run, reference, formats)
     ratio = _median_norm(run) / _median_norm(reference)
-    course = _Course([*earlier, (run, reference)]) if whole else None
+    course = _LossComparison([*earlier, (run, reference)]) if whole else None
     problem = (
         _apart(run)
         or (first.problem if first else "")
@@ -211,7 +211,7 @@ def _wrong_norm(ratio: float) -> str:
     )
 
 
-class _Course:
+class _LossComparison:
     """Of the loss, in one or several pairs of runs."""
 
     def __init__(self, every: Sequence[Pair]) -> None:
@@ -239,14 +239,14 @@ class _Course:
     @property
     def open(self) -> bool:
         """Whether another pair would tell more."""
-        return self._fallen and self._answer is Answer.OPEN and not self._last
+        return self._fallen and self._answer is Equivalence.OPEN and not self._last
 
     @property
     def problem(self) -> str:
         """In words; empty if there is none. Where the reference has hardly fallen, only what is
         certain counts."""
-        unproven = self._answer is Answer.OPEN and self._fallen and self._last
-        if self._answer is not Answer.DIFFERENT and not unproven:
+        unproven = self._answer is Equivalence.OPEN and self._fallen and self._last
+        if self._answer is not Equivalence.DIFFERENT and not unproven:
             return ""
         share = self._distance.mean / self._progress
         about = self._distance.half_width(self._margin, MOST_SEEDS) / self._progress

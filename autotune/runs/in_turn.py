@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from autotune.measurement import turns
-from autotune.measurement.watch import Limits, Watch
+from autotune.measurement import cycles
+from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.runs.judging import TimedRun
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, StoredBlock
@@ -44,7 +44,7 @@ class InTurn:
         """
         self._limits = limits[0]
         self._whole = sum(each.whole for each in limits)
-        self._watches = [Watch(each) for each in limits]
+        self._watches = [StopRule(each) for each in limits]
         self.judges: list[MemberRun] = [
             self._judge(number, each) for number, each in enumerate(limits)
         ]
@@ -64,7 +64,7 @@ class InTurn:
             latest, self._at_cycle = self._spent - self._at_cycle, self._spent
             if not members or self._enough(members, latest):
                 return None
-            self._order = turns.forth_and_back(members)
+            self._order = cycles.abba_order(members)
         return self._order.pop(0)
 
     def trained(self, member: int, block: BlockReport) -> None:
@@ -83,7 +83,7 @@ class InTurn:
         self._away.add(member)
         self._order = [number for number in self._order if number != member]
 
-    def watch(self, member: int) -> Watch:
+    def watch(self, member: int) -> StopRule:
         """What was seen of one of them."""
         return self._watches[member]
 
@@ -92,7 +92,7 @@ class InTurn:
         members = self._members()
         if any(self._watches[number].uncounted for number in members):
             return None
-        found = turns.rates(self._taken(members))
+        found = cycles.rates(self._taken(members))
         return found[members.index(member)] if found and member in members else None
 
     def _judge(self, number: int, limits: Limits) -> "MemberRun":
@@ -101,7 +101,7 @@ class InTurn:
     def _members(self) -> list[int]:
         return [number for number in range(len(self._watches)) if number not in self._away]
 
-    def _taken(self, members: list[int]) -> list[list[turns.Taken]]:
+    def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
         return [taken(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
 
     def _longest(self, cycles: int) -> float:
@@ -110,7 +110,7 @@ class InTurn:
 
     def _enough(self, members: list[int], latest: float) -> bool:
         """Whether another cycle is not needed, or there is no time for one like the latest."""
-        found = turns.cycles(self._taken(members))
+        found = cycles.complete_cycles(self._taken(members))
         if len(found) < self.least_cycles:
             return self._spent + (latest if len(found) else 0.0) > self._whole
         if self._spent + latest > self._whole:
@@ -119,10 +119,10 @@ class InTurn:
         if timed * (1 + 1 / len(found)) > self._longest(len(found)):
             return True
         known = len(found) >= self.fewest_cycles
-        return known and turns.half_width(found) <= self._limits.precision
+        return known and cycles.half_width(found) <= self._limits.precision
 
 
-def taken(blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool) -> list[turns.Taken]:
+def taken(blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool) -> list[cycles.TurnBlock]:
     """Blocks as they compare, of those that were trained in a turn.
 
     Args:
@@ -130,7 +130,7 @@ def taken(blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool) -> list[
         tokens: are counted, instead of samples.
     """
     return [
-        turns.Taken(b.observed["turn"], b.tokens if tokens else b.samples, b.seconds)
+        cycles.TurnBlock(b.observed["turn"], b.tokens if tokens else b.samples, b.seconds)
         for b in blocks
         if "turn" in b.observed
     ]

@@ -15,7 +15,7 @@ from autotune.measurement.numerics import (
     refuted,
     trajectory,
 )
-from autotune.measurement.watch import Limits, Seen, Watch
+from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import QUIET_STEPS, BlockReport, Knobs, TrialReport
 from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 
@@ -23,7 +23,7 @@ from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 class Judge(Protocol):
     """Watches one run and judges it."""
 
-    seen: list[Seen]
+    seen: list[ObservedBlock]
 
     def __call__(self, block: BlockReport) -> bool:
         """Take in a block; True: the run may end."""
@@ -35,9 +35,9 @@ class Judge(Protocol):
 class TimedRun:
     """A run that is measured: how fast is it?"""
 
-    def __init__(self, limits: Limits, watch: Watch | None = None) -> None:
+    def __init__(self, limits: Limits, watch: StopRule | None = None) -> None:
         """Within these limits; with a watch that somebody else calls, if one is given."""
-        self._watch = watch or Watch(limits)
+        self._watch = watch or StopRule(limits)
         self._sigma_run = limits.sigma_run
         self._hurried = math.isfinite(limits.whole)
         self.seen = self._watch.seen
@@ -71,7 +71,7 @@ class TimedRun:
             throughput=timed.rate,
             half_width=total_half_width(half_width, self._sigma_run),
             block_half_width=half_width,
-            block_freedom=timed.freedom if known else None,
+            block_freedom=timed.df if known else None,
             sigma_run=self._sigma_run,
             steady=watch.steady,
             contended=watch.contended,
@@ -83,10 +83,10 @@ class _WholeRun:
     """A run that is never ended early."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[ObservedBlock] = []
 
     def __call__(self, block: BlockReport) -> bool:
-        self.seen.append(Seen(block, kept=False))
+        self.seen.append(ObservedBlock(block, kept=False))
         return False
 
 
@@ -106,13 +106,13 @@ class TrajectoryRun:
             formats: the configurations of both.
             earlier: what other seeds have shown.
         """
-        self.seen: list[Seen] = []
+        self.seen: list[ObservedBlock] = []
         self._reference = reference
         self._formats = formats
         self._earlier = earlier
 
     def __call__(self, block: BlockReport) -> bool:
-        self.seen.append(Seen(block, kept=False))
+        self.seen.append(ObservedBlock(block, kept=False))
         if self._reference is None:
             return long_enough([seen.block.loss for seen in self.seen])
         if len(self.seen) == QUIET_STEPS and refuted(self._run, self._reference, self._formats):

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autotune.measurement import turns
+from autotune.measurement import cycles
 from autotune.measurement.estimate import half_width_of
 from autotune.measurement.noise import PRIOR_SIGMA, total_half_width
-from autotune.measurement.watch import FEWEST_BLOCKS, HOPELESS, Limits
+from autotune.measurement.stop_rule import FEWEST_BLOCKS, HOPELESS, Limits
 from autotune.runs.in_turn import InTurn, MemberRun
 from autotune.worker.protocol import BlockReport, TrialReport
 from storage import AttemptResult, AttemptState
@@ -36,12 +36,12 @@ class Pace(NamedTuple):
     Attributes:
         ratio: how many times as fast it is.
         half_width: relative, of the 95 % interval that the cycles give.
-        freedom: degrees of it, of Student's t in that interval.
+        df: degrees of it, of Student's t in that interval.
     """
 
     ratio: float
     half_width: float
-    freedom: float
+    df: float
 
     def applied(self, result: AttemptResult, level: float) -> AttemptResult:
         """What a trial with this noise between runs comes to, where the baseline runs at this rate."""
@@ -50,18 +50,18 @@ class Pace(NamedTuple):
             throughput=self.ratio * level,
             half_width=total_half_width(self.half_width, result.sigma_run or 0.0),
             block_half_width=self.half_width,
-            block_freedom=self.freedom,
+            block_freedom=self.df,
         )
 
 
-def paced(trial: Sequence[turns.Taken], pacer: Sequence[turns.Taken]) -> Pace | None:
+def paced(trial: Sequence[cycles.TurnBlock], pacer: Sequence[cycles.TurnBlock]) -> Pace | None:
     """The pace of a trial by the blocks of both that count; None if there are fewer than two cycles."""
-    found = turns.cycles([trial, pacer])
+    found = cycles.complete_cycles([trial, pacer])
     if len(found) < 2:
         return None
     differences = found[:, 0] - found[:, 1]
     half_width = half_width_of(float(np.std(differences, ddof=1)), len(found))
-    return Pace(math.exp(turns.typical(differences)), half_width, len(found) - 1.0)
+    return Pace(math.exp(cycles.hodges_lehmann(differences)), half_width, len(found) - 1.0)
 
 
 class Paced(InTurn):

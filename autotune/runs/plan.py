@@ -11,8 +11,8 @@ from autotune.config import StudySpec, fields, scripts
 from autotune.errors import BadInput
 from autotune.measurement import numerics
 from autotune.measurement.estimate import STEADY_BLOCKS
-from autotune.measurement.settling import Settling
-from autotune.measurement.watch import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
+from autotune.measurement.onset import OnsetBound
+from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.runs import commanded
 from autotune.search.space import Space
@@ -41,7 +41,7 @@ _OVERRUN = 2.0
 """A block may become so many times longer than asked for before `min_steps` gives way."""
 _HURRIED_BLOCKS = 6
 """In the time of a whole run, where that is short: its first step, its warm-up, what counts."""
-_NOTHING_SEEN = Settling()
+_NOTHING_SEEN = OnsetBound()
 FEW_BLOCKS = 2
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=FEW_BLOCKS)
 """The first block is a single step. The optimizer's state is there from the second step on, what
@@ -229,19 +229,19 @@ class Plan:
         *,
         incumbent_low: float = 0.0,
         sigma_run: float = 0.0,
-        run_freedom: float = math.inf,
-        settling: Settling = _NOTHING_SEEN,
+        run_df: float = math.inf,
+        settling: OnsetBound = _NOTHING_SEEN,
     ) -> Limits:
         """How long to measure a trial of the search.
 
         Args:
             incumbent_low: lower bound of the best rate so far; 0 switches racing off.
             sigma_run: relative standard deviation between runs, as far as it is known.
-            run_freedom: degrees of freedom with which it is known.
+            run_df: degrees of freedom with which it is known.
             settling: what the first steps of a run tell of later ones.
         """
         limits = self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
-        return dataclasses.replace(limits, settling=settling, run_freedom=run_freedom)
+        return dataclasses.replace(limits, settling=settling, run_df=run_df)
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """How long to measure a run that is compared in turn with others."""

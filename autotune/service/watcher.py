@@ -9,7 +9,7 @@ from collections.abc import Callable
 from autotune.analysis.wording import duration, quantity
 from autotune.errors import AutotuneError
 from autotune.export.best import BestConfig
-from autotune.measurement.drift import LOOKS, Change, Drift, Promise, rate_of_job
+from autotune.measurement.drift import CHECKS_IN_A_ROW, Change, Drift, Promise, rate_of_job
 from autotune.service.metrics import LOOPBACK, Metrics
 from autotune.service.wishes import Wishes
 from autotune.worker.inject.pace import Pace
@@ -126,10 +126,10 @@ class Watcher:
         self._metrics.look(rate, self._drift.drifted)
         self._once(f"{self._rate(rate)} in the first minute; {self._promised()}")
         if change == Change.BEGAN:
-            self._began = self._clock() - LOOKS * self._wishes.every
+            self._began = self._clock() - CHECKS_IN_A_ROW * self._wishes.every
             self._say(
-                f"slower than promised in each of the last {LOOKS} looks, now {self._rate(rate)}; "
-                f"{self._promised()}. {self._what_to_do()}"
+                f"slower than promised in each of the last {CHECKS_IN_A_ROW} checks, "
+                f"now {self._rate(rate)}; {self._promised()}. {self._what_to_do()}"
             )
         elif change == Change.OVER:
             lasted = duration(self._clock() - self._began)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from autotune.analysis.wording import counted
 from autotune.errors import ClusterAway, DiskFull, LauncherError, StorageUnreachable
 from autotune.measurement.noise import run_noise
-from autotune.measurement.watch import Seen
+from autotune.measurement.stop_rule import ObservedBlock
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import Judge, TimedRun
 from autotune.runs.paced import Paced
@@ -485,7 +485,7 @@ def _settle(
         future.set_result(report)
 
 
-def _how_far(seen: Sequence[Seen]) -> str:
+def _how_far(seen: Sequence[ObservedBlock]) -> str:
     if not seen:
         return "starting, no step is done"
     steps, kept = sum(one.block.steps for one in seen), sum(one.kept for one in seen)
@@ -493,7 +493,7 @@ def _how_far(seen: Sequence[Seen]) -> str:
     return f"block {len(seen)} done, {steps} steps{warm_up}"
 
 
-def _stored(seen: Seen) -> StoredBlock:
+def _stored(seen: ObservedBlock) -> StoredBlock:
     block = seen.block
     return StoredBlock(
         index=block.index,

@@ -304,7 +304,7 @@ class Tuner:
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
         levels = Levels.of(attempts)
-        low = _incumbent_low(levels.applied(attempts), bench.noise.freedom) if racing else 0.0
+        low = _incumbent_low(levels.applied(attempts), bench.noise.df) if racing else 0.0
         allowed = self._schedule.for_trial(attempts)
         level = self._pacemaker.level(trial.number, knobs, bench, allowed)
         if level:

@@ -19,7 +19,7 @@ from autotune.analysis.verdict import (
     not_enough_time,
 )
 from autotune.config import StudySpec
-from autotune.measurement import turns
+from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
 from autotune.runs.in_turn import taken
@@ -54,7 +54,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     tokens = spec.objective.metric == "tokens_per_second"
     recomputed = []
     in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
-    beside: dict[int, list[turns.Taken]] = {}
+    beside: dict[int, list[cycles.TurnBlock]] = {}
     for attempt in repository.attempts.of(study.id):
         blocks = repository.attempts.blocks(attempt.id)
         kept = [block for block in blocks if block.kept]
@@ -72,7 +72,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             attempt.result,
             throughput=again.rate if again else None,
             block_half_width=own,
-            block_freedom=again.freedom if again and known else None,
+            block_freedom=again.df if again and known else None,
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))
@@ -83,7 +83,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
 
 
 def _at_pace(
-    attempt: StoredAttempt, every: Attempts, beside: Mapping[int, Sequence[turns.Taken]]
+    attempt: StoredAttempt, every: Attempts, beside: Mapping[int, Sequence[cycles.TurnBlock]]
 ) -> StoredAttempt:
     """A trial that took turns with the baseline, at the pace of the baseline's own."""
     own, pacer = every.baseline(), every.pacer_of(attempt)
@@ -96,7 +96,7 @@ def _at_pace(
 
 def _rates(group: dict[int, list[StoredBlock]], tokens: bool) -> Iterable[tuple[int, float]]:
     """Of attempts that took turns with each other, by their ids."""
-    found = turns.rates([taken(blocks, tokens=tokens) for blocks in group.values()])
+    found = cycles.rates([taken(blocks, tokens=tokens) for blocks in group.values()])
     return zip(group, found, strict=True) if found else ()
 
 

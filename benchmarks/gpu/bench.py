@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs import plan
 from autotune.runs.judging import FitRun, Judge, TimedRun
 from autotune.runs.probe import Shape, as_timed

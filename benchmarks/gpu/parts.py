@@ -16,7 +16,7 @@ import overhead
 import yaml
 from optuna.distributions import CategoricalDistribution
 
-from autotune.measurement.noise import Run as NoiseRun
+from autotune.measurement.noise import RepeatedRun as NoiseRun
 from autotune.measurement.noise import run_noise
 from autotune.measurement.peaks import peak_flops
 from autotune.runs.judging import FitRun

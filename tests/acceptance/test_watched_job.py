@@ -182,7 +182,7 @@ def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
         lines.append(job.stderr.readline().decode())
         assert lines[-1], lines
     assert "in the first minute; promised are 1,000,000" in lines[1]
-    assert "slower than promised in each of the last 3 looks" in lines[2]
+    assert "slower than promised in each of the last 3 checks" in lines[2]
     assert "A new study is queued when the job ends" in lines[2]
     job.send_signal(signal.SIGINT)
     rest = job.stderr.read().decode()

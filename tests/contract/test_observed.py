@@ -15,7 +15,7 @@ import pytest
 
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.contention import straggler_ratio
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs.judging import ProfileRun, TimedRun
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialRequest
 from launchers import Launcher, Resources, open_launcher

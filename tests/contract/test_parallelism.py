@@ -15,7 +15,7 @@ import pytest
 from autotune.config import StudySpec
 from autotune.measurement import numerics
 from autotune.measurement.numerics import trajectory
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs.judging import TimedRun, TrajectoryRun
 from autotune.runs.plan import Plan, launcher_of, spread
 from autotune.worker.protocol import BlockPlan, TrialRequest

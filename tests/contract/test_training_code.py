@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autotune.measurement.numerics import FEWEST_STEPS
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs.judging import TimedRun, TrajectoryRun
 from autotune.runs.plan import spread
 from autotune.worker.protocol import BlockPlan, TrialRequest

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs.judging import TimedRun
 from autotune.worker.protocol import BlockReport, Outcome, TrialReport
 from storage import AttemptState

@@ -66,7 +66,7 @@ def test_a_drift_is_said_with_figures_as_it_begins_and_as_it_ends() -> None:
     assert "1,000 samples/s in the first minute; promised are 1,000, slower is below 960" in first
     assert job.minutes(900.0, 910.0) == []
     (began,) = job.minutes(905.0, 900.0, 900.0, 900.0)
-    assert "slower than promised in each of the last 3 looks, now 905 samples/s" in began
+    assert "slower than promised in each of the last 3 checks, now 905 samples/s" in began
     assert "--queue-on-drift" in began
     assert job.metrics()["autotune_job_drifted"] == "1.0"
     assert job.minutes(999.0, 999.0) == []

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from autotune.measurement.residuals import Contrast, Variance, contrast, pooled, shrunk
+from autotune.measurement.contrasts import Contrast, Variance, contrast, pooled, shrunk
 
 
 def drawn(arms, rounds, sigma, seed):
@@ -27,7 +27,7 @@ def test_in_complete_rounds_it_is_the_residual_of_a_two_way_table():
     logs = np.log([[rates[number][arm] for arm in range(4)] for number in range(6)])
     left = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
     found = pooled(rates)
-    assert found.freedom == 3 * 5
+    assert found.df == 3 * 5
     assert found.value == pytest.approx((left**2).sum() / 15)
 
 
@@ -35,7 +35,7 @@ def test_an_arm_that_dropped_out_still_tells_of_the_noise():
     rates = drawn(4, 6, [0.01] * 4, seed=3)
     for number in (4, 5):
         del rates[number][2]
-    assert pooled(rates).freedom == 22 - (4 + 6 - 1)
+    assert pooled(rates).df == 22 - (4 + 6 - 1)
 
 
 @given(st.integers(2, 5), st.integers(2, 8), st.integers(0, 1000))
@@ -50,7 +50,7 @@ def test_two_arms_alone_are_compared_by_their_differences():
     rates = drawn(2, 7, [0.01, 0.01], seed=5)
     logs = np.log([of[1] / of[0] for of in rates.values()])
     found = contrast(rates, 1, 0)
-    assert found.freedom == 6
+    assert found.df == 6
     assert found.error == pytest.approx(np.std(logs, ddof=1) / np.sqrt(7))
 
 
@@ -80,7 +80,7 @@ def drawn_equal(seed):
 def test_a_variance_is_drawn_towards_the_rest_by_the_weight_of_both():
     found = shrunk(Variance(4.0, 2.0), Variance(1.0, 4.0))
     assert found == Variance(2.0, 6.0)
-    assert shrunk(Variance(0.0, 0.0), Variance(0.0, 0.0)).freedom == 0
+    assert shrunk(Variance(0.0, 0.0), Variance(0.0, 0.0)).df == 0
 
 
 def test_a_single_round_tells_no_error():
@@ -88,11 +88,11 @@ def test_a_single_round_tells_no_error():
 
 
 @pytest.mark.parametrize("value", [-0.03, 0.0, 0.01, 0.05])
-@pytest.mark.parametrize("freedom", [2.0, 4.5, 30.0])
-def test_what_a_choice_risks_is_what_it_loses_on_average(value, freedom):
-    posterior = stats.t(freedom, loc=value, scale=0.02)
+@pytest.mark.parametrize("df", [2.0, 4.5, 30.0])
+def test_what_a_choice_risks_is_what_it_loses_on_average(value, df):
+    posterior = stats.t(df, loc=value, scale=0.02)
     lost = posterior.expect(lambda x: -x, ub=0.0)
-    assert Contrast(value, 0.02, freedom).risk == pytest.approx(lost, rel=1e-4)
+    assert Contrast(value, 0.02, df).risk == pytest.approx(lost, rel=1e-4)
 
 
 def test_who_knows_nothing_of_the_noise_risks_everything():

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.measurement import turns
-from autotune.measurement.turns import Taken
-from autotune.measurement.watch import Limits
+from autotune.measurement import cycles
+from autotune.measurement.cycles import TurnBlock
+from autotune.measurement.stop_rule import Limits
 from autotune.runs.in_turn import InTurn, taking_turns
 from autotune.runs.judging import TimedRun
 from autotune.runs.paced import Paced
@@ -25,22 +25,24 @@ LIMITS = Limits(warmup=0.5, longest=4.0, precision=0.01)
 EQUAL = running_at(lambda _: 100.0)
 
 
-def blocks(rates: Sequence[float], cycles: int, pace: Callable[[int], float]) -> list[list[Taken]]:
+def blocks(
+    rates: Sequence[float], cycles: int, pace: Callable[[int], float]
+) -> list[list[TurnBlock]]:
     """Of members that go forth and back on a machine of this pace, turn by turn."""
-    found: list[list[Taken]] = [[] for _ in rates]
-    order = turns.forth_and_back(range(len(rates))) * cycles
+    found: list[list[TurnBlock]] = [[] for _ in rates]
+    order = cycles.abba_order(range(len(rates))) * cycles
     for turn, member in enumerate(order, start=1):
-        found[member].append(Taken(turn, 10.0, 10.0 / (rates[member] * pace(turn))))
+        found[member].append(TurnBlock(turn, 10.0, 10.0 / (rates[member] * pace(turn))))
     return found
 
 
 def test_they_go_forth_and_back() -> None:
-    assert turns.forth_and_back([0, 2, 3]) == [0, 2, 3, 3, 2, 0]
+    assert cycles.abba_order([0, 2, 3]) == [0, 2, 3, 3, 2, 0]
 
 
 def test_a_machine_that_slows_down_favours_nobody() -> None:
     slowing = blocks([100.0, 103.0, 90.0], 6, lambda turn: math.exp(-0.02 * turn))
-    found = turns.rates(slowing)
+    found = cycles.rates(slowing)
     assert found is not None
     assert found[1] / found[0] == pytest.approx(1.03)
     assert found[2] / found[0] == pytest.approx(0.9)
@@ -48,37 +50,37 @@ def test_a_machine_that_slows_down_favours_nobody() -> None:
 
 def test_nor_do_a_few_blocks_that_something_has_disturbed() -> None:
     disturbed = blocks([100.0, 103.0], 10, lambda turn: 0.3 if turn in (5, 18) else 1.0)
-    found = turns.rates(disturbed)
+    found = cycles.rates(disturbed)
     assert found is not None
     assert found[1] / found[0] == pytest.approx(1.03, abs=0.002)
 
 
 def test_the_level_is_that_of_all_blocks() -> None:
-    found = turns.rates(blocks([100.0, 100.0], 4, lambda _: 1.0))
+    found = cycles.rates(blocks([100.0, 100.0], 4, lambda _: 1.0))
     assert found == pytest.approx([100.0, 100.0])
 
 
 def test_of_one_that_is_gone_nothing_counts_and_the_others_compare() -> None:
     first, _, third = blocks([100.0, 50.0, 110.0], 4, lambda _: 1.0)
-    found = turns.rates([first, third])
+    found = cycles.rates([first, third])
     assert found is not None
     assert found[1] / found[0] == pytest.approx(1.1)
 
 
 def test_who_never_went_forth_and_back_compares_with_nobody() -> None:
-    assert turns.rates([[Taken(1, 1.0, 1.0)], [Taken(2, 1.0, 1.0)]]) is None
-    assert turns.rates([]) is None
+    assert cycles.rates([[TurnBlock(1, 1.0, 1.0)], [TurnBlock(2, 1.0, 1.0)]]) is None
+    assert cycles.rates([]) is None
 
 
 def test_a_cycle_that_was_cut_off_does_not_count() -> None:
     first, second = blocks([100.0, 103.0], 3, lambda _: 1.0)
-    assert len(turns.cycles([first[:-1], second])) == 2
+    assert len(cycles.complete_cycles([first[:-1], second])) == 2
 
 
 def test_the_typical_value_is_that_of_hodges_and_lehmann() -> None:
-    assert turns.typical(np.array([1.0, 2.0, 9.0])) == 3.5
+    assert cycles.hodges_lehmann(np.array([1.0, 2.0, 9.0])) == 3.5
     draw = np.random.default_rng(0)
-    errors = [turns.typical(draw.normal(size=20)) for _ in range(300)]
+    errors = [cycles.hodges_lehmann(draw.normal(size=20)) for _ in range(300)]
     assert np.std(errors) == pytest.approx(20**-0.5, rel=0.15)
 
 
@@ -88,7 +90,7 @@ def test_the_widest_interval_covers_as_often_as_it_says() -> None:
     for _ in range(400):
         logs = draw.normal(size=(12, 2))
         difference = float((logs[:, 0] - logs[:, 1]).mean())
-        covered += abs(difference) <= turns.half_width(logs)
+        covered += abs(difference) <= cycles.half_width(logs)
     assert 0.92 <= covered / 400 <= 0.98
 
 

@@ -30,6 +30,6 @@ def lag_one(runs: Sequence[Sequence[float]]) -> float:
     return min(_HIGHEST, max(0.0, seen + (1 + 4 * seen) / length))
 
 
-def worth(values: int, correlation: float) -> float:
+def effective_sample_size(values: int, correlation: float) -> float:
     """How many independent values have a mean as exact: n (1 - r) / (1 + r), at least 1."""
     return max(1.0, values * (1 - correlation) / (1 + correlation))

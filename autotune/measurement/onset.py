@@ -36,7 +36,7 @@ class Onset:
 
 
 @dataclass(frozen=True)
-class Settling:
+class OnsetBound:
     """How far a first step may lie above a steady one.
 
     Attributes:
@@ -48,7 +48,7 @@ class Settling:
     seconds: float = _FIRST_SECONDS
 
     @classmethod
-    def of(cls, earlier: Sequence[Onset]) -> "Settling":
+    def of(cls, earlier: Sequence[Onset]) -> "OnsetBound":
         """By the runs of the same study; by the prior alone where there are none."""
         if not earlier:
             return cls()

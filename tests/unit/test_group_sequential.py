@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 from scipy import special
 
-from autotune.measurement.looks import level, spent
+from autotune.measurement.group_sequential import error_spent, look_level
 
 
 def levels(looks, most, error):
-    return [level(looks[: number + 1], most, error) for number in range(len(looks))]
+    return [look_level(looks[: number + 1], most, error) for number in range(len(looks))]
 
 
 def test_all_the_error_is_spent_when_all_rounds_are_there():
-    assert spent(0.0, 0.025) == 0.0
-    assert spent(1.0, 0.025) == pytest.approx(0.025)
-    assert spent(7.0, 0.025) == spent(1.0, 0.025)
+    assert error_spent(0.0, 0.025) == 0.0
+    assert error_spent(1.0, 0.025) == pytest.approx(0.025)
+    assert error_spent(7.0, 0.025) == error_spent(1.0, 0.025)
 
 
 def test_a_single_look_at_the_end_is_an_ordinary_test():
-    assert level([10], 10, 0.025) == pytest.approx(0.025, rel=1e-6)
+    assert look_level([10], 10, 0.025) == pytest.approx(0.025, rel=1e-6)
 
 
 @pytest.mark.parametrize(("looks", "most"), [([3, 5, 8, 10], 10), (list(range(3, 11)), 10)])
@@ -30,7 +30,7 @@ def test_equals_are_called_different_as_often_as_allowed(looks, most):
     crossed = seen > -special.ndtri(levels(looks, most, 0.025))
     for number, look in enumerate(looks, 1):
         so_far = crossed[:, :number].any(axis=1).mean()
-        assert so_far == pytest.approx(spent(look / most, 0.025), abs=0.0012)
+        assert so_far == pytest.approx(error_spent(look / most, 0.025), abs=0.0012)
 
 
 def test_of_five_looks_the_first_spends_a_twenty_fifth_and_the_last_less_than_a_single_one():

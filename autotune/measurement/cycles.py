@@ -18,7 +18,7 @@ Cycles = np.ndarray
 """Of each time forth and back, the logarithm of each member's rate: one row per cycle."""
 
 
-class Taken(NamedTuple):
+class TurnBlock(NamedTuple):
     """A block that was trained in a turn.
 
     Attributes:
@@ -32,13 +32,13 @@ class Taken(NamedTuple):
     seconds: float
 
 
-def forth_and_back(members: Sequence[int]) -> list[int]:
+def abba_order(members: Sequence[int]) -> list[int]:
     """The order of one cycle, as in A B C C B A: a machine that becomes slower steadily does not favour
     any of them."""
     return [*members, *reversed(members)]
 
 
-def cycles(members: Sequence[Sequence[Taken]]) -> Cycles:
+def complete_cycles(members: Sequence[Sequence[TurnBlock]]) -> Cycles:
     """Of runs that went forth and back with each other, and maybe with others that are gone by now.
 
     Args:
@@ -55,12 +55,14 @@ def cycles(members: Sequence[Sequence[Taken]]) -> Cycles:
     return np.asarray(whole, dtype=float).reshape(-1, len(members))
 
 
-def _chunks(taken: Sequence[tuple[Taken, int]], size: int) -> list[Sequence[tuple[Taken, int]]]:
+def _chunks(
+    taken: Sequence[tuple[TurnBlock, int]], size: int
+) -> list[Sequence[tuple[TurnBlock, int]]]:
     starts = range(0, len(taken) - size + 1, size) if size else ()
     return [taken[start : start + size] for start in starts]
 
 
-def rates(members: Sequence[Sequence[Taken]]) -> list[float] | None:
+def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
     """Units per second of each: their common level is that of all their blocks, and who is faster than
     whom is what is typical of a cycle.
 
@@ -72,7 +74,7 @@ def rates(members: Sequence[Sequence[Taken]]) -> list[float] | None:
     """
     if not members:
         return None
-    found = cycles(members)
+    found = complete_cycles(members)
     if not len(found):
         return None
     plain = [sum(b.units for b in own) / sum(b.seconds for b in own) for own in members]
@@ -90,11 +92,11 @@ def effects(found: Cycles) -> list[float]:
     count = found.shape[1]
     differences = np.zeros((count, count))
     for one, other in itertools.combinations(range(count), 2):
-        differences[one, other] = typical(found[:, one] - found[:, other])
+        differences[one, other] = hodges_lehmann(found[:, one] - found[:, other])
     return [float(effect) for effect in (differences - differences.T).mean(axis=1)]
 
 
-def typical(values: np.ndarray) -> float:
+def hodges_lehmann(values: np.ndarray) -> float:
     """The median of the means of all pairs of values, each with itself included (Hodges and Lehmann): as
     little moved by a few that are disturbed as a median is, and nearly as exact as the mean."""
     one, other = np.triu_indices(len(values))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from autotune.measurement.contention import contended
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
 from autotune.measurement.noise import total_half_width
-from autotune.measurement.settling import Settling
+from autotune.measurement.onset import OnsetBound
 from autotune.worker.protocol import BlockReport
 
 FEWEST_BLOCKS = 3
@@ -42,7 +42,7 @@ class Limits:
         tokens: rate in tokens instead of samples.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
-        run_freedom: degrees of freedom with which that is known.
+        run_df: degrees of freedom with which that is known.
         fewest: blocks that must count before their interval ends the trial.
     """
 
@@ -52,11 +52,11 @@ class Limits:
     tokens: bool = False
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
-    run_freedom: float = math.inf
+    run_df: float = math.inf
     fewest: int = FEWEST_BLOCKS
     long_step: float = math.inf
     whole: float = math.inf
-    settling: Settling = field(default_factory=Settling)
+    settling: OnsetBound = field(default_factory=OnsetBound)
 
     @property
     def enough(self) -> float:
@@ -66,11 +66,11 @@ class Limits:
     def doubt(self, block_half_width: float) -> float:
         """Relative half-width of the 95 % interval of a run of this configuration, with which it races:
         Student's, as the noise between runs is known from a few."""
-        return total_half_width(block_half_width, self.sigma_run, self.run_freedom)
+        return total_half_width(block_half_width, self.sigma_run, self.run_df)
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedBlock:
     """A block, and what became of it.
 
     Attributes:
@@ -83,12 +83,12 @@ class Seen:
     contended: bool = False
 
 
-class Watch:
+class StopRule:
     """Called with each block; True means that the trial may end."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.seen: list[Seen] = []
+        self.seen: list[ObservedBlock] = []
         self.steady = False
         self.lost = False
         """The trial cannot catch up with the incumbent any more."""
@@ -111,7 +111,7 @@ class Watch:
         if self.problem:
             return True
         if self.warming_up:
-            self.seen.append(Seen(block, kept=False))
+            self.seen.append(ObservedBlock(block, kept=False))
             self.steady = self._steady()
             self.lost = self._cannot_catch_up()
             # The first step alone says too little, but where it rules out all that might follow.
@@ -120,7 +120,7 @@ class Watch:
         last = self._no_time(block) or self._long_enough(block)
         repeat = disturbed and self._repeats < _MOST_REPEATS and not last
         self._repeats += repeat
-        self.seen.append(Seen(block, kept=not repeat, contended=disturbed))
+        self.seen.append(ObservedBlock(block, kept=not repeat, contended=disturbed))
         if len(self.kept) < FEWEST_BLOCKS:
             self.lost = self._cannot_catch_up()
             return self.lost or last
@@ -137,7 +137,7 @@ class Watch:
         """Keep a block after the warm-up, whatever it shows: others say when enough has been seen."""
         self.problem = self.problem or unusable(block)
         if not self.problem:
-            self.seen.append(Seen(block, kept=True, contended=contended(block, self.kept)))
+            self.seen.append(ObservedBlock(block, kept=True, contended=contended(block, self.kept)))
             if len(self.kept) >= FEWEST_BLOCKS:
                 self.problem = self.uncounted
 

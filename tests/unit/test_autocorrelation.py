@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.measurement.correlation import lag_one, worth
+from autotune.measurement.autocorrelation import effective_sample_size, lag_one
 from autotune.measurement.estimate import estimate
 
 SERIES = 2000
@@ -51,8 +51,8 @@ def test_five_blocks_promise_too_much_where_neighbours_resemble_each_other() -> 
 
 
 def test_what_they_are_worth() -> None:
-    assert worth(30, 0.0) == 30
-    assert worth(30, 0.5) == 10
-    assert worth(3, 0.9) == 1
+    assert effective_sample_size(30, 0.0) == 30
+    assert effective_sample_size(30, 0.5) == 10
+    assert effective_sample_size(3, 0.9) == 1
     assert lag_one([[1.0, 1.0, 1.0]]) == 0
     assert lag_one([[0.0, 1.0, 0.0, 1.0]]) == 0

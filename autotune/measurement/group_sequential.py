@@ -19,7 +19,7 @@ _FURTHEST = 8.0
 _HALVINGS = 50
 
 
-def spent(share: float, error: float) -> float:
+def error_spent(share: float, error: float) -> float:
     """The error that may be spent by a share of the information: error share^2 (Kim and DeMets 1987).
 
     That keeps most of it for late looks. Of three rounds the noise itself is hardly known, so that early
@@ -28,12 +28,12 @@ def spent(share: float, error: float) -> float:
     return error * min(max(share, 0.0), 1.0) ** 2
 
 
-def after_each(first: int, now: int) -> list[int]:
+def looks_after_each_round(first: int, now: int) -> list[int]:
     """The looks of who looks after this round and each that follows; the present one is the last."""
     return [*range(min(first, now), now), now]
 
 
-def level(looks: Sequence[int], most: int, error: float) -> float:
+def look_level(looks: Sequence[int], most: int, error: float) -> float:
     """The one-sided level at which the last look tests.
 
     Args:
@@ -52,7 +52,7 @@ def _levels(looks: tuple[int, ...], most: int, error: float) -> tuple[float, ...
     places, weights, density = np.zeros(1), np.ones(1), np.ones(1)
     for number, look in enumerate(looks):
         step = math.sqrt(look - (looks[number - 1] if number else 0))
-        wanted = spent(look / most, error) - before
+        wanted = error_spent(look / most, error) - before
         mass = weights * density
         bound = _bound(wanted, places, mass, step, look)
         levels.append(float(special.ndtr(-bound / math.sqrt(look))))

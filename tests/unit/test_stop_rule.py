@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from autotune.measurement.settling import Onset, Settling
-from autotune.measurement.watch import FEWEST_BLOCKS, Limits, Watch
+from autotune.measurement.onset import Onset, OnsetBound
+from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
 from autotune.worker.protocol import BlockReport
 
 LIMITS = Limits(warmup=3.0, longest=10.0, precision=0.02)
@@ -35,14 +35,14 @@ def feed(watch, seconds):
 
 
 def test_a_steady_trial_ends_soon_after_its_warm_up():
-    watch = Watch(LIMITS)
+    watch = StopRule(LIMITS)
     assert feed(watch, [0.1] + [0.2] * 20) == 9  # first block, five steady ones, three that count
     assert watch.steady
     assert watch.estimate().rate == pytest.approx(500)
 
 
 def test_a_run_that_is_to_prove_something_counts_ten_blocks():
-    watch = Watch(dataclasses.replace(LIMITS, fewest=10))
+    watch = StopRule(dataclasses.replace(LIMITS, fewest=10))
     assert feed(watch, [0.1] + [0.2] * 20) == 16
 
 
@@ -51,14 +51,14 @@ def without_tokens(index):
 
 
 def test_a_workload_without_tokens_has_no_rate_of_them():
-    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
     ended = [watch(without_tokens(index)) for index in range(12)]
     assert any(ended)
     assert "tokens_per_sample" in watch.problem
 
 
 def test_nor_has_it_one_where_it_takes_turns():
-    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
     for index in range(FEWEST_BLOCKS):
         assert watch.problem is None
         watch.take(without_tokens(index))
@@ -66,31 +66,31 @@ def test_nor_has_it_one_where_it_takes_turns():
 
 
 def test_tokens_of_the_warm_up_alone_make_no_rate():
-    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
     assert not watch(block(0, 0.1))
     assert any(watch(without_tokens(index)) for index in range(1, 12))
     assert "tokens_per_sample" in watch.problem
 
 
 def test_a_block_without_tokens_among_others_counts():
-    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
     assert not watch(without_tokens(0))
     assert feed(watch, [0.1] + [0.2] * 20)
     assert watch.problem is None
-    in_turn = Watch(dataclasses.replace(LIMITS, tokens=True))
+    in_turn = StopRule(dataclasses.replace(LIMITS, tokens=True))
     for one in (without_tokens(0), block(1, 0.2), block(2, 0.2), block(3, 0.2)):
         in_turn.take(one)
     assert in_turn.problem is None
 
 
 def test_the_first_block_never_counts_as_steady():
-    watch = Watch(LIMITS)
+    watch = StopRule(LIMITS)
     feed(watch, [9.0] + [0.2] * 10)
     assert all(kept.seconds == 0.2 for kept in watch.kept)
 
 
 def test_a_restless_trial_counts_after_the_longest_warm_up_and_is_marked():
-    watch = Watch(LIMITS)
+    watch = StopRule(LIMITS)
     taken = feed(watch, [0.5, 1.0, 0.6] * 20)
     assert taken is not None
     assert not watch.steady
@@ -99,26 +99,26 @@ def test_a_restless_trial_counts_after_the_longest_warm_up_and_is_marked():
 
 
 def test_a_trial_that_cannot_catch_up_is_lost():
-    watch = Watch(dataclasses.replace(LIMITS, incumbent_low=1000.0))
+    watch = StopRule(dataclasses.replace(LIMITS, incumbent_low=1000.0))
     feed(watch, [0.2, 0.2, 0.21, 0.2, 0.19, 0.2] * 5)
     assert watch.lost
 
 
 def test_a_trial_that_might_win_is_not_lost():
-    watch = Watch(dataclasses.replace(LIMITS, incumbent_low=495.0))
+    watch = StopRule(dataclasses.replace(LIMITS, incumbent_low=495.0))
     feed(watch, [0.2] * 20)
     assert not watch.lost
 
 
 def test_tokens():
-    watch = Watch(dataclasses.replace(LIMITS, tokens=True))
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
     feed(watch, [0.2] * 20)
     assert watch.estimate().rate == pytest.approx(3500)
 
 
 STEP = dataclasses.replace(block(0, 1.0), steps=1, samples=10)
 RACING = dataclasses.replace(
-    LIMITS, incumbent_low=10.0, settling=Settling.of([Onset(first=1.5, steady=1.0)])
+    LIMITS, incumbent_low=10.0, settling=OnsetBound.of([Onset(first=1.5, steady=1.0)])
 )
 
 
@@ -136,13 +136,13 @@ def steps(watch, seconds, **changes):
     [
         (10.0, RACING.settling, 1),
         (4.0, RACING.settling, 1),
-        (4.0, Settling(), 2),
+        (4.0, OnsetBound(), 2),
         (1.8, RACING.settling, None),
     ],
 )
 def test_a_trial_is_judged_from_its_first_step_on(times, settling, taken):
     """The incumbent takes a second for a step of ten samples."""
-    watch = Watch(dataclasses.replace(RACING, settling=settling))
+    watch = StopRule(dataclasses.replace(RACING, settling=settling))
     assert steps(watch, [1.5 * times, times]) == taken
     assert watch.lost == (taken is not None)
     watch.close()
@@ -150,15 +150,15 @@ def test_a_trial_is_judged_from_its_first_step_on(times, settling, taken):
 
 
 def test_a_first_step_in_which_something_is_compiled_tells_nothing():
-    watch = Watch(RACING)
+    watch = StopRule(RACING)
     steps(watch, [60.0], observed={"compilations": 3})
     assert not watch.lost
 
 
 def test_without_an_earlier_run_only_the_prior_tells_what_a_first_step_is_like():
-    watch = Watch(dataclasses.replace(RACING, settling=Settling()))
+    watch = StopRule(dataclasses.replace(RACING, settling=OnsetBound()))
     assert steps(watch, [9.0]) is None, "ten seconds may go into what happens once"
-    watch = Watch(dataclasses.replace(RACING, settling=Settling()))
+    watch = StopRule(dataclasses.replace(RACING, settling=OnsetBound()))
     assert steps(watch, [20.0]) == 1
 
 
@@ -166,7 +166,7 @@ def test_without_an_earlier_run_only_the_prior_tells_what_a_first_step_is_like()
 def test_the_longest_timing_is_kept_within_a_step(step):
     """Neither warm-up nor a fewest number of blocks add to it where steps are long."""
     limits = Limits(warmup=20.0, longest=3.0, precision=0.02, long_step=0.1)
-    watch = Watch(limits)
+    watch = StopRule(limits)
     assert steps(watch, [step] * 20) is not None
     assert sum(kept.seconds for kept in watch.kept) <= max(3.3, step)
     assert sum(seen.block.seconds for seen in watch.seen if not seen.kept) <= 3.0 + step
@@ -174,7 +174,7 @@ def test_the_longest_timing_is_kept_within_a_step(step):
 
 def test_the_whole_time_is_kept_and_something_counts():
     for step in (0.1, 1.0, 2.0):
-        watch = Watch(dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, whole=6.0))
+        watch = StopRule(dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, whole=6.0))
         assert steps(watch, [step] * 1000) is not None
         watch.close()
         assert watch.kept

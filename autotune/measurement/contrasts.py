@@ -13,7 +13,7 @@ from autotune.measurement.estimate import Ratio
 Rates = Mapping[int, Mapping[int, float]]
 """Round -> arm -> rate."""
 
-_PRIOR_FREEDOM = 2.0
+_PRIOR_DF = 2.0
 """What all other arms show of the noise weighs no more than this in that of a pair: arms need not be
 alike in it."""
 _NO_NOISE = 1e-9
@@ -25,20 +25,20 @@ class Variance:
 
     Attributes:
         value: of it.
-        freedom: degrees of it.
+        df: degrees of it.
     """
 
     value: float
-    freedom: float
+    df: float
 
 
 def shrunk(own: Variance, others: Variance) -> Variance:
     """One of many, drawn towards the rest: (d0 s0^2 + d s^2) / (d0 + d) (Smyth 2004)."""
-    freedom = own.freedom + others.freedom
-    if freedom <= 0:
+    df = own.df + others.df
+    if df <= 0:
         return Variance(0.0, 0.0)
-    total = own.freedom * own.value + others.freedom * others.value
-    return Variance(total / freedom, freedom)
+    total = own.df * own.value + others.df * others.value
+    return Variance(total / df, df)
 
 
 def pooled(rates: Rates) -> Variance:
@@ -59,18 +59,18 @@ def pooled(rates: Rates) -> Variance:
         design[row, len(numbers) + arms.index(arm)] = 1.0
     values = np.array([cell[2] for cell in cells])
     fitted, _, rank, _ = np.linalg.lstsq(design, values - values.mean(), rcond=None)
-    freedom = len(cells) - int(rank)
-    if freedom < 1:
+    df = len(cells) - int(rank)
+    if df < 1:
         return Variance(0.0, 0.0)
     left = values - values.mean() - design @ fitted
-    return Variance(float(left @ left) / freedom, freedom)
+    return Variance(float(left @ left) / df, df)
 
 
-def _density(z: float, freedom: float) -> float:
+def _density(z: float, df: float) -> float:
     """Of Student's t; scipy.stats, which has it, takes a second to import."""
-    scale = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
-    height = math.exp(float(scale)) / math.sqrt(freedom * math.pi)
-    return height * math.pow(1 + z**2 / freedom, -(freedom + 1) / 2)
+    scale = special.gammaln((df + 1) / 2) - special.gammaln(df / 2)
+    height = math.exp(float(scale)) / math.sqrt(df * math.pi)
+    return height * math.pow(1 + z**2 / df, -(df + 1) / 2)
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,18 @@ class Contrast:
     Attributes:
         value: of it.
         error: its standard error.
-        freedom: degrees of it; 0: nothing is known of the error.
+        df: degrees of it; 0: nothing is known of the error.
     """
 
     value: float
     error: float
-    freedom: float
+    df: float
 
     def beyond(self, level: float) -> float:
         """How far to either side a one-sided error of this reaches; infinite where nothing is known."""
-        if self.freedom <= 0:
+        if self.df <= 0:
             return math.inf
-        return float(special.stdtrit(self.freedom, 1 - level)) * self.error
+        return float(special.stdtrit(self.df, 1 - level)) * self.error
 
     def ratio(self, level: float) -> Ratio:
         """How many times faster, with the interval of this one-sided error to either side."""
@@ -102,9 +102,9 @@ class Contrast:
     @property
     def chance(self) -> float:
         """The posterior probability that the first is faster, with a flat prior."""
-        if self.freedom <= 0:
+        if self.df <= 0:
             return 0.5
-        return float(special.stdtr(self.freedom, self.value / self.error))
+        return float(special.stdtr(self.df, self.value / self.error))
 
     @property
     def risk(self) -> float:
@@ -114,14 +114,14 @@ class Contrast:
         The linear loss integral of Student's t: s ((v + z^2) / (v - 1) f(z) - z F(-z)), z = value / s
         (Raiffa and Schlaifer 1961, chapter 5).
         """
-        if self.freedom <= 1:
+        if self.df <= 1:
             return math.inf
         z = self.value / self.error
-        beyond = (self.freedom + z**2) / (self.freedom - 1) * _density(z, self.freedom)
-        return self.error * (beyond - z * float(special.stdtr(self.freedom, -z)))
+        beyond = (self.df + z**2) / (self.df - 1) * _density(z, self.df)
+        return self.error * (beyond - z * float(special.stdtr(self.df, -z)))
 
 
-def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_FREEDOM) -> Contrast:
+def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_DF) -> Contrast:
     """Of two arms, over the rounds that both ran, at least one.
 
     The variance is that of the pair's own differences, drawn towards what all other arms show.
@@ -134,24 +134,24 @@ def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_FREEDOM)
     """
     both = [arms for arms in rates.values() if one in arms and other in arms]
     logs = np.log([arms[one] / arms[other] for arms in both])
-    mean, freedom = float(logs.mean()), len(logs) - 1
-    if freedom < 1:
+    mean, df = float(logs.mean()), len(logs) - 1
+    if df < 1:
         return Contrast(mean, math.inf, 0.0)
-    own = Variance(float(np.var(logs, ddof=1)) / 2, freedom)
+    own = Variance(float(np.var(logs, ddof=1)) / 2, df)
     found = shrunk(own, _of_others(rates, own, others))
     error = math.sqrt(2 * found.value / len(logs))
-    return Contrast(mean, max(error, _NO_NOISE), found.freedom)
+    return Contrast(mean, max(error, _NO_NOISE), found.df)
 
 
 def _of_others(rates: Rates, own: Variance, most: float) -> Variance:
     """What is left of the pooled variance without that of a pair, with no more than its due weight: the
     pair's differences are one direction of the space of residuals, at a right angle to the rest."""
     every = _pooled(_frozen(rates))
-    freedom = every.freedom - own.freedom
-    if freedom < 1:
+    df = every.df - own.df
+    if df < 1:
         return Variance(0.0, 0.0)
-    left = every.freedom * every.value - own.freedom * own.value
-    return Variance(max(0.0, left) / freedom, min(freedom, most))
+    left = every.df * every.value - own.df * own.value
+    return Variance(max(0.0, left) / df, min(df, most))
 
 
 _Frozen = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]

@@ -40,8 +40,8 @@ from scipy import stats
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.noise import RepeatedRun, RunNoise, run_noise, total_half_width
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.in_turn import InTurn, taking_turns
-from autotune.runs.judging import TimedRun
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
@@ -105,7 +105,7 @@ class Bench:
     def run(self, knobs: dict[str, Any], limits: Limits, **planted: Any) -> Measured:
         """One trial in new processes."""
         request, at = self._request(knobs, planted), time.time()
-        judge = TimedRun(limits)
+        judge = TimedMonitor(limits)
         result = checked(judge.result(self._slot.run(request, judge)))
         assert result.throughput is not None and result.block_half_width is not None
         return Measured(
@@ -124,10 +124,10 @@ class Bench:
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Of runs of it that are resident at once and take turns."""
-        group = InTurn([limits] * len(planted))
-        requests = [taking_turns(self._request(USUAL, one)) for one in planted]
+        group = InterleavedSchedule([limits] * len(planted))
+        requests = [interleaved(self._request(USUAL, one)) for one in planted]
         reports = self._slot.run_in_turn(requests, group)
-        judged = zip(group.judges, reports, strict=True)
+        judged = zip(group.monitors, reports, strict=True)
         return [checked(judge.result(report)).throughput or 0.0 for judge, report in judged]
 
     @functools.cached_property

@@ -24,8 +24,8 @@ from scipy import stats
 
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.in_turn import InTurn, taking_turns
-from autotune.runs.judging import TimedRun
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Slot
 from launchers.replay import Answer, Launch, ReplayLauncher, Unrest
@@ -157,15 +157,15 @@ class Simulated:
 
     def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
         """Of a run by itself."""
-        judge = TimedRun(limits)
+        judge = TimedMonitor(limits)
         return judge.result(self.slot.run(self._request(planted), judge)).throughput or 0.0
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Of runs that take turns."""
-        group = InTurn([limits] * len(planted))
-        requests = [taking_turns(self._request(one)) for one in planted]
+        group = InterleavedSchedule([limits] * len(planted))
+        requests = [interleaved(self._request(one)) for one in planted]
         reports = self.slot.run_in_turn(requests, group)
-        judged = zip(group.judges, reports, strict=True)
+        judged = zip(group.monitors, reports, strict=True)
         return [judge.result(report).throughput or 0.0 for judge, report in judged]
 
     def _request(self, planted: Mapping[str, Any]) -> TrialRequest:

@@ -104,14 +104,14 @@ class Attempts:
         """The baseline's own trial of the search, once it is complete."""
         return self._own_trial
 
-    def pacer_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
+    def paired_baseline_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
         """The baseline that took turns with a trial of the search; None if it ran by itself. Both were
         begun one right after the other."""
         place = bisect.bisect_left(self._attempts, attempt.id, key=lambda one: one.id)
         before = self._attempts[max(0, place - 1) : place]
         if attempt.purpose != Purpose.SEARCH or not before:
             return None
-        paces = before[0].purpose == Purpose.PACE and before[0].round == attempt.trial
+        paces = before[0].purpose == Purpose.PAIRED and before[0].round == attempt.trial
         return before[0] if paces else None
 
     def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:

@@ -111,7 +111,7 @@ class Purpose(StrEnum):
     SEARCH = "search"
     CALIBRATE = "calibrate"
     """The baseline once more, in new processes: how far do equal runs lie apart?"""
-    PACE = "pace"
+    PAIRED = "pace"
     """The baseline beside a trial of the search, with which it takes turns: that trial is its round."""
     REFERENCE = "reference"
     """A loss trajectory of the baseline in fp32."""
@@ -303,7 +303,7 @@ class StoredAttempt:
     Attributes:
         trial: Optuna's number.
         round: of a comparison in turn (purposes CONFIRM and ATTRIBUTE); number of the seed
-            (REFERENCE and NUMERICS); trial of the search (PACE); 0 elsewhere.
+            (REFERENCE and NUMERICS); trial of the search (PAIRED); 0 elsewhere.
         attempt: from 1, among those of the same trial, purpose and round.
         started: seconds since the epoch, by the database's clock; so is `ended`.
     """

@@ -32,7 +32,7 @@ _UNKNOWN = 1.0
 _LEAST = 1e-3
 _TIMED = (
     Purpose.SEARCH,
-    Purpose.PACE,
+    Purpose.PAIRED,
     Purpose.CALIBRATE,
     Purpose.CONFIRM,
     Purpose.ATTRIBUTE,

@@ -205,7 +205,7 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
     }
     runs: dict[int, list[StoredAttempt]] = {}
     # Trials that took turns with the baseline are told at the pace of its own trial alone.
-    timed = _PACED if attempts.of(Purpose.PACE) else _TIMED
+    timed = _PACED if attempts.of(Purpose.PAIRED) else _TIMED
     for attempt in with_known_noise(attempts).of(*timed).complete().measured():
         runs.setdefault(attempt.trial, []).append(attempt)
     levels = Levels.of(attempts)

@@ -14,7 +14,7 @@ from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.onset import OnsetBound
 from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
-from autotune.runs import commanded
+from autotune.runs import command_request
 from autotune.search.space import Space
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import (
@@ -172,7 +172,7 @@ class Plan:
             log_dir=str(log_dir),
         )
         if spec.workload.command:
-            return commanded.request(asked, spec, self.launcher.workers)
+            return command_request.build(asked, spec, self.launcher.workers)
         return spread(asked) if not spec.workload.is_script else self._of_script(asked)
 
     def _of_script(self, asked: TrialRequest) -> TrialRequest:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.runs.judging import Judge
+from autotune.runs.monitors import RunMonitor
 from autotune.runs.plan import Plan
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import TrialRequest
@@ -40,20 +40,20 @@ class Probe:
         self._workdir = workdir
 
     def run(
-        self, name: str, knobs: dict[str, Any], judge: Judge, shape: Shape = as_timed
+        self, name: str, knobs: dict[str, Any], monitor: RunMonitor, shape: Shape = as_timed
     ) -> AttemptResult:
         """What became of one run.
 
         Args:
             name: of the run, unique for this launcher.
-            judge: what it is watched for.
+            monitor: what it is watched for.
             shape: makes another run of a timed one.
         """
         slot = self.plan.launcher.slots[0]
         asked = self.plan.request(
             slot, knobs, name=name, workdir=self._workdir, log_dir=self.folder / name
         )
-        return judge.result(slot.run(shape(asked), judge))
+        return monitor.result(slot.run(shape(asked), monitor))
 
     def files(self, name: str) -> TrialFiles:
         """What the ranks of a run have left."""

@@ -127,7 +127,7 @@ class Job:
         """Whether the processes of a run wait for what comes next."""
         if attempt.purpose == Purpose.PROFILE:
             return self.look_stays and not self.attempts().of(Purpose.SEARCH)
-        return self._has_workload and attempt.purpose in (*SEARCHING, Purpose.PACE)
+        return self._has_workload and attempt.purpose in (*SEARCHING, Purpose.PAIRED)
 
     @property
     def look_stays(self) -> bool:

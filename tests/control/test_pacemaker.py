@@ -203,7 +203,7 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
     every = Attempts(played.attempts(), {})
     again = {a.trial for a in played.attempts("search") if a.result.state == "ABANDONED"}
     for one in played.recorded("search")[BY_THEMSELVES:]:
-        pacer = every.pacer_of(one)
+        pacer = every.paired_baseline_of(one)
         assert (pacer is None) == (one.trial in again)
         assert pacer is None or pacer.recorded
 

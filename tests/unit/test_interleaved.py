@@ -12,9 +12,9 @@ import pytest
 from autotune.measurement import cycles
 from autotune.measurement.cycles import TurnBlock
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.in_turn import InTurn, taking_turns
-from autotune.runs.judging import TimedRun
-from autotune.runs.paced import Paced
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import TimedMonitor
+from autotune.runs.paired import PairedSchedule
 from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, Unrest
 from launchers.replay.behaviours import noisy, running_at
@@ -102,13 +102,13 @@ def play(
 ) -> tuple[list[AttemptResult], list[TrialReport]]:
     """What is judged, and reported, of trials t-0, t-1 and so on that take turns."""
     share = dataclasses.replace(limits, whole=limits.whole / members)
-    group = InTurn([share] * members)
+    group = InterleavedSchedule([share] * members)
     requests = [
-        taking_turns(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
+        interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
         for number in range(members)
     ]
     reports = ReplayLauncher(behaviour, **machine).slots[0].run_in_turn(requests, group)
-    return [judge.result(r) for judge, r in zip(group.judges, reports, strict=True)], reports
+    return [judge.result(r) for judge, r in zip(group.monitors, reports, strict=True)], reports
 
 
 def number(launch: Launch) -> int:
@@ -173,9 +173,9 @@ def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
 ) -> None:
     """With four cycles at the least, as far as there is time for so many."""
     limits = dataclasses.replace(LIMITS, warmup=0.0, precision=1e-9, longest=longest)
-    group = Paced(limits, limits, level=100.0)
+    group = PairedSchedule(limits, limits, baseline_rate=100.0)
     requests = [
-        taking_turns(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
+        interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
         for number in range(2)
     ]
     behaviour = noisy(running_at(lambda _: 1000.0), block=0.05)
@@ -222,7 +222,7 @@ def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None
         slot = ReplayLauncher(behaviour, unrest=unrest, seed=seed).slots[0]
         rates = []
         for name in ("t-0", "t-1"):
-            judge = TimedRun(limits)
+            judge = TimedMonitor(limits)
             blocks_of = trial(Path("/w"), trial=name, blocks=BlockPlan(0.1, 2, 1000))
             rates.append(judge.result(slot.run(blocks_of, judge)).throughput)
         apart.append(math.log(rates[0] / rates[1]))
@@ -233,11 +233,11 @@ def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None
 def test_short_blocks_need_more_of_them() -> None:
     asked = trial(Path("/w"), blocks=BlockPlan(1.0, 5, 100, 9.0))
     hasty = trial(Path("/w"), blocks=BlockPlan(0.02, 1, 100))
-    plans = [taking_turns(one).blocks for one in (asked, hasty)]
+    plans = [interleaved(one).blocks for one in (asked, hasty)]
     assert plans == [BlockPlan(0.1, 1, 1000, 9.0), hasty.blocks]
 
 
 @pytest.mark.parametrize(("device", "becomes"), [("cpu", "share"), ("cuda", "none")])
 def test_ranks_on_the_cpu_stay_on_processors_of_their_own(device: str, becomes: str) -> None:
     asked = trial(Path("/w"), device=device)
-    assert taking_turns(asked).knobs["cpu_affinity"] == becomes
+    assert interleaved(asked).knobs["cpu_affinity"] == becomes

@@ -5,28 +5,28 @@ from collections.abc import Sequence
 
 from autotune.measurement import cycles
 from autotune.measurement.stop_rule import Limits, StopRule
-from autotune.runs.judging import TimedRun
+from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, StoredBlock
 
-TURN_SECONDS = 0.1
+INTERLEAVED_BLOCK_SECONDS = 0.1
 """Of a block, or a single step where that takes longer. Shorter ones would be nearer to each other, but
 the step that each change from one run to another leaves out, where steps are short, would cost more of
 the time."""
 
 
-def taking_turns(asked: TrialRequest) -> TrialRequest:
+def interleaved(asked: TrialRequest) -> TrialRequest:
     """The same trial beside others, in blocks that are short. On the CPU all ranks stay on processors of
     their own meanwhile, as they get into each other's way less."""
     plan = asked.blocks
-    seconds = min(TURN_SECONDS, plan.seconds)
+    seconds = min(INTERLEAVED_BLOCK_SECONDS, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
     blocks = BlockPlan(seconds, 1, most, plan.longest)
     knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
     return dataclasses.replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
 
 
-class InTurn:
+class InterleavedSchedule:
     """Says whose turn it is, until their ratios are known well enough: each warms up by itself, then all
     go forth and back."""
 
@@ -45,8 +45,8 @@ class InTurn:
         self._limits = limits[0]
         self._whole = sum(each.whole for each in limits)
         self._watches = [StopRule(each) for each in limits]
-        self.judges: list[MemberRun] = [
-            self._judge(number, each) for number, each in enumerate(limits)
+        self.monitors: list[MemberMonitor] = [
+            self._monitor(number, each) for number, each in enumerate(limits)
         ]
         """Of each member."""
         self._away: set[int] = set()
@@ -95,14 +95,14 @@ class InTurn:
         found = cycles.rates(self._taken(members))
         return found[members.index(member)] if found and member in members else None
 
-    def _judge(self, number: int, limits: Limits) -> "MemberRun":
-        return MemberRun(self, number, limits)
+    def _monitor(self, number: int, limits: Limits) -> "MemberMonitor":
+        return MemberMonitor(self, number, limits)
 
     def _members(self) -> list[int]:
         return [number for number in range(len(self._watches)) if number not in self._away]
 
     def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
-        return [taken(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
+        return [turn_blocks(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
 
     def _longest(self, cycles: int) -> float:
         """Seconds that each may train after so many cycles."""
@@ -122,7 +122,9 @@ class InTurn:
         return known and cycles.half_width(found) <= self._limits.precision
 
 
-def taken(blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool) -> list[cycles.TurnBlock]:
+def turn_blocks(
+    blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool
+) -> list[cycles.TurnBlock]:
     """Blocks as they compare, of those that were trained in a turn.
 
     Args:
@@ -136,10 +138,10 @@ def taken(blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool) -> list[
     ]
 
 
-class MemberRun(TimedRun):
+class MemberMonitor(TimedMonitor):
     """One of them, as it is judged."""
 
-    def __init__(self, group: InTurn, number: int, limits: Limits) -> None:
+    def __init__(self, group: InterleavedSchedule, number: int, limits: Limits) -> None:
         super().__init__(limits, group.watch(number))
         self._group = group
         self._number = number

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.judging import TimedRun
+from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockReport, Outcome, TrialReport
 from storage import AttemptState
 
@@ -14,7 +14,7 @@ BLOCK = BlockReport("t", 0, 10, 100, 0, 1.0, (1.0,), 0.0, 0.5, 1 << 30)
 
 
 def judged(blocks, outcome=None, **changes):
-    judge = TimedRun(Limits(warmup=0.5, longest=100, precision=1e-9))
+    judge = TimedMonitor(Limits(warmup=0.5, longest=100, precision=1e-9))
     for block in blocks:
         judge(block)
     report = TrialReport("t", outcome, "cause", tuple(blocks), 5.0)

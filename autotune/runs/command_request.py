@@ -11,7 +11,7 @@ from autotune.worker.protocol import Command, TrialRequest
 _THREADS = "OMP_NUM_THREADS"
 
 
-def request(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
+def build(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
     """The same trial of the command of a study: one process that has the processors of all ranks.
 
     Args:

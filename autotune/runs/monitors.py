@@ -20,7 +20,7 @@ from autotune.worker.protocol import QUIET_STEPS, BlockReport, Knobs, TrialRepor
 from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 
 
-class Judge(Protocol):
+class RunMonitor(Protocol):
     """Watches one run and judges it."""
 
     seen: list[ObservedBlock]
@@ -32,7 +32,7 @@ class Judge(Protocol):
         """What the run has come to. A figure that is no positive finite number is an ERROR."""
 
 
-class TimedRun:
+class TimedMonitor:
     """A run that is measured: how fast is it?"""
 
     def __init__(self, limits: Limits, watch: StopRule | None = None) -> None:
@@ -79,7 +79,7 @@ class TimedRun:
         )
 
 
-class _WholeRun:
+class _FullRunMonitor:
     """A run that is never ended early."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _WholeRun:
         return False
 
 
-class TrajectoryRun:
+class TrajectoryMonitor:
     """A run that is checked: does it compute what the reference computes?"""
 
     def __init__(
@@ -150,7 +150,7 @@ class TrajectoryRun:
         return not_to_compare(self._run)
 
 
-class ProfileRun(_WholeRun):
+class ProfileMonitor(_FullRunMonitor):
     """A run that is looked at: what is its step made of?"""
 
     def result(self, report: TrialReport) -> AttemptResult:
@@ -163,7 +163,7 @@ class ProfileRun(_WholeRun):
         return AttemptResult(AttemptState.COMPLETE, **_common(report))
 
 
-class FitRun(_WholeRun):
+class FitMonitor(_FullRunMonitor):
     """A run that is only to show whether it fits in memory."""
 
     def __init__(self, blocks: int = 0) -> None:

@@ -219,7 +219,7 @@ class Daemon:
     ) -> None:
         """Machines come back by themselves, or somebody mends them; the study is none the worse."""
         retry = retrying.retry(study.retries, error, ran)
-        told = retrying.told(retry)
+        told = retrying.describe(retry)
         waiting = MessageKind.WAITING
         self._repository.messages.say(lease, study.id, told, kind=waiting)
         state = self._repository.studies.put_back(lease, study.id, retry)

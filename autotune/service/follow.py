@@ -18,7 +18,7 @@ from storage import Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 
 _POLL_SECONDS = 0.3
-_LOOK_AFTER_SECONDS = 3.0
+_CHECK_SECONDS = 3.0
 _SILENT_SECONDS = 9.0
 """Then, where there is no terminal that shows it all the time, a line says what is being done."""
 _LONGEST_ABSENCE_SECONDS = 600.0
@@ -34,32 +34,33 @@ def follow(
     """
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
-    last_look = last_line = time.monotonic()
-    away, nobody, room = _Absence(console), _Nobody(console, repository), _Room(console, repository)
+    last_check = last_line = time.monotonic()
+    outage = _StorageOutage(console)
+    daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
-            with away.waiting():
+            with outage.waiting():
                 study = repository.studies.named(study.name)
                 for line in lines.new():
                     console.print(plain(line), markup=False)
                     last_line = time.monotonic()
                 if study.state.ended:
                     return study
-                room.look()
+                disk.check()
                 if console.is_terminal:
                     headline.update(escape(plain(lines.headline())))
                 elif time.monotonic() - last_line > _SILENT_SECONDS:
                     console.print(plain(lines.headline()), markup=False)
                     last_line = time.monotonic()
                 if keep_alive is None:
-                    nobody.look(study)
-                elif time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
-                    last_look = time.monotonic()
+                    daemon.check(study)
+                elif time.monotonic() - last_check > _CHECK_SECONDS:
+                    last_check = time.monotonic()
                     keep_alive()
             time.sleep(_POLL_SECONDS)
 
 
-class _Nobody:
+class _DaemonCheck:
     """Says, once each time, that no daemon runs a study that somebody only watches."""
 
     def __init__(self, console: Console, repository: Repository) -> None:
@@ -67,7 +68,7 @@ class _Nobody:
         self._repository = repository
         self._said = False
 
-    def look(self, study: StoredStudy) -> None:
+    def check(self, study: StoredStudy) -> None:
         """Look whether there is one."""
         served = self._repository.leases.holder(study.cluster) is not None
         if not served and not self._said:
@@ -76,7 +77,7 @@ class _Nobody:
         self._said = not served
 
 
-class _Room:
+class _DiskCheck:
     """Says, once each time, that the daemon cannot record anything because SQLite's disk is full."""
 
     def __init__(self, console: Console, repository: Repository) -> None:
@@ -84,7 +85,7 @@ class _Room:
         self._folder = repository.database.folder
         self._said = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look whether there is room."""
         lacking = self._folder is not None and is_full(self._folder)
         if self._folder and lacking and not self._said:
@@ -95,7 +96,7 @@ class _Room:
         self._said = lacking
 
 
-class _Absence:
+class _StorageOutage:
     """A storage that goes away for a while: the daemon waits for it, and so does whoever follows."""
 
     def __init__(self, console: Console) -> None:

@@ -72,7 +72,7 @@ class Metrics:
         self._steps.labels(rank).inc(pace.steps)
         self._samples.labels(rank).inc(pace.samples)
 
-    def look(self, rate: float, drifted: bool) -> None:
+    def check(self, rate: float, drifted: bool) -> None:
         """A minute is over.
 
         Args:

@@ -30,7 +30,7 @@ def place_of(cluster: str) -> str:
     return cluster.split(" ")[0]
 
 
-def whose(cluster: str) -> str:
+def owner_of(cluster: str) -> str:
     """The owner of a queue, in words."""
     _, *own = cluster.split(" ")
     if not own:

@@ -26,6 +26,6 @@ def retry(before: int, error: LauncherError, ran: float) -> Retry:
     return Retry(str(error), min(seconds, most), count)
 
 
-def told(found: Retry) -> str:
+def describe(found: Retry) -> str:
     """The same for whoever follows the study."""
     return f"{found.why}; tried again in {duration(found.seconds)}."

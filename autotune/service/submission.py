@@ -14,7 +14,7 @@ from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.service.machine import VARIABLE, this_machine
-from autotune.service.queues import owned, place_of, whose
+from autotune.service.queues import owned, owner_of, place_of
 from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
@@ -63,20 +63,20 @@ def submit(
         stored,
         str(workdir) if moved else None,
         file=where,
-        cluster=_queue_here(known, spec),
+        cluster=_local_queue(known, spec),
     )
     return repository.studies.named(spec.name)
 
 
-def go_on(repository: Repository, name: str) -> None:
+def resume_study(repository: Repository, name: str) -> None:
     """Have a study go on with its stored settings, unless it is done: for whoever asks for it."""
     study = repository.studies.named(name)
     if study.state != StudyState.DONE:
         spec = StudySpec.model_validate(study.spec)
-        repository.studies.enqueue(name, cluster=_queue_here(study, spec))
+        repository.studies.enqueue(name, cluster=_local_queue(study, spec))
 
 
-def _queue_here(known: StoredStudy, spec: StudySpec) -> str | None:
+def _local_queue(known: StoredStudy, spec: StudySpec) -> str | None:
     """The queue at the study's place of whoever asks for it now; None if they are elsewhere."""
     here = cluster_of(spec)
     return here if place_of(here) == place_of(known.cluster) else None
@@ -106,7 +106,7 @@ def ensure_daemon(
     place = place_of(cluster)
     if cluster != owned(place):
         raise BadInput(
-            f"this study is in the queue of {whose(cluster)}, and no daemon of theirs runs it; "
+            f"this study is in the queue of {owner_of(cluster)}, and no daemon of theirs runs it; "
             "autotune resume takes it into yours"
         )
     if not folder.is_dir():
@@ -143,7 +143,7 @@ def _refuse_elsewhere(cluster: str) -> None:
         )
 
 
-def move_here(repository: Repository, name: str) -> None:
+def move_to_this_machine(repository: Repository, name: str) -> None:
     """Have a study go on in the queue of this machine; one of a Ray cluster stays in that's.
 
     Raises:
@@ -154,7 +154,7 @@ def move_here(repository: Repository, name: str) -> None:
         repository.studies.move(name, here)
 
 
-class Here:
+class InProcessRunner:
     """Runs a study in a thread of this process, unless a daemon runs it."""
 
     def __init__(self, repository: Repository, study: StoredStudy, daemon: Daemon) -> None:
@@ -191,7 +191,7 @@ class Here:
             raise  # its traceback is printed
 
 
-class Keeper:
+class DaemonSupervisor:
     """Sees that a daemon runs a study: starts one when there is none, but not for ever."""
 
     def __init__(self, repository: Repository, study: StoredStudy, url: str) -> None:

@@ -11,7 +11,7 @@ from autotune.errors import AutotuneError
 from autotune.export.best import BestConfig
 from autotune.measurement.drift import CHECKS_IN_A_ROW, Change, Drift, Promise, rate_of_job
 from autotune.service.metrics import LOOPBACK, Metrics
-from autotune.service.wishes import Wishes
+from autotune.service.watch_options import WatchOptions
 from autotune.worker.inject.pace import Pace
 
 _LONGEST_REPORT = 65536
@@ -34,7 +34,7 @@ class Watcher:
     def __init__(
         self,
         best: BestConfig,
-        wishes: Wishes,
+        options: WatchOptions,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -42,7 +42,7 @@ class Watcher:
 
         Args:
             best: what the job runs with.
-            wishes: of the user.
+            options: of the user.
             say: takes a line.
             clock: seconds.
 
@@ -50,7 +50,7 @@ class Watcher:
             OSError: somebody else has the port.
         """
         self._best = best
-        self._wishes = wishes
+        self._options = options
         self._say = say
         self._clock = clock
         self._unit = str(best.throughput.get("unit", "samples/s"))
@@ -64,7 +64,7 @@ class Watcher:
         self._due: float | None = None
         self._began = 0.0
         self._told: set[str] = set()
-        self._port = self._metrics.serve(wishes.port)
+        self._port = self._metrics.serve(options.port)
 
     def begin(self) -> None:
         """The job runs: say where the metrics are."""
@@ -88,7 +88,7 @@ class Watcher:
                 ended = job in found
                 if line in found:
                     self.hear(line.recv(_LONGEST_REPORT))
-                self.look()
+                self.check()
         self.ended()
 
     def _patience(self) -> float | None:
@@ -107,26 +107,26 @@ class Watcher:
         units = pace.tokens if self._unit.startswith("tokens") else pace.samples
         self._rates.setdefault(pace.rank, []).append(units / pace.seconds)
         if self._due is None:
-            self._due = self._clock() + self._wishes.every
+            self._due = self._clock() + self._options.every
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare, if it is time for it and enough was seen."""
         if self._due is None or self._clock() < self._due:
             return
-        self._due = self._clock() + self._wishes.every
+        self._due = self._clock() + self._options.every
         rate = rate_of_job(self._rates, self._world_size)
         if rate is None:
             return
         self._rates.clear()
         if why := self._incomparable(rate):
-            self._metrics.look(rate, drifted=False)
+            self._metrics.check(rate, drifted=False)
             self._once(f"the speed of this job cannot be compared: {why}")
             return
         change = self._drift(rate)
-        self._metrics.look(rate, self._drift.drifted)
+        self._metrics.check(rate, self._drift.drifted)
         self._once(f"{self._rate(rate)} in the first minute; {self._promised()}")
         if change == Change.BEGAN:
-            self._began = self._clock() - CHECKS_IN_A_ROW * self._wishes.every
+            self._began = self._clock() - CHECKS_IN_A_ROW * self._options.every
             self._say(
                 f"slower than promised in each of the last {CHECKS_IN_A_ROW} checks, "
                 f"now {self._rate(rate)}; {self._promised()}. {self._what_to_do()}"
@@ -160,7 +160,7 @@ class Watcher:
         return f"promised are {quantity(promise.value)}{bound}"
 
     def _what_to_do(self) -> str:
-        if self._wishes.storage:
+        if self._options.storage:
             return "A new study is queued when the job ends, if it is slower then"
         return (
             "To tune again: give study.yaml another name and `autotune start` it, or have "
@@ -169,12 +169,12 @@ class Watcher:
 
     def ended(self) -> None:
         """The job has."""
-        if not self._wishes.storage or not self._drift.drifted:
+        if not self._options.storage or not self._drift.drifted:
             return
-        from autotune.service.again import queue
+        from autotune.service.resubmit import queue
 
         try:
-            name = queue(self._wishes.storage, self._study)
+            name = queue(self._options.storage, self._study)
         except AutotuneError as error:
             self._say(f"no new study could be queued: {error}")
         else:

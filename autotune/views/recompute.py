@@ -89,7 +89,9 @@ def _at_pace(
 ) -> StoredAttempt:
     """A trial that took turns with the baseline, at the pace of the baseline's own."""
     own, pacer = every.baseline(), every.paired_baseline_of(attempt)
-    known = ratio_to_baseline(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
+    known = (
+        ratio_to_baseline(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
+    )
     if own is None or own.result.throughput is None or known is None:
         return attempt
     result = known.applied(attempt.result, own.result.throughput)

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from autotune.errors import AutotuneError, BadInput
 from autotune.export.best import BestConfig
-from autotune.service.wishes import Wishes
+from autotune.service.watch_options import WatchOptions
 from autotune.views.terminal import plain
 
 _LONGEST_FOLDER = 80
@@ -28,7 +28,7 @@ _LONGEST_FOLDER = 80
 
 
 @contextlib.contextmanager
-def watched(best: BestConfig, wishes: Wishes) -> Iterator[str]:
+def watched(best: BestConfig, options: WatchOptions) -> Iterator[str]:
     """Have this process watched, which becomes the job inside; the address by which its ranks report.
 
     Whoever leaves here instead has not become anything: then there is nothing to watch.
@@ -49,7 +49,7 @@ def watched(best: BestConfig, wishes: Wishes) -> Iterator[str]:
     if not child:
         os.close(answers)
         os.close(here)
-        _detached(_Lines(job, answer, begun), folder, best, wishes)
+        _detached(_Lines(job, answer, begun), folder, best, options)
     for theirs in (job, answer, begun):
         os.close(theirs)
     os.waitpid(child, 0)
@@ -90,7 +90,7 @@ def _address(folder: str) -> str:
     return f"{folder}/socket"
 
 
-def _detached(lines: _Lines, folder: str, best: BestConfig, wishes: Wishes) -> NoReturn:
+def _detached(lines: _Lines, folder: str, best: BestConfig, options: WatchOptions) -> NoReturn:
     """The child: what it starts is an orphan in a session of its own."""
     try:
         os.setsid()  # a Ctrl-C is for the job
@@ -102,7 +102,7 @@ def _detached(lines: _Lines, folder: str, best: BestConfig, wishes: Wishes) -> N
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
-        _watch(lines, folder, best, wishes)
+        _watch(lines, folder, best, options)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -110,18 +110,18 @@ def _detached(lines: _Lines, folder: str, best: BestConfig, wishes: Wishes) -> N
         os._exit(0)
 
 
-def _watch(lines: _Lines, folder: str, best: BestConfig, wishes: Wishes) -> None:
+def _watch(lines: _Lines, folder: str, best: BestConfig, options: WatchOptions) -> None:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     line.bind(_address(folder))
     problem = ""
     try:
         from autotune.service.watcher import Watcher
 
-        watcher = Watcher(best, wishes, say)
+        watcher = Watcher(best, options, say)
     except ModuleNotFoundError as error:
         problem = f"--watch needs {error.name}, which is not installed: pip install autotune"
     except OSError as error:
-        problem = f"--metrics-port {wishes.port}: {error.strerror}"
+        problem = f"--metrics-port {options.port}: {error.strerror}"
     os.write(lines.answer, json.dumps({"problem": problem}).encode())
     os.close(lines.answer)
     if problem or os.read(lines.begun, 1):

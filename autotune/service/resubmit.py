@@ -4,7 +4,7 @@ import datetime
 from pathlib import Path
 
 from autotune.config import StudySpec
-from autotune.service.submission import Keeper, submit
+from autotune.service.submission import DaemonSupervisor, submit
 from storage import Database, Repository
 
 _LONGEST_NAME = 80
@@ -27,5 +27,7 @@ def queue(url: str, study: str) -> str:
     spec = StudySpec.model_validate({**stored.spec, "name": name})
     file = Path(stored.file) if stored.file else None
     submitted = submit(repository, spec, Path(stored.workdir), file)
-    Keeper(repository, submitted, repository.database.url.render_as_string(hide_password=False))()
+    DaemonSupervisor(
+        repository, submitted, repository.database.url.render_as_string(hide_password=False)
+    )()
     return name

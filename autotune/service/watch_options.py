@@ -6,7 +6,7 @@ _MINUTE = 60.0
 
 
 @dataclass(frozen=True)
-class Wishes:
+class WatchOptions:
     """What is to be watched for.
 
     Attributes:

@@ -126,7 +126,7 @@ class Bench:
         """Of runs of it that are resident at once and take turns."""
         group = InterleavedSchedule([limits] * len(planted))
         requests = [interleaved(self._request(USUAL, one)) for one in planted]
-        reports = self._slot.run_in_turn(requests, group)
+        reports = self._slot.run_interleaved(requests, group)
         judged = zip(group.monitors, reports, strict=True)
         return [checked(judge.result(report)).throughput or 0.0 for judge, report in judged]
 

@@ -28,7 +28,7 @@ from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Slot
-from launchers.replay import Answer, Launch, ReplayLauncher, Unrest
+from launchers.replay import Answer, Launch, ReplayLauncher, SpeedVariation
 from search_spaces import defaults
 
 SECONDS = 4.0
@@ -164,7 +164,7 @@ class Simulated:
         """Of runs that take turns."""
         group = InterleavedSchedule([limits] * len(planted))
         requests = [interleaved(self._request(one)) for one in planted]
-        reports = self.slot.run_in_turn(requests, group)
+        reports = self.slot.run_interleaved(requests, group)
         judged = zip(group.monitors, reports, strict=True)
         return [judge.result(report).throughput or 0.0 for judge, report in judged]
 
@@ -188,10 +188,10 @@ def answer(launch: Launch) -> Answer:
     return Answer(rate=rate, startup=0.5, block_sigma=0.02)
 
 
-def simulated(wandering: Unrest, count: int) -> dict[str, Any]:
+def simulated(wandering: SpeedVariation, count: int) -> dict[str, Any]:
     """So many rounds on a machine that wanders so."""
     planted = {name: {"share": 0.03} for name in PLANTED}
-    slot = ReplayLauncher(answer, workers=1, unrest=wandering).slots[0]
+    slot = ReplayLauncher(answer, workers=1, variation=wandering).slots[0]
     variants: dict[str, dict[str, Any]] = {"a": {}, "a again": {}, **planted}
     return compared(Simulated(slot), variants, count, random.Random(0))
 
@@ -203,7 +203,7 @@ def main() -> None:
     report = {}
     for seconds in (1.0, 5.0, 10.0, 30.0):
         name = f"wanders by 8 %, forgets it in {seconds:g} s"
-        report[name] = simulated(Unrest(0.08, seconds), 60)
+        report[name] = simulated(SpeedVariation(0.08, seconds), 60)
     if as_json:
         print(json.dumps(report, indent=2))
         return

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 
 from launchers.base import Launcher, Resources, Slot, TrialWatch
-from launchers.reservation import NOBODY, Busy, Rival, refuse
-from launchers.residents import left_out
+from launchers.interleaved_session import untimed_steps
+from launchers.reservation import NO_RIVAL, Busy, Rival, refuse
 
 __all__ = [
-    "NOBODY",
+    "NO_RIVAL",
     "Busy",
     "Launcher",
     "Resources",
     "Rival",
     "Slot",
     "TrialWatch",
-    "left_out",
     "open_launcher",
     "refuse",
+    "untimed_steps",
 ]
 
 

@@ -33,11 +33,11 @@ START_SECONDS = 180.0
 SILENT_SECONDS = 60.0
 """Then an agent is given up that runs a trial: it says every five seconds that it is there, unless it
 clears away, for half a minute at most."""
-STOOD_SECONDS = 12.0
+STALL_SECONDS = 12.0
 """Without a word of an agent, or a look of its own at its ranks: then they stood still as well, or their
 messages did, and what was timed meanwhile is no measurement."""
 _LISTEN_SECONDS = 1.0
-_HEED_SECONDS = 0.5
+_WAIT_POLL_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class AgentDied(LauncherError):
         """Why its node, or its cluster, was lost; empty: it was not."""
 
 
-class NotBegun(AgentDied):
+class StartCancelled(AgentDied):
     """Nothing is to run any more: there was no need for agents."""
 
 
@@ -74,14 +74,14 @@ class Agents:
     """The agents of a slot, all ready; their messages arrive in one queue."""
 
     def __init__(
-        self, nodes: Sequence[Node], preloading: Preloading, heed: Callable[[], object]
+        self, nodes: Sequence[Node], preloading: Preloading, on_wait: Callable[[], object]
     ) -> None:
         """
         Args:
-            heed: called again and again until they are ready; may raise.
+            on_wait: called again and again until they are ready; may raise.
         """
         self._nodes = nodes
-        self._heed = heed
+        self._on_wait = on_wait
         self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
         self.links: list[Link] = []
         self.lost = False
@@ -177,10 +177,10 @@ class Agents:
         where = self.links[node].where
         return f"node {node}, {where}," if where else f"node {node}"
 
-    def bring(self, folders: Collection[Path]) -> None:
+    def fetch_files(self, folders: Collection[Path]) -> None:
         """Have here what trials have left in these folders on nodes that do not share them."""
         asking = [
-            threading.Thread(target=self._bring, args=(index, folders), daemon=True)
+            threading.Thread(target=self._fetch_files, args=(index, folders), daemon=True)
             for index, link in enumerate(self.links)
             if link.where and index not in self._ended and index not in self.silent
         ]
@@ -189,14 +189,14 @@ class Agents:
         for thread in asking:
             thread.join()
 
-    def _bring(self, node: int, folders: Collection[Path]) -> None:
+    def _fetch_files(self, node: int, folders: Collection[Path]) -> None:
         for folder in folders:
             with self._asking(node):
-                self.links[node].bring(folder)
+                self.links[node].fetch_files(folder)
 
-    def away(self) -> list[str]:
+    def unreachable(self) -> list[str]:
         """What of them is lost or silent at present, in words."""
-        since = time.monotonic() - STOOD_SECONDS
+        since = time.monotonic() - STALL_SECONDS
         asked = self._asked.copy().items()
         silent = self.silent | {node for (node, _), began in asked if began < since}
         return [
@@ -224,7 +224,7 @@ class Agents:
             _log.warning("%s", self.losses[index])
             link.close()
         finally:
-            if loss := link.loss():
+            if loss := link.loss_reason():
                 self.not_its_own[index] = loss
             if not self._closing:
                 self._ended.add(index)
@@ -235,10 +235,10 @@ class Agents:
         ready: dict[int, Hello] = {}
         give_up = time.monotonic() + START_SECONDS
         while len(ready) < len(self.links):
-            self._heed()
+            self._on_wait()
             left = give_up - time.monotonic()
             try:
-                index, message = self.receive(timeout=max(0.0, min(left, _HEED_SECONDS)))
+                index, message = self.receive(timeout=max(0.0, min(left, _WAIT_POLL_SECONDS)))
             except queue.Empty:
                 if left <= 0:
                     raise self._too_late(ready) from None
@@ -258,7 +258,7 @@ class Agents:
     def _too_late(self, ready: Collection[int]) -> LauncherError:
         late = [index for index in range(len(self.links)) if index not in ready]
         for index in late:
-            self.links[index].give_up()
+            self.links[index].mark_suspect()
         names = " and ".join(map(self.name_of, late))
         return LauncherError(f"the agent of {names} was not ready after {START_SECONDS:g} s")
 
@@ -279,37 +279,37 @@ def _check_protocol(node: str, hello: Hello) -> None:
     )
 
 
-class Ear:
+class MessagePump:
     """What the agents of a slot say while something runs on it."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._silence = [0.0] * len(agents.links)
         """Seconds since each node was heard last, as far as this process has listened."""
-        self.stood = ""
+        self.stalled = ""
         """What has stood still until the last message came, in words; empty: nothing has."""
 
     def follow(
         self,
         nodes: Callable[[], Collection[int]],
-        hear: Callable[[int, Message | None, str], None],
-        until: Callable[[], float | None],
-        late: Callable[[], None],
+        on_message: Callable[[int, Message | None, str], None],
+        deadline: Callable[[], float | None],
+        on_timeout: Callable[[], None],
     ) -> None:
         """Pass on what the agents say until nothing more is to come.
 
         Args:
             nodes: of which something is still to come.
-            hear: takes in what a node says (None: it is lost), and what has stood still until then.
-            until: by the monotonic clock, when `late` is called; None: never.
+            on_message: takes a message (None: the agent is lost) and what has stalled until then.
+            deadline: monotonic time at which `on_timeout` is called; None: never.
         """
         while waited_for := nodes():
-            end = until()
+            end = deadline()
             heard = self.listen(waited_for, None if end is None else end - time.monotonic())
             if heard is not None:
-                hear(*heard, self.stood)
+                on_message(*heard, self.stalled)
             elif end is not None and end <= time.monotonic():
-                late()
+                on_timeout()
 
     def listen(
         self, nodes: Collection[int], patience: float | None
@@ -331,11 +331,11 @@ class Ear:
         # Where this process was stopped itself, so may have been the others.
         listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
         self._silence = [silence + listened for silence in self._silence]
-        self.stood = self._stood(*heard, nodes) if heard else ""
-        self._agents.silent = frozenset(n for n in nodes if self._silence[n] > STOOD_SECONDS)
+        self.stalled = self._stalled(*heard, nodes) if heard else ""
+        self._agents.silent = frozenset(n for n in nodes if self._silence[n] > STALL_SECONDS)
         return heard
 
-    def _stood(self, node: int, message: Message | None, nodes: Collection[int]) -> str:
+    def _stalled(self, node: int, message: Message | None, nodes: Collection[int]) -> str:
         """This node, by its own clock or its silence, or another one while it was to take its part in
         this block. One that clears away says nothing, either."""
         silence, still = self._silence[node], {}
@@ -348,7 +348,7 @@ class Ear:
             still = {other: long for other, long in enumerate(silences) if other in nodes}
             still.pop(node, None)
         longest = max(still, key=still.__getitem__, default=node)
-        if still.get(longest, 0.0) <= STOOD_SECONDS:
+        if still.get(longest, 0.0) <= STALL_SECONDS:
             return ""
         name = self._agents.name_of(longest)
         return f"{name} stood still, or was cut off, for {still[longest]:.0f} s"
@@ -356,7 +356,7 @@ class Ear:
     def _given_up(self, node: int) -> tuple[int, None]:
         link = self._agents.links[node]
         self._agents.lost = True
-        link.give_up()
+        link.mark_suspect()
         self._agents.losses[node] = (
             f"the agent of {self._agents.name_of(node)} has not said anything for "
             f"{SILENT_SECONDS:g} s: it is frozen, or waits for a disk or a file system "

@@ -13,7 +13,7 @@ TrialWatch = Callable[[BlockReport], bool]
 """Called with each block as it arrives; True ends the trial: enough has been seen."""
 
 
-class Turns(Protocol):
+class Schedule(Protocol):
     """Who trains when, of several trials that are resident on a slot at once, numbered from 0."""
 
     def next(self) -> int | None:
@@ -65,15 +65,15 @@ class Link(ABC):
     def read(self) -> bytes:
         """The agent's next report; empty once it is gone and nothing of it is left."""
 
-    def loss(self) -> str:
+    def loss_reason(self) -> str:
         """Why it ended by itself, in words, where its node or its cluster did; empty: it alone."""
         return ""
 
-    def bring(self, folder: Path) -> None:
+    def fetch_files(self, folder: Path) -> None:
         """Bring what a trial has left in its folder on another node to this machine."""
         return
 
-    def give_up(self) -> None:
+    def mark_suspect(self) -> None:
         """It has not said anything for too long: it is not to be tried there again for now."""
         return
 
@@ -109,7 +109,7 @@ class Slot(ABC):
         """Whether anything can be run on it."""
         return not self.unusable and not self.gone
 
-    def away(self) -> Sequence[str]:
+    def unreachable(self) -> Sequence[str]:
         """What of it is lost or silent at present, in words; empty: it works. From any thread."""
         return ()
 
@@ -139,7 +139,9 @@ class Slot(ABC):
         """
 
     @abstractmethod
-    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+    def run_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: Schedule
+    ) -> list[TrialReport]:
         """Run several trials that are resident at once, of which one at a time trains: block by block,
         as `turns` says, while all others are silent. One is launched when it has its first turn. The
         first step after each change from one to another is not timed.
@@ -162,7 +164,7 @@ class Slot(ABC):
     @abstractmethod
     def end(self) -> None:
         """End whatever runs, if anything does, from another thread: `run` then returns, or
-        `run_in_turn`."""
+        `run_interleaved`."""
 
 
 class Launcher(ABC):
@@ -184,7 +186,7 @@ class Launcher(ABC):
         """How many slots there are once all that is lost or taken is back."""
         return len(self.slots)
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What there is to say since this was last asked: nodes that are left out, and why."""
         return []
 

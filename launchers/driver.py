@@ -65,7 +65,7 @@ class Wire:
         return self._lines.get()
 
 
-_Heed = Callable[[float], object]
+_OnWait = Callable[[float], object]
 """Called again and again with the seconds that something takes already; may raise."""
 _Answers = queue.SimpleQueue[dict[str, Any] | None]
 """Of one call: one, or None when there will be none."""
@@ -104,8 +104,8 @@ class Driver:
         try:
             own = str(self._folder.path) if self._folder else None
             joined = self._ask("connect", address=address, folder=own)
-            heed = self._telling(waits) if waits else None
-            self.address = str(self._answer_of(joined, _START_SECONDS, heed))
+            on_wait = self._telling(waits) if waits else None
+            self.address = str(self._answer_of(joined, _START_SECONDS, on_wait))
         except LauncherError as error:
             self.close()
             raise ClusterAway(
@@ -126,22 +126,22 @@ class Driver:
         self,
         name: str,
         seconds: float = SILENT_SECONDS,
-        heed: Callable[[], object] | None = None,
+        on_wait: Callable[[], object] | None = None,
         **arguments: Any,
     ) -> Any:
         """What Ray answers.
 
         Args:
-            heed: called again and again until then; may raise.
+            on_wait: called again and again until then; may raise.
 
         Raises:
             DriverLost: nothing, and it never will.
             Refused: an error.
         """
         answers = self._ask(name, **arguments)
-        return self._answer_of(answers, seconds, (lambda _: heed()) if heed else None)
+        return self._answer_of(answers, seconds, (lambda _: on_wait()) if on_wait else None)
 
-    def _telling(self, waits: Callable[[str], object]) -> _Heed:
+    def _telling(self, waits: Callable[[str], object]) -> _OnWait:
         since = time.strftime("%H:%M:%S")
         text = f"since {since}: the Ray cluster at {self._where} does not let us in yet"
         return lambda seconds: waits(text if seconds > _TELL_SECONDS else "")
@@ -155,8 +155,8 @@ class Driver:
         self._say({"id": number, "call": name, **arguments})
         return answers
 
-    def _answer_of(self, answers: _Answers, seconds: float, heed: _Heed | None = None) -> Any:
-        answer = self._awaited(answers, seconds, heed)
+    def _answer_of(self, answers: _Answers, seconds: float, on_wait: _OnWait | None = None) -> Any:
+        answer = self._awaited(answers, seconds, on_wait)
         if answer is None:
             self.give_up(f"the Ray cluster at {self._where} has not answered for {seconds:g} s")
             raise DriverLost(self.lost)
@@ -191,13 +191,13 @@ class Driver:
         self._kill()
 
     def _awaited(
-        self, answers: _Answers, seconds: float, heed: _Heed | None
+        self, answers: _Answers, seconds: float, on_wait: _OnWait | None
     ) -> dict[str, Any] | None:
         """None: nothing has come while this process has listened for so long."""
         listened = 0.0
         while listened < seconds:
-            if heed:
-                heed(listened)
+            if on_wait:
+                on_wait(listened)
             began = time.monotonic()
             with contextlib.suppress(queue.Empty):
                 answer = answers.get(timeout=_LISTEN_SECONDS)

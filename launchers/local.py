@@ -10,8 +10,8 @@ from launchers import devices
 from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
+from launchers.node_compat import check_device
 from launchers.reservation import Busy, Reservation
-from launchers.sameness import check
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
@@ -59,7 +59,7 @@ class LocalLauncher(Launcher):
             for number in range(layout.slots):
                 self.slots.append(_open_slot(layout, log_dir, number, env))
             on_gpu = bool(layout.gpus_per_worker)
-            check(resources.device, self.slots[0].environment, on_gpu=on_gpu)
+            check_device(resources.device, self.slots[0].environment, on_gpu=on_gpu)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()

@@ -29,6 +29,6 @@ class Preloading:
             self.by_node = [built[node].preload for node in range(len(self.by_node))]
         return self.wanted
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """It does harm: import nothing."""
         self.by_node = [Preload()] * len(self.by_node)

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from autotune.worker.node.agent_process import AgentProcess
-from launchers import look
+from launchers import node_info
 from launchers.ray_token import own_token, read_again
 
 _LOOPBACK = "127.0.0.1"
@@ -135,13 +135,13 @@ class _Server:
             if node["Alive"] and node["NodeID"] not in leaving
         ]
 
-    def look(self, nodes: list[str], patience: float) -> dict[str, dict[str, Any]]:
-        """What nodes say of themselves (launchers.look), as far as they do in so many seconds."""
-        cloudpickle.register_pickle_by_value(look)  # autotune need not be there
+    def node_info(self, nodes: list[str], patience: float) -> dict[str, dict[str, Any]]:
+        """What nodes say of themselves (launchers.node_info), as far as they do in so many seconds."""
+        cloudpickle.register_pickle_by_value(node_info)  # autotune need not be there
         asked = {}
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
-            task = ray.remote(look.look).options(
+            task = ray.remote(node_info.node_info).options(
                 num_cpus=0, max_retries=0, scheduling_strategy=there
             )
             asked[task.remote()] = node

@@ -12,12 +12,20 @@ from autotune.errors import ClusterAway, NotHere
 from launchers.base import Resources
 from launchers.driver import Driver
 from launchers.layout import Layout, NodeCapacity, plan
-from launchers.placing import Avoided, ClusterNode
-from launchers.sameness import Look, Same, commonest, kind_of, listed, most_ranks, of_agent
+from launchers.node_compat import (
+    CommonKind,
+    NodeInfo,
+    describe_kinds,
+    device_kind,
+    from_agent,
+    kind_with_most_ranks,
+    most_common_software,
+)
+from launchers.placement import AvoidedNodes, ClusterNode
 
 ANSWER_SECONDS = 45.0
 """An actor starts, or ends, within half a minute."""
-_LOOK_SECONDS = 10.0
+_QUERY_SECONDS = 10.0
 """For a node to say what it is. One that does not says so as its agent starts."""
 
 
@@ -28,23 +36,23 @@ class Cluster:
         self.driver = driver
         self.is_shared = address is not None
         """It is of others, too."""
-        self.avoided = Avoided()
+        self.avoided = AvoidedNodes()
         self.taken: Counter[str] = Counter()
         self.size = 0
         """Nodes, as far as it is known."""
         self.device = resources.device
         self._resources = resources
         self._address = address or driver.address
-        self._looks: dict[str, Look] = {}
+        self._infos: dict[str, NodeInfo] = {}
         """By node."""
         self._left_out: dict[str, str] = {}
         """Why, in words, by node."""
-        self.news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         """What there is to say of nodes."""
-        self._same = Same(autotune.__version__)
+        self._same = CommonKind(autotune.__version__)
         everywhere = self.living()
         if self.is_shared:
-            self._look_at(everywhere)
+            self._query(everywhere)
             self._same = self._common(everywhere)
         self.layout = self.plan(self.fit(everywhere))
 
@@ -61,9 +69,9 @@ class Cluster:
     def fit(self, nodes: list[ClusterNode]) -> list[ClusterNode]:
         """Those of them that are as all others of the study."""
         if self.is_shared:
-            self._look_at(nodes)
+            self._query(nodes)
             for node in nodes:
-                self._judge(node, self._looks.get(node.id, {}))
+                self._judge(node, self._infos.get(node.id, {}))
         return [node for node in nodes if node.id not in self._left_out]
 
     def are_fit(self, nodes: list[ClusterNode], environment: Mapping[str, Any]) -> bool:
@@ -76,31 +84,31 @@ class Cluster:
             return True
         told = [environment, *environment.get("others", ())]
         for node, one in zip(nodes, told, strict=True):
-            self._judge(node, of_agent(one))
+            self._judge(node, from_agent(one))
         return not any(node.id in self._left_out for node in nodes)
 
-    def _judge(self, node: ClusterNode, look: Look) -> None:
-        why = self._same.misfit(look)
+    def _judge(self, node: ClusterNode, info: NodeInfo) -> None:
+        why = self._same.mismatch(info)
         if why and node.id not in self._left_out:
             self._left_out[node.id] = f"node {node}: {why}"
-            self.news.put(f"Left out: {self._left_out[node.id]}.")
+            self.notices.put(f"Left out: {self._left_out[node.id]}.")
 
-    def _look_at(self, nodes: list[ClusterNode]) -> None:
-        unseen = [node.id for node in nodes if node.id not in self._looks]
+    def _query(self, nodes: list[ClusterNode]) -> None:
+        unseen = [node.id for node in nodes if node.id not in self._infos]
         if unseen:
-            seconds = _LOOK_SECONDS + ANSWER_SECONDS
-            found = self.driver.call("look", seconds, nodes=unseen, patience=_LOOK_SECONDS)
+            seconds = _QUERY_SECONDS + ANSWER_SECONDS
+            found = self.driver.call("node_info", seconds, nodes=unseen, patience=_QUERY_SECONDS)
             # Once: a node that does not answer is not waited for again and again.
-            self._looks |= {node: found.get(node, {}) for node in unseen}
+            self._infos |= {node: found.get(node, {}) for node in unseen}
 
-    def _common(self, nodes: list[ClusterNode]) -> Same:
+    def _common(self, nodes: list[ClusterNode]) -> CommonKind:
         """What the nodes of the study are to have in common: software, kind of device."""
-        same = commonest(autotune.__version__, [self._looks[node.id] for node in nodes])
-        fit = [node for node in nodes if not same.other_software(self._looks[node.id])]
+        same = most_common_software(autotune.__version__, [self._infos[node.id] for node in nodes])
+        fit = [node for node in nodes if not same.software_mismatch(self._infos[node.id])]
         with contextlib.suppress(NotHere):
             on_gpu = bool(plan(self._resources, _capacities(fit)).gpus_per_worker)
             same = dataclasses.replace(same, on_gpu=on_gpu)
-        kinds = [kind_of(self._looks[node.id], on_gpu=same.on_gpu) for node in fit]
+        kinds = [device_kind(self._infos[node.id], on_gpu=same.on_gpu) for node in fit]
 
         def ranks(kind: str) -> int:
             own = [node for node, its in zip(fit, kinds, strict=True) if its == kind]
@@ -113,11 +121,11 @@ class Cluster:
         if wanted and fit and wanted not in kinds and all(kinds):
             raise ClusterAway(
                 f"no node of the Ray cluster at {self._address} has resources.device: {wanted}; there "
-                f"are: {listed(kinds)}"
+                f"are: {describe_kinds(kinds)}"
             )
-        chosen = wanted or most_ranks(kinds, ranks)
+        chosen = wanted or kind_with_most_ranks(kinds, ranks)
         if len(set(kinds)) > 1:
-            self.news.put(f"There are {listed(kinds)}; this study runs on {chosen}.")
+            self.notices.put(f"There are {describe_kinds(kinds)}; this study runs on {chosen}.")
         return dataclasses.replace(same, kind=chosen)
 
     def plan(self, nodes: list[ClusterNode]) -> Layout:

@@ -38,7 +38,7 @@ class Rival:
     text: str
 
 
-NOBODY = Rival(0, "")
+NO_RIVAL = Rival(0, "")
 """Something takes its time, and it is nobody's doing: there is nothing to say, but maybe to raise."""
 Busy = Callable[[Rival], bool]
 """Called again and again as long as somebody else has what is wanted; may raise. True: ignore them."""
@@ -50,7 +50,7 @@ def refuse(rival: Rival) -> bool:
     Raises:
         DevicesTaken: there is somebody to be waited for.
     """
-    if rival == NOBODY:
+    if rival == NO_RIVAL:
         return False
     raise DevicesTaken(
         f"{rival.text}, and two at a time would spoil each other's figures; wait for it, or give each "

@@ -13,12 +13,12 @@ from autotune.worker.protocol import (
     TrialReport,
     TrialRequest,
 )
-from launchers.agents import AgentDied, Agents, Node, NotBegun, SlotGone
-from launchers.base import Slot, TrialWatch, Turns
+from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
+from launchers.base import Schedule, Slot, TrialWatch
+from launchers.interleaved_session import InterleavedSession
 from launchers.preloading import Preloading
-from launchers.residents import Residents
-from launchers.running import Run, not_ended
-from launchers.staying import StayingRun
+from launchers.session import TrialSession, describe_leftovers
+from launchers.warm_session import WarmSession
 
 
 class AgentSlot(Slot):
@@ -30,12 +30,12 @@ class AgentSlot(Slot):
         nodes: Sequence[Node],
         *,
         gpus_per_worker: float,
-        heed: Callable[[], object] = lambda: None,
+        on_wait: Callable[[], object] = lambda: None,
     ) -> None:
         """Start the agents.
 
         Args:
-            heed: called again and again until they are ready; may raise.
+            on_wait: called again and again until they are ready; may raise.
 
         Raises:
             LauncherError: one of them does not come up, or has too few CUDA devices.
@@ -43,17 +43,19 @@ class AgentSlot(Slot):
         self.name = name
         self._nodes = nodes
         self._agents: Agents | None = None
-        self._away: list[str] = []
+        self._unreachable: list[str] = []
         """Of its last agents, as they were closed."""
         self._preloading = Preloading(len(nodes))
-        self._run: Run | Residents | None = None
-        self._stays: StayingRun | Residents | None = None
+        self._run: TrialSession | InterleavedSession | None = None
+        self._stays: WarmSession | InterleavedSession | None = None
         """What waits for the next trial, or the next ones that take turns."""
         self._outdated = False
         """Agents that have imported more would save time."""
         self._ending = False
         self._lock = threading.Lock()
-        self._agents = Agents(nodes, self._preloading, heed)  # nothing is preloaded: they are fit
+        self._agents = Agents(
+            nodes, self._preloading, on_wait
+        )  # nothing is preloaded: they are fit
         self.environment = _of_all(self._agents.environments)
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
@@ -63,36 +65,36 @@ class AgentSlot(Slot):
         """Of the first node: names that no other device of the machine has."""
         self._check_devices()
 
-    def away(self) -> list[str]:
+    def unreachable(self) -> list[str]:
         agents = self._agents
-        return agents.away() if agents else self._away
+        return agents.unreachable() if agents else self._unreachable
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
         try:
-            run = self._begun(request, watch)
+            run = self._started(request, watch)
         except (AgentDied, SlotGone) as error:
             return self._lost_before_it_began(request, error, started)
         self._follow(run, [request], _until(request, started))
         self._outdated |= self._preloading.learn(run.built)
-        if isinstance(run, StayingRun) and run.rests:
+        if isinstance(run, WarmSession) and run.rests:
             self._stays = run
         elif self._outdated:
             self.close()
         return run.report(time.monotonic() - started)
 
-    def _begun(self, request: TrialRequest, watch: TrialWatch) -> Run:
+    def _started(self, request: TrialRequest, watch: TrialWatch) -> TrialSession:
         """A trial in processes that wait for it, or in new ones; raises as `_ready` does."""
         with self._lock:
             self._ending = False
         before = self._stays
-        if isinstance(before, StayingRun) and before.takes(request) and before.lives():
+        if isinstance(before, WarmSession) and before.takes(request) and before.lives():
             self._stays = None
-            return StayingRun(request, before.agents, watch, before)
+            return WarmSession(request, before.agents, watch, before)
         agents = self._ready()
         if request.stays:
-            return StayingRun(request, agents, watch)
-        run = Run(request, agents, watch)
+            return WarmSession(request, agents, watch)
+        run = TrialSession(request, agents, watch)
         agents.start(request)
         return run
 
@@ -109,12 +111,14 @@ class AgentSlot(Slot):
                 self.close()
             self.unusable = stays.unfit or self.unusable
 
-    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+    def run_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: Schedule
+    ) -> list[TrialReport]:
         started = time.monotonic()
         with self._lock:
             self._ending = False
         try:
-            residents = self._begun_in_turn(requests, turns)
+            residents = self._started_interleaved(requests, schedule)
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
         self._follow(residents, requests, _until(requests[0], started))
@@ -122,16 +126,18 @@ class AgentSlot(Slot):
             self._stays = residents
         return residents.reports()
 
-    def _begun_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> Residents:
+    def _started_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: Schedule
+    ) -> InterleavedSession:
         """Several trials, in processes that wait for them or in new ones; raises as `_ready` does."""
         before = self._stays
-        if isinstance(before, Residents) and before.lives():
+        if isinstance(before, InterleavedSession) and before.lives():
             waiting = before.left_to(requests)
             sound = not (before.lost_agent or before.agent_leaves or before.unfit)
             if waiting and sound:
                 self._stays = None
-                return Residents(requests, before.agents, turns, waiting, before.given)
-        return Residents(requests, self._ready(), turns)
+                return InterleavedSession(requests, before.agents, schedule, waiting, before.given)
+        return InterleavedSession(requests, self._ready(), schedule)
 
     def _ready(self) -> "Agents":
         """Agents for what runs next, beside nothing that waits.
@@ -146,7 +152,7 @@ class AgentSlot(Slot):
 
     def _follow(
         self,
-        run: "Run | Residents",
+        run: "TrialSession | InterleavedSession",
         requests: Sequence[TrialRequest],
         until: float | None,
     ) -> None:
@@ -169,7 +175,7 @@ class AgentSlot(Slot):
             with self._lock:
                 self._run = None
         run.wait()  # where it was ended at its very end
-        agents.bring([Path(request.log_dir) for request in requests])
+        agents.fetch_files([Path(request.log_dir) for request in requests])
         if run.lost_agent or run.agent_leaves:
             self.close()
         self.unusable = run.unfit or self.unusable
@@ -180,22 +186,22 @@ class AgentSlot(Slot):
             if self._run:
                 self._run.end()
 
-    def heed(self) -> None:
+    def check_cancelled(self) -> None:
         """Hear, while agents start, that nothing is to run.
 
         Raises:
-            NotBegun: that is so.
+            StartCancelled: that is so.
         """
         if self._ending:
             why = "it was ended before it began"
-            raise NotBegun(why, loss=why)
+            raise StartCancelled(why, loss=why)
 
     def close(self) -> None:
         """End the agents; what cannot be ended makes the slot unusable."""
         self._stays, self._outdated = None, False
         if self._agents:
-            self._away = self._agents.away()
-            self.unusable = not_ended(self._agents.close()) or self.unusable
+            self._unreachable = self._agents.unreachable()
+            self.unusable = describe_leftovers(self._agents.close()) or self.unusable
             self._agents = None
 
     def _check_devices(self) -> None:
@@ -217,7 +223,7 @@ class AgentSlot(Slot):
             self.gone = str(error)
         return TrialReport(
             request.trial,
-            None if isinstance(error, NotBegun) else Outcome.CRASH,
+            None if isinstance(error, StartCancelled) else Outcome.CRASH,
             str(error),
             (),
             time.monotonic() - started,
@@ -237,16 +243,16 @@ class AgentSlot(Slot):
     def _new_agents(self) -> "Agents":
         if self._preloading.wanted:
             try:
-                agents = Agents(self._nodes, self._preloading, self.heed)
+                agents = Agents(self._nodes, self._preloading, self.check_cancelled)
                 if agents.fit and _of_all(agents.environments) == self.environment:
                     return agents
                 agents.close()
-            except (SlotGone, NotBegun):
+            except (SlotGone, StartCancelled):
                 raise  # that has nothing to do with what they import
             except LauncherError:
                 pass
-            self._preloading.give_up()
-        return Agents(self._nodes, self._preloading, self.heed)
+            self._preloading.disable()
+        return Agents(self._nodes, self._preloading, self.check_cancelled)
 
 
 def _until(request: TrialRequest, started: float) -> float | None:

@@ -35,8 +35,8 @@ from autotune.study.job import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.machine import measured_in
-from launchers import NOBODY, Launcher, Rival
-from launchers.sameness import kind_of, of_agent
+from launchers import NO_RIVAL, Launcher, Rival
+from launchers.node_compat import device_kind, from_agent
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
 from storage.holders import started, this_host
@@ -350,7 +350,7 @@ class _Session:
         if not spec.ray_address or spec.resources.device or where is None:
             return spec
         on_gpu = (self._study.facts or {}).get("device") == "cuda"
-        kind = kind_of(of_agent(where), on_gpu=on_gpu) or None
+        kind = device_kind(from_agent(where), on_gpu=on_gpu) or None
         resources = spec.resources.model_copy(update={"device": kind})
         return spec.model_copy(update={"resources": resources})
 
@@ -369,7 +369,7 @@ class _Session:
         if rival.pid == self._lease.predecessor and self._is_predecessor(rival):
             return True
         self._signals.check()
-        if rival == NOBODY:
+        if rival == NO_RIVAL:
             return False
         if rival != self._waits_for:
             self._say_waiting(f"{rival.text}.")

@@ -151,7 +151,7 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
             text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
             yield Check(f"{kind} launcher", "ok", text)
-            for news in launcher.news():
+            for news in launcher.notices():
                 yield Check("nodes", "warn", news)
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())

@@ -21,11 +21,11 @@ class Alive:
     def tell(self) -> None:
         """Say it, unless it has been said."""
         launcher, now = self._job.plan.launcher, time.time()
-        for news in launcher.news():
+        for news in launcher.notices():
             self._job.say(news)
         working, away = 0, dict[str, float]()
         for slot in list(launcher.slots):
-            why = slot.away()
+            why = slot.unreachable()
             working += slot.usable and not why
             away |= {text: self._since.get(text, now) for text in why}
         self._since = away

@@ -290,7 +290,7 @@ class Bench:
         for request, attempt in zip(requests, attempts, strict=True):
             self._taking_over.launched(request, attempt, number)
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]
-        self._pool.submit(_settle, futures, lambda: slot.run_in_turn(requests, group))
+        self._pool.submit(_settle, futures, lambda: slot.run_interleaved(requests, group))
         for future, attempt, judge in zip(futures, attempts, group.monitors, strict=True):
             self._running[future] = _Running(number, attempt, judge, suspect=False)
 
@@ -409,7 +409,7 @@ class Bench:
         self.start(trial, knobs, purpose, round_=round_, judge=judge, allowed=allowed)
         self._finish()
 
-    def run_in_turn(
+    def run_interleaved(
         self,
         members: Sequence[tuple[int, dict[str, Any]]],
         purpose: Purpose,

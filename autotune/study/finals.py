@@ -227,7 +227,7 @@ class Finals:
         allowed = self._schedule.share(len(knobs) / (len(knobs) + to_come), least)
         if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):
             return True
-        self._bench.run_in_turn(members, Purpose.CONFIRM, round_=number, allowed=allowed)
+        self._bench.run_interleaved(members, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
@@ -309,7 +309,7 @@ class Finals:
         allowed = self._schedule.share(len(missing) / (len(missing) + after))
         if self._turns.possible(missing, needed, allowed):
             members = [(chosen, knobs) for knobs in missing]
-            self._bench.run_in_turn(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
+            self._bench.run_interleaved(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
-from launchers.base import Launcher, Slot, TrialWatch, Turns
+from launchers.base import Launcher, Schedule, Slot, TrialWatch
 from launchers.replay import blocks
 from launchers.replay.answers import Answer, Behaviour, Launch
-from launchers.replay.in_turn import Resident
-from launchers.replay.unrest import Unrest, Wandering
+from launchers.replay.interleaved import InterleavedReplay
+from launchers.replay.speed import MachineSpeed, SpeedVariation
 from search_spaces import defaults
 from search_spaces.residency import why_not_live
 
@@ -47,7 +47,7 @@ ENVIRONMENT: Mapping[str, Any] = {
 }
 """Fingerprint of a node that does not exist; see autotune.worker.node.environment."""
 
-_NONE = Unrest()
+_NONE = SpeedVariation()
 
 
 def never(_: Knobs) -> str:
@@ -69,7 +69,7 @@ class ReplayLauncher(Launcher):
         environment: Mapping[str, Any] = ENVIRONMENT,
         seed: int = 0,
         refusal: Callable[[Knobs], str] = never,
-        unrest: Unrest = _NONE,
+        variation: SpeedVariation = _NONE,
     ) -> None:
         """Open it.
 
@@ -80,7 +80,7 @@ class ReplayLauncher(Launcher):
             environment: fingerprint of the node that is played; one CUDA device per rank if it has any.
             seed: of all chance.
             refusal: why a configuration is outside of what can be played; empty: it is not.
-            unrest: of the machine of each slot.
+            variation: of the machine of each slot.
         """
         self.workers = workers
         self._behaviour = behaviour
@@ -88,13 +88,13 @@ class ReplayLauncher(Launcher):
         self._refusal = refusal
         self._launches: Counter[Any] = Counter()
         self._lock = threading.Lock()
-        self._unrest = unrest
+        self._variation = variation
         self.slots = [self.slot(f"replay-{number}", environment) for number in range(slots)]
 
     def slot(self, name: str, environment: Mapping[str, Any]) -> "ReplaySlot":
         """Another one, which is not among its slots yet."""
-        pace = Wandering(self._unrest, f"{self._seed}/{name}")
-        return ReplaySlot(name, environment, self._answer, pace)
+        speed = MachineSpeed(self._variation, f"{self._seed}/{name}")
+        return ReplaySlot(name, environment, self._answer, speed)
 
     def refusal(self, knobs: Knobs) -> str:
         return self._refusal(knobs)
@@ -125,7 +125,7 @@ class ReplaySlot(Slot):
         name: str,
         environment: Mapping[str, Any],
         answer: Callable[[TrialRequest, float, bool], tuple[Answer, random.Random]],
-        pace: Wandering,
+        speed: MachineSpeed,
     ) -> None:
         self.name = name
         self.environment = dict(environment)
@@ -136,9 +136,9 @@ class ReplaySlot(Slot):
         self.time = 0.0
         """Virtual seconds that its trials took."""
         self._answer = answer
-        self._pace = pace
+        self._speed = speed
         self._ending = False
-        self._stays: dict[int, _Stays] = {}
+        self._stays: dict[int, _WarmProcesses] = {}
         """What waits, by the place that it had among those that took turns."""
         self.launches = 0
         """Of processes."""
@@ -163,7 +163,7 @@ class ReplaySlot(Slot):
         all_done = len(report.blocks) == request.blocks.max_blocks
         over = (enough.seen or all_done) and report.outcome is None
         if request.stays and over and answer.stays:
-            self._stays = {0: _Stays(request, launched or request.trial)}
+            self._stays = {0: _WarmProcesses(request, launched or request.trial)}
         return report
 
     def _launched(self, place: int, request: TrialRequest) -> str:
@@ -171,16 +171,18 @@ class ReplaySlot(Slot):
         waits = self._stays.get(place)
         return waits.launched if waits and waits.takes(request) else ""
 
-    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+    def run_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: Schedule
+    ) -> list[TrialReport]:
         self._ending = False
         launched = [self._launched(place, request) for place, request in enumerate(requests)]
         self._stays = {place: self._stays[place] for place, name in enumerate(launched) if name}
         longest = requests[0].seconds
         until = math.inf if longest is None else self.time + longest
-        residents: dict[int, Resident] = {}
+        residents: dict[int, InterleavedReplay] = {}
         trains, died, enough = None, False, False
         for number in itertools.count(1):
-            member = turns.next()
+            member = schedule.next()
             if member is None or self._ending:
                 enough = member is None
                 break
@@ -188,9 +190,11 @@ class ReplaySlot(Slot):
             if not returns:
                 request, live = requests[member], bool(launched[member])
                 self.launches += not live
-                residents[member] = Resident(request, *self._answer(request, self.time, live))
+                residents[member] = InterleavedReplay(
+                    request, *self._answer(request, self.time, live)
+                )
             resident = residents[member]
-            block = resident.turn(number, self._pace, rested=returns and member != trains)
+            block = resident.turn(number, self._speed, rested=returns and member != trains)
             trains = member
             if self.time + resident.latest > until:
                 resident.cut(until - self.time, block)
@@ -198,12 +202,12 @@ class ReplaySlot(Slot):
                 break
             self.time += resident.latest
             if block:
-                turns.trained(member, block)
+                schedule.trained(member, block)
             elif resident.lost_agent:
                 died = True
                 break
             else:
-                turns.lost(member)
+                schedule.lost(member)
         unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]
         reports = [
             residents[number].report() if number in residents else report
@@ -215,7 +219,7 @@ class ReplaySlot(Slot):
             self._stays.pop(place, None)
             if enough and resident.stays:
                 request = requests[place]
-                self._stays[place] = _Stays(request, launched[place] or request.trial)
+                self._stays[place] = _WarmProcesses(request, launched[place] or request.trial)
         return [
             dataclasses.replace(report, lost_agent=died, resident_of=by)
             for report, by in zip(reports, launched, strict=True)
@@ -230,8 +234,8 @@ class ReplaySlot(Slot):
         seen: list[BlockReport] = []
         longest = math.inf if request.seconds is None else request.seconds
         left = longest - answer.startup
-        self._pace.go_on(answer.startup)
-        for block in map(self._pace.of, blocks.reported(request, answer, draw)):
+        self._speed.go_on(answer.startup)
+        for block in map(self._speed.of, blocks.reported(request, answer, draw)):
             if _too_long(block, request):
                 block = blocks.first_step(block)
             if self._ending:
@@ -254,7 +258,7 @@ class ReplaySlot(Slot):
 
 
 @dataclass(frozen=True)
-class _Stays:
+class _WarmProcesses:
     """Processes that wait, after this trial."""
 
     request: TrialRequest

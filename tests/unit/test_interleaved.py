@@ -16,7 +16,7 @@ from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
 from autotune.runs.paired import PairedSchedule
 from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
-from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, Unrest
+from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at
 from storage import AttemptResult, AttemptState
 from tests.trials import trial
@@ -107,7 +107,7 @@ def play(
         interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
         for number in range(members)
     ]
-    reports = ReplayLauncher(behaviour, **machine).slots[0].run_in_turn(requests, group)
+    reports = ReplayLauncher(behaviour, **machine).slots[0].run_interleaved(requests, group)
     return [judge.result(r) for judge, r in zip(group.monitors, reports, strict=True)], reports
 
 
@@ -179,7 +179,7 @@ def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
         for number in range(2)
     ]
     behaviour = noisy(running_at(lambda _: 1000.0), block=0.05)
-    ReplayLauncher(behaviour).slots[0].run_in_turn(requests, group)
+    ReplayLauncher(behaviour).slots[0].run_interleaved(requests, group)
     for member in range(2):
         kept = group.watch(member).kept
         assert each - 0.25 <= sum(block.seconds for block in kept) <= each + 0.15
@@ -211,15 +211,15 @@ def test_an_agent_that_dies_is_nobodys_fault() -> None:
 def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None:
     """On a machine whose speed wanders by 8 %, and forgets it within 10 s."""
     limits = dataclasses.replace(LIMITS, precision=1e-9, longest=2.0)
-    unrest = Unrest(0.08, 10.0)
+    variation = SpeedVariation(0.08, 10.0)
     behaviour = noisy(EQUAL, block=0.01)
     in_turn, apart = [], []
     for seed in range(12):
         first, second = (
-            r.throughput for r in play(behaviour, 2, limits, unrest=unrest, seed=seed)[0]
+            r.throughput for r in play(behaviour, 2, limits, variation=variation, seed=seed)[0]
         )
         in_turn.append(math.log(first / second))
-        slot = ReplayLauncher(behaviour, unrest=unrest, seed=seed).slots[0]
+        slot = ReplayLauncher(behaviour, variation=variation, seed=seed).slots[0]
         rates = []
         for name in ("t-0", "t-1"):
             judge = TimedMonitor(limits)

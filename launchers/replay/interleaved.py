@@ -4,13 +4,13 @@ import dataclasses
 import random
 
 from autotune.worker.protocol import BlockReport, Observed, TrialReport, TrialRequest
+from launchers.interleaved_session import untimed_steps
 from launchers.replay import blocks
 from launchers.replay.answers import Answer
-from launchers.replay.unrest import Wandering
-from launchers.residents import left_out
+from launchers.replay.speed import MachineSpeed
 
 
-class Resident:
+class InterleavedReplay:
     """A trial that takes turns with others."""
 
     def __init__(self, request: TrialRequest, answer: Answer, draw: random.Random) -> None:
@@ -23,7 +23,7 @@ class Resident:
         self.latest = 0.0
         """Seconds of its latest turn."""
 
-    def turn(self, number: int, pace: Wandering, *, rested: bool) -> BlockReport | None:
+    def turn(self, number: int, speed: MachineSpeed, *, rested: bool) -> BlockReport | None:
         """The block of a turn; None if it has failed in it, or is over.
 
         Args:
@@ -31,16 +31,16 @@ class Resident:
         """
         answer = self._answer
         self.latest = 0.0 if self._wall_seconds else answer.startup
-        pace.go_on(self.latest)
+        speed.go_on(self.latest)
         block = None
         if answer.outcome and len(self._seen) == answer.after:
             self._failed = True
             self.latest += blocks.waited(self._request, answer, self._seen)
         elif block := next(self._blocks, None):
             step = block.seconds / block.steps
-            untimed = left_out(step) * step if rested else 0.0
-            pace.go_on(untimed)
-            block = pace.of(block)
+            untimed = untimed_steps(step) * step if rested else 0.0
+            speed.go_on(untimed)
+            block = speed.of(block)
             self.latest += untimed + block.seconds
             observed = Observed(turn=number, left_out_seconds=untimed)
             block = dataclasses.replace(block, observed=block.observed | observed)

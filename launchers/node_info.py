@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def look() -> dict[str, Any]:
+def node_info() -> dict[str, Any]:
     """Versions, empty where something is not installed, and the kind of the node.
 
     Returns:

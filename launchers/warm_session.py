@@ -13,11 +13,11 @@ from autotune.worker.protocol import (
 )
 from launchers.agents import Agents
 from launchers.base import TrialWatch
-from launchers.running import Run
+from launchers.session import TrialSession
 from search_spaces.residency import why_not_live
 
 
-class StayingRun(Run):
+class WarmSession(TrialSession):
     """One trial of ranks that stay. They train block by block as they have leave, so that between two of
     them all ranks are at the same place."""
 
@@ -26,7 +26,7 @@ class StayingRun(Run):
         request: TrialRequest,
         agents: Agents,
         watch: TrialWatch,
-        before: "StayingRun | None" = None,
+        before: "WarmSession | None" = None,
     ) -> None:
         """Launch the ranks, or give those of an earlier trial, which wait, their new configuration."""
         launched = before.launched if before else request
@@ -72,7 +72,7 @@ class StayingRun(Run):
         """Whether all ranks wait still, as far as is known."""
         while not self._agents.lost:
             try:
-                self.hear(*self._agents.receive(timeout=0.0), stood="")
+                self.on_message(*self._agents.receive(timeout=0.0), stalled="")
             except queue.Empty:
                 return self.nodes == self._agents.nodes_of(self.launched)
         return False
@@ -103,7 +103,7 @@ class StayingRun(Run):
         self._agents.send(Turn(self.launched.trial, self._given))
 
 
-class StayingMember(StayingRun):
+class WarmMember(WarmSession):
     """The same of ranks that have their turns beside others."""
 
     def _go_on(self) -> None:

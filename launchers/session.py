@@ -15,23 +15,23 @@ from autotune.worker.protocol import (
     TrialReport,
     TrialRequest,
 )
-from launchers.agents import Agents, Ear
+from launchers.agents import Agents, MessagePump
 from launchers.base import TrialWatch
 
 
-def not_ended(left: str) -> str:
+def describe_leftovers(left: str) -> str:
     """Why nothing can be run any more beside what is left, in words; empty if nothing is."""
     return left and f"{left} cannot be ended, and nothing can be measured beside it"
 
 
-class Run:
+class TrialSession:
     """One trial as its messages come in."""
 
     def __init__(self, request: TrialRequest, agents: Agents, watch: TrialWatch) -> None:
         self._trial = request.trial
         self._agents = agents
         self._watch = watch
-        self._ear = Ear(agents)
+        self._pump = MessagePump(agents)
         self.nodes = agents.nodes_of(request)
         """That have not cleared it away yet."""
         self._several_nodes = len(self.nodes) > 1
@@ -70,8 +70,8 @@ class Run:
 
     def _wait(self, until: float | None = None) -> None:
         # What has been ended is waited for, however long it takes.
-        self._ear.follow(
-            lambda: self.awaited, self.hear, lambda: None if self._ending else until, self.end
+        self._pump.follow(
+            lambda: self.awaited, self.on_message, lambda: None if self._ending else until, self.end
         )
 
     @property
@@ -88,14 +88,14 @@ class Run:
         """Whether the block is this trial's."""
         return block.trial == self._trial
 
-    def hear(self, node: int, message: Message | None, stood: str) -> None:
+    def on_message(self, node: int, message: Message | None, stalled: str) -> None:
         """Take in what a node says, which may be of another trial; None: it is lost.
 
         Args:
-            stood: what has stood still until then, so that figures say nothing; empty: nothing has.
+            stalled: what has stood still until then, so that figures say nothing; empty: nothing has.
         """
-        if stood and not (self._ending and isinstance(message, BlockReport)):
-            self.not_its_own = stood
+        if stalled and not (self._ending and isinstance(message, BlockReport)):
+            self.not_its_own = stalled
         if message is None:
             self._lose(node)
         elif isinstance(message, BlockReport) and self.is_of(message):
@@ -106,7 +106,7 @@ class Run:
             self.nodes.discard(node)
             self.agent_leaves |= message.agent_leaves
             if message.stuck:
-                self.unfit = self.unfit or not_ended(message.stuck)
+                self.unfit = self.unfit or describe_leftovers(message.stuck)
             self._conclude([end for end in message.ends if self._counts(end)])
 
     def report(self, seconds: float) -> TrialReport:

@@ -35,7 +35,7 @@ class ClusterNode:
         return self.host if self.host == self.address else f"{self.host} ({self.address})"
 
 
-class Avoided:
+class AvoidedNodes:
     """Nodes that an agent was lost on, each for a while."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

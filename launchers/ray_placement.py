@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from launchers.agents import SlotGone
 from launchers.driver import DriverLost, Refused
-from launchers.placing import ClusterNode, choose
+from launchers.placement import ClusterNode, choose
 from launchers.ray_nodes import ANSWER_SECONDS, Cluster
 
 _GRANT_SECONDS = 5.0
@@ -19,22 +19,22 @@ _NODE_SHARE = 0.001
 _POLL_SECONDS = 0.5
 
 
-class Ground:
+class SlotPlacement:
     """The nodes under a slot: a placement group, and another one when it is gone."""
 
     _numbers = itertools.count(1)
 
-    def __init__(self, cluster: Cluster, heed: Callable[[], object]) -> None:
+    def __init__(self, cluster: Cluster, on_wait: Callable[[], object]) -> None:
         """
         Args:
-            heed: called again and again while there is no room yet; may raise.
+            on_wait: called again and again while there is no room yet; may raise.
         """
         self.cluster = cluster
-        self.heed = heed
+        self.on_wait = on_wait
         self.group = 0
         self.nodes: list[ClusterNode] = []
 
-    def take(self) -> bool:
+    def reserve(self) -> bool:
         """All of a slot's bundles, or none; whether there was room for them."""
         cluster = self.cluster
         chosen = choose(cluster.layout, cluster.nodes(), cluster.avoided.now(), cluster.taken)
@@ -47,7 +47,7 @@ class Ground:
         granted = cluster.driver.call(
             "reserve",
             _GRANT_SECONDS + ANSWER_SECONDS,
-            self.heed,
+            self.on_wait,
             group=group,
             bundles=bundles,
             strategy="STRICT_SPREAD" if len(chosen) > 1 else "STRICT_PACK",
@@ -64,7 +64,7 @@ class Ground:
         cluster.taken.update(node.id for node in self.nodes)
         return True
 
-    def stand(self) -> None:
+    def ensure(self) -> None:
         """See that it is there, or take another one.
 
         Raises:
@@ -88,10 +88,10 @@ class Ground:
         was = ", ".join(map(str, self.nodes))
         self.release()
         give_up = time.monotonic() + _RENEW_SECONDS
-        while not self.take():
+        while not self.reserve():
             if time.monotonic() > give_up:
                 raise SlotGone(f"{was} was lost, or is to go, and there is no room elsewhere")
-            self.heed()
+            self.on_wait()
             time.sleep(_POLL_SECONDS)
 
     def release(self) -> None:

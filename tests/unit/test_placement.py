@@ -3,7 +3,7 @@
 import pytest
 
 from launchers.layout import Layout
-from launchers.placing import FIRST_SECONDS, MOST_SECONDS, Avoided, ClusterNode, choose
+from launchers.placement import FIRST_SECONDS, MOST_SECONDS, AvoidedNodes, ClusterNode, choose
 
 ONE = Layout(nodes=1, ranks_per_node=1, gpus_per_worker=0, bundle={"CPU": 1.0}, slots=3)
 TWO = Layout(nodes=2, ranks_per_node=1, gpus_per_worker=0, bundle={"CPU": 1.0}, slots=1)
@@ -43,7 +43,7 @@ def test_on_the_cpu_slots_lie_apart_as_they_disturb_each_other() -> None:
 
 def test_a_node_is_avoided_for_longer_each_time_and_forgotten_at_last() -> None:
     now = 0.0
-    avoided = Avoided(lambda: now)
+    avoided = AvoidedNodes(lambda: now)
     avoided.add("a")
     avoided.add("a")  # the same incident, seen by another agent
     assert avoided.now() == {"a"}

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from autotune.worker.protocol import BlockReport, Knobs, Message, TrialReport, TrialRequest, Turn
-from launchers.agents import Agents, Ear
-from launchers.base import TrialWatch, Turns
-from launchers.running import Run
-from launchers.staying import StayingMember
+from launchers.agents import Agents, MessagePump
+from launchers.base import Schedule, TrialWatch
+from launchers.session import TrialSession
+from launchers.warm_session import WarmMember
 
 _NOTICEABLE = 0.05
 """Seconds of a step: in a longer one it hardly shows that another trial has had the caches. On two
@@ -19,7 +19,7 @@ cores, after ranks have waited for others, a step of 70 ms takes 1.4 ms more tha
 and one of 370 ms takes 5 ms more: 1 to 2 %, of all that take turns alike."""
 
 
-def left_out(step: float) -> int:
+def untimed_steps(step: float) -> int:
     """Steps that are not timed of a turn that follows that of another trial.
 
     Args:
@@ -28,7 +28,7 @@ def left_out(step: float) -> int:
     return int(step <= _NOTICEABLE)
 
 
-class Residents:
+class InterleavedSession:
     """Several trials on the same agents, of which one at a time trains. Those that stay wait when enough
     has been seen of all, and are taken over by whoever takes turns next."""
 
@@ -36,8 +36,8 @@ class Residents:
         self,
         requests: Sequence[TrialRequest],
         agents: Agents,
-        turns: Turns,
-        waiting: Mapping[int, StayingMember] | None = None,
+        schedule: Schedule,
+        waiting: Mapping[int, WarmMember] | None = None,
         given: int = 0,
     ) -> None:
         """Before any of them trains.
@@ -48,10 +48,10 @@ class Residents:
         """
         self._requests = requests
         self.agents = agents
-        self._turns = turns
-        self._ear = Ear(agents)
-        self._runs: dict[int, Run] = {
-            number: StayingMember(requests[number], agents, self._watch(number), before)
+        self._schedule = schedule
+        self._pump = MessagePump(agents)
+        self._runs: dict[int, TrialSession] = {
+            number: WarmMember(requests[number], agents, self._watch(number), before)
             for number, before in (waiting or {}).items()
         }
         """By number, those that were launched."""
@@ -59,7 +59,7 @@ class Residents:
         """Seconds of a step of each, by its latest block."""
         self._trains: int | None = None
         self.given = given
-        """Turns so far."""
+        """Schedule so far."""
         self._begun = False
         self._since = time.monotonic()
         self._seconds = [0.0] * len(requests)
@@ -83,12 +83,12 @@ class Residents:
         """Whether ranks wait still, as far as is known."""
         while not self.agents.lost:
             try:
-                self._hear(*self.agents.receive(timeout=0.0), stood="")
+                self._on_message(*self.agents.receive(timeout=0.0), stalled="")
             except queue.Empty:
                 return self.rests
         return False
 
-    def left_to(self, requests: Sequence[TrialRequest]) -> dict[int, StayingMember]:
+    def left_to(self, requests: Sequence[TrialRequest]) -> dict[int, WarmMember]:
         """Of the ranks that wait, those that could measure what is asked for next, by its number; all
         others are ended."""
         for number, run in self._runs.items():
@@ -98,8 +98,8 @@ class Residents:
         return {number: run for number, run in self._runs.items() if self._resting(run)}
 
     @staticmethod
-    def _resting(run: Run) -> TypeGuard[StayingMember]:
-        return isinstance(run, StayingMember) and run.rests
+    def _resting(run: TrialSession) -> TypeGuard[WarmMember]:
+        return isinstance(run, WarmMember) and run.rests
 
     @property
     def lost_agent(self) -> bool:
@@ -151,36 +151,36 @@ class Residents:
         ]
 
     def _wait(self, until: float | None = None) -> None:
-        self._ear.follow(
+        self._pump.follow(
             lambda: {node for run in self._runs.values() for node in run.awaited},
-            self._hear,
+            self._on_message,
             lambda: None if self._ending else until,
             self.end,
         )
 
-    def _hear(self, node: int, message: Message | None, stood: str) -> None:
+    def _on_message(self, node: int, message: Message | None, stalled: str) -> None:
         for number, run in list(self._runs.items()):
             if not run.nodes:
                 continue
-            run.hear(node, message, stood)
+            run.on_message(node, message, stalled)
             if run.nodes or self._ending or self._over:
                 continue
-            self._turns.lost(number)
+            self._schedule.lost(number)
             if number == self._trains:
                 self._go_on()
 
     def _take(self, member: int, block: BlockReport) -> bool:
         """A turn is over. Its trial goes on, whoever is next."""
         self._steps[member] = block.seconds / block.steps
-        self._turns.trained(member, block)
+        self._schedule.trained(member, block)
         if block.index + 1 == self._requests[member].blocks.max_blocks:
-            self._turns.lost(member)
+            self._schedule.lost(member)
         self._go_on()
         return False
 
     def _go_on(self) -> None:
         """Give the next turn, if enough has not been seen of all."""
-        member = self._turns.next()
+        member = self._schedule.next()
         if self.lost_agent:
             self.end()
         elif member is None:
@@ -197,15 +197,15 @@ class Residents:
             if member not in self._runs:
                 self._runs[member] = self._launched(member)
             rested = member in self._steps and member != self._trains
-            untimed = left_out(self._steps[member]) if rested else 0
+            untimed = untimed_steps(self._steps[member]) if rested else 0
             self._trains = member
             self.agents.send(Turn(self._runs[member].name, self.given, rested, untimed))
 
-    def _launched(self, member: int) -> Run:
+    def _launched(self, member: int) -> TrialSession:
         request, watch = self._requests[member], self._watch(member)
         if request.stays:
-            return StayingMember(request, self.agents, watch)
-        run = Run(request, self.agents, watch)
+            return WarmMember(request, self.agents, watch)
+        run = TrialSession(request, self.agents, watch)
         self.agents.start(request)
         return run
 
@@ -217,7 +217,7 @@ class Residents:
         with self._lock:
             self._over = True
             for run in self._runs.values():
-                if isinstance(run, StayingMember):
+                if isinstance(run, WarmMember):
                     run.rest()
                 else:
                     run.end()

@@ -7,12 +7,12 @@ from typing import Any
 
 from autotune.errors import NotHere
 
-Look = Mapping[str, Any]
-"""What a node says of itself, see launchers.look; empty as long as it does not answer."""
+NodeInfo = Mapping[str, Any]
+"""What a node says of itself, see launchers.node_info; empty as long as it does not answer."""
 
 
 @dataclass(frozen=True)
-class Same:
+class CommonKind:
     """What all nodes of a study have in common.
 
     Attributes:
@@ -29,11 +29,11 @@ class Same:
     kind: str = ""
     on_gpu: bool = False
 
-    def other_software(self, look: Look) -> str:
+    def software_mismatch(self, info: NodeInfo) -> str:
         """Why a node cannot take part, in words, with what to do; empty: it can, as far as is known."""
-        if not look:
+        if not info:
             return ""
-        if not look["autotune"]:
+        if not info["autotune"]:
             return (
                 f"autotune is not installed there, or not for the Python of its Ray; install autotune "
                 f"{self.autotune} there"
@@ -43,7 +43,7 @@ class Same:
             ("Python", self.python, "on others"),
             ("torch", self.torch, "on others"),
         ):
-            there = str(look[name.lower()])
+            there = str(info[name.lower()])
             if wanted and there != wanted:
                 return (
                     f"{name} {there or '(none)'} is installed there and {wanted} {others}; install "
@@ -51,54 +51,54 @@ class Same:
                 )
         return ""
 
-    def misfit(self, look: Look) -> str:
+    def mismatch(self, info: NodeInfo) -> str:
         """The same, of its devices as well."""
-        there = kind_of(look, on_gpu=self.on_gpu)
-        if (other := self.other_software(look)) or not there or there == (self.kind or there):
+        there = device_kind(info, on_gpu=self.on_gpu)
+        if (other := self.software_mismatch(info)) or not there or there == (self.kind or there):
             return other
         return f"it has {there}, and this study runs on {self.kind}; resources.device says on which"
 
 
-def kind_of(look: Look, *, on_gpu: bool) -> str:
+def device_kind(info: NodeInfo, *, on_gpu: bool) -> str:
     """Of a node: what its devices are called, or its processor; empty: that is not known."""
     if on_gpu:
-        return " + ".join(sorted(set(look.get("devices", ()))))
-    return str(look.get("cpu", ""))
+        return " + ".join(sorted(set(info.get("devices", ()))))
+    return str(info.get("cpu", ""))
 
 
-def of_agent(environment: Mapping[str, Any]) -> Look:
+def from_agent(environment: Mapping[str, Any]) -> NodeInfo:
     """What the agent of a node says of it, which knows better."""
     return {**environment, "devices": [device["name"] for device in environment["devices"]]}
 
 
-def check(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: bool) -> None:
+def check_device(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: bool) -> None:
     """Whether this machine is of that kind, if any is asked for.
 
     Raises:
         NotHere: it is not.
     """
-    there = kind_of(of_agent(environment), on_gpu=on_gpu)
+    there = device_kind(from_agent(environment), on_gpu=on_gpu)
     if wanted and there != wanted:
         raise NotHere(f"resources.device: {wanted} is asked for, and here is {there}")
 
 
-def commonest(autotune: str, looks: Iterable[Look]) -> Same:
+def most_common_software(autotune: str, infos: Iterable[NodeInfo]) -> CommonKind:
     """The software that most nodes have of those with this version of autotune."""
-    fit = [look for look in looks if look and look["autotune"] == autotune]
-    return Same(
+    fit = [info for info in infos if info and info["autotune"] == autotune]
+    return CommonKind(
         autotune,
-        python=_most_common(look["python"] for look in fit),
-        torch=_most_common(look["torch"] for look in fit),
+        python=_most_common(info["python"] for info in fit),
+        torch=_most_common(info["torch"] for info in fit),
     )
 
 
-def most_ranks(kinds: Sequence[str], ranks: Callable[[str], int]) -> str:
+def kind_with_most_ranks(kinds: Sequence[str], ranks: Callable[[str], int]) -> str:
     """The kind on which most ranks run at a time; of equals, that of more nodes."""
     counted = Counter(kind for kind in kinds if kind)
     return max(sorted(counted), key=lambda kind: (ranks(kind), counted[kind]), default="")
 
 
-def listed(kinds: Sequence[str]) -> str:
+def describe_kinds(kinds: Sequence[str]) -> str:
     """'A on 2 nodes, B on 1'."""
     counted = Counter(kind or "unknown devices" for kind in kinds).most_common()
     return ", ".join(f"{kind} on {n}{' nodes' * (not i)}" for i, (kind, n) in enumerate(counted))

@@ -9,7 +9,7 @@ from autotune.worker.protocol import BlockReport
 
 
 @dataclass(frozen=True)
-class Unrest:
+class SpeedVariation:
     """How the speed of a machine wanders, for whatever runs on it.
 
     Attributes:
@@ -21,25 +21,25 @@ class Unrest:
     seconds: float = 10.0
 
 
-class Wandering:
+class MachineSpeed:
     """The pace of one machine: an Ornstein-Uhlenbeck process in the logarithm."""
 
-    def __init__(self, unrest: Unrest, seed: str) -> None:
-        self._unrest = unrest
+    def __init__(self, variation: SpeedVariation, seed: str) -> None:
+        self._variation = variation
         self._draw = random.Random(seed)
-        self._now = self._draw.gauss(0.0, unrest.sigma) if unrest.sigma else 0.0
+        self._now = self._draw.gauss(0.0, variation.sigma) if variation.sigma else 0.0
 
     def go_on(self, seconds: float) -> None:
         """So much later."""
-        if not self._unrest.sigma:
+        if not self._variation.sigma:
             return
-        kept = math.exp(-seconds / self._unrest.seconds)
-        news = self._unrest.sigma * math.sqrt(1.0 - kept**2)
+        kept = math.exp(-seconds / self._variation.seconds)
+        news = self._variation.sigma * math.sqrt(1.0 - kept**2)
         self._now = kept * self._now + self._draw.gauss(0.0, news)
 
     def of(self, block: BlockReport) -> BlockReport:
         """The block as it comes now; it is over when this returns."""
-        if not self._unrest.sigma:
+        if not self._variation.sigma:
             return block
         self.go_on(block.seconds)
         seconds = block.seconds * math.exp(self._now)

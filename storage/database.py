@@ -24,8 +24,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotune.errors import BadInput, StorageError
 from storage import postgres
-from storage.fence import keep_late_writers_out
-from storage.sqlite_terms import explained
+from storage.fence import install_fence
+from storage.sqlite_errors import explain_sqlite_error
 
 VERSION_TABLE = "autotune_alembic_version"
 """Optuna's own migrations use Alembic's default name."""
@@ -125,7 +125,7 @@ class Database:
             engine_kwargs=_engine_arguments(self.url),
             skip_table_creation=True,
         )
-        keep_late_writers_out(found.engine)
+        install_fence(found.engine)
         return found
 
     @contextlib.contextmanager
@@ -144,7 +144,7 @@ class Database:
     def reason(self, error: BaseException) -> str:
         """What the database driver said, in one line without secrets; of SQLite in its own terms."""
         if self.folder:
-            return explained(_original(error), Path(str(self.url.database)))
+            return explain_sqlite_error(_original(error), Path(str(self.url.database)))
         text = cause_of(error)
         secrets = [self.url.password, *self.url.query.values()]
         for secret in secrets:

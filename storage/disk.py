@@ -22,7 +22,7 @@ def is_full(folder: Path) -> bool:
     return found.f_bavail * found.f_frsize < _LEAST_BYTES
 
 
-def tells_of_full_disk(cause: str) -> bool:
+def mentions_full_disk(cause: str) -> bool:
     """Whether somebody's words say that a disk or a quota was full."""
     return any(words in cause for words in _WORDS)
 
@@ -35,7 +35,7 @@ def has_failed(result: AttemptResult, folder: Path) -> bool:
         folder: that it writes to.
     """
     failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
-    return failed and (is_full(folder) or tells_of_full_disk(result.cause))
+    return failed and (is_full(folder) or mentions_full_disk(result.cause))
 
 
 def full(folder: Path) -> str:

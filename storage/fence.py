@@ -55,7 +55,7 @@ def fencing(lease: Lease | None) -> Iterator[None]:
         _WRITER.reset(before)
 
 
-def keep_late_writers_out(engine: Engine) -> None:
+def install_fence(engine: Engine) -> None:
     """Have `fencing` hold for all transactions of an engine, which is Optuna's."""
     event.listen(engine, "begin", _on_begin)
     event.listen(engine, "before_cursor_execute", _on_statement)

@@ -58,31 +58,31 @@ class Attempts:
         if len(purposes) == 1:
             of_it = self._by_purpose.get(purposes[0], ())
             return Attempts(of_it, self._baseline, self.harmless)
-        return self._such(lambda attempt: attempt.purpose in purposes)
+        return self._where(lambda attempt: attempt.purpose in purposes)
 
     def of_trial(self, trial: int | None) -> "Attempts":
         """Those of this trial."""
-        return self._such(lambda attempt: attempt.trial == trial)
+        return self._where(lambda attempt: attempt.trial == trial)
 
     def in_round(self, number: int) -> "Attempts":
         """Those of this round of a comparison in turn."""
-        return self._such(lambda attempt: attempt.round == number)
+        return self._where(lambda attempt: attempt.round == number)
 
     def with_knobs(self, knobs: Knobs) -> "Attempts":
         """Those of this configuration."""
-        return self._such(lambda attempt: attempt.knobs == knobs)
+        return self._where(lambda attempt: attempt.knobs == knobs)
 
     def in_environment(self, number: int | None) -> "Attempts":
         """Those that ran there; None: not known where."""
-        return self._such(lambda attempt: attempt.environment == number)
+        return self._where(lambda attempt: attempt.environment == number)
 
     def ended_in(self, *states: AttemptState) -> "Attempts":
         """Those that stand so, or ended so."""
-        return self._such(lambda attempt: attempt.result.state in states)
+        return self._where(lambda attempt: attempt.result.state in states)
 
     def recorded(self) -> "Attempts":
         """Those with a result of their own: neither under way, nor given up, nor lost."""
-        return self._such(lambda attempt: attempt.recorded)
+        return self._where(lambda attempt: attempt.recorded)
 
     def complete(self) -> "Attempts":
         """Those that ended well."""
@@ -90,7 +90,7 @@ class Attempts:
 
     def measured(self) -> "Attempts":
         """Those with a throughput."""
-        return self._such(lambda attempt: attempt.result.throughput is not None)
+        return self._where(lambda attempt: attempt.result.throughput is not None)
 
     def searched(self) -> "Attempts":
         """The recorded trials of the search."""
@@ -140,7 +140,7 @@ class Attempts:
     def _launched_before(self, attempt: StoredAttempt) -> "Attempts":
         """Launches of the same run that had ended by then."""
         same = self.of(attempt.purpose).of_trial(attempt.trial).in_round(attempt.round)
-        return same.with_knobs(attempt.knobs)._such(
+        return same.with_knobs(attempt.knobs)._where(
             lambda one: one.ended is not None and one.ended <= attempt.started
         )
 
@@ -165,7 +165,7 @@ class Attempts:
     def _own_trial(self) -> StoredAttempt | None:
         return self._searched.of_baseline().complete().first
 
-    def _such(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
+    def _where(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
         return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)
 
 

@@ -21,7 +21,7 @@ class Messages:
             at = self._transactions.now(session)
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def doing(
+    def set_status(
         self, lease: Lease, study_id: int, text: str, *, kind: MessageKind = MessageKind.DOING
     ) -> None:
         """Say how far what runs has come, or how many slots can work, in the place of what was said of
@@ -35,9 +35,7 @@ class Messages:
             if not written.rowcount:
                 session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def done_lately(
-        self, study_id: int, kind: MessageKind = MessageKind.DOING
-    ) -> StoredMessage | None:
+    def status(self, study_id: int, kind: MessageKind = MessageKind.DOING) -> StoredMessage | None:
         """What `doing` has said last; None if nothing."""
         with self._transactions.reading() as session:
             row = session.scalar(

@@ -7,7 +7,7 @@ from storage.records import Lease, StoredNoise
 from storage.transactions import Transactions
 
 
-class Noise:
+class NoiseRecords:
     """How far equal runs lie apart, for the study that found it and for later ones."""
 
     def __init__(self, transactions: Transactions) -> None:

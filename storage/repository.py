@@ -5,7 +5,7 @@ from storage.database import Database
 from storage.environments import Environments
 from storage.leases import Leases
 from storage.messages import Messages
-from storage.noise import Noise
+from storage.noise import NoiseRecords
 from storage.recommendations import Recommendations
 from storage.studies import Studies
 from storage.transactions import Transactions
@@ -21,6 +21,6 @@ class Repository:
         self.leases = Leases(transactions)
         self.attempts = AttemptRecords(transactions)
         self.environments = Environments(transactions)
-        self.noise = Noise(transactions)
+        self.noise = NoiseRecords(transactions)
         self.messages = Messages(transactions)
         self.recommendations = Recommendations(transactions)

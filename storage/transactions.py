@@ -11,15 +11,17 @@ import contextlib
 from collections.abc import Iterator
 
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from autotune.errors import StorageError, StorageUnreachable
 from storage.clocks import Moment, on_this_machine
 from storage.database import Database
 from storage.fence import prove
-from storage.outages import may_pass
 from storage.records import Lease
+
+_READ_ONLY = "25006"
+"""read_only_sql_transaction: a standby or a former primary; see PostgreSQL's error codes."""
 
 
 class Transactions:
@@ -36,14 +38,14 @@ class Transactions:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
         """A transaction that writes nothing."""
-        with self._failing_clearly(), Session(self._database.engine) as session:
+        with self._translating_errors(), Session(self._database.engine) as session:
             yield session
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
         """A transaction that needs no lease: what people ask for."""
         with (
-            self._failing_clearly(),
+            self._translating_errors(),
             self._database.writing() as connection,
             Session(connection, expire_on_commit=False) as session,
         ):
@@ -71,15 +73,22 @@ class Transactions:
         return Moment(now) if self._database.folder is None else on_this_machine(now)
 
     @contextlib.contextmanager
-    def _failing_clearly(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         try:
             yield
         except IntegrityError:
             raise
         except DBAPIError as error:
-            if may_pass(error):
+            if _is_transient(error):
                 self._database.forget_connections()
                 kind: type[StorageError] = StorageUnreachable
             else:
                 kind = StorageError
             raise kind(f"storage {self._database}: {self._database.reason(error)}") from error
+
+
+def _is_transient(error: DBAPIError) -> bool:
+    """Return whether the database is unreachable or read-only at present, as during a fail-over."""
+    gone = isinstance(error, OperationalError | InterfaceError)
+    read_only = getattr(error.orig, "sqlstate", None) == _READ_ONLY
+    return gone or read_only or error.connection_invalidated

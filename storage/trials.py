@@ -32,7 +32,7 @@ def _fenced(
 
     @functools.wraps(write)
     def fenced(ledger: "TrialLedger", /, *arguments: Given.args, **options: Given.kwargs) -> Found:
-        with fencing(ledger._lease), ledger._gone_clearly():
+        with fencing(ledger._lease), ledger._reporting_missing_trials():
             return write(ledger, *arguments, **options)
 
     return fenced
@@ -79,7 +79,7 @@ class TrialLedger:
         Raises:
             TrialsGone: somebody has renamed or deleted the study since it was opened.
         """
-        with self._gone_clearly():
+        with self._reporting_missing_trials():
             return self._study.get_trials(deepcopy=False)
 
     @_fenced
@@ -188,7 +188,7 @@ class TrialLedger:
         )
 
     @contextlib.contextmanager
-    def _gone_clearly(self) -> Iterator[None]:
+    def _reporting_missing_trials(self) -> Iterator[None]:
         """Optuna only says that a number is not there."""
         try:
             yield

@@ -38,5 +38,5 @@ class Alive:
         job = self._job
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
             kind = MessageKind.SLOTS
-            job.repository.messages.doing(job.lease, job.study.id, told, kind=kind)
+            job.repository.messages.set_status(job.lease, job.study.id, told, kind=kind)
             self._told = told

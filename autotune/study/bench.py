@@ -367,7 +367,7 @@ class Bench:
         if text == self._told_text:
             return
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            job.repository.messages.doing(job.lease, job.study.id, text)
+            job.repository.messages.set_status(job.lease, job.study.id, text)
             self._told_text = text
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:

@@ -110,7 +110,7 @@ class ProgressLines:
             text += f", {now.speedup:.2f}x baseline"
         seen = self._outlook(study)
         text += "".join(f"; {running}" for running in seen.running[:1])
-        doing = self._repository.messages.done_lately(study.id) if seen.running else None
+        doing = self._repository.messages.status(study.id) if seen.running else None
         if doing:
             text += f" ({doing.text})"
         return f"{text}; next: {seen.next}" if seen.next else text

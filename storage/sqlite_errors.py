@@ -8,7 +8,7 @@ from storage.disk import full, is_full
 _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
-def explained(error: BaseException, path: Path) -> str:
+def explain_sqlite_error(error: BaseException, path: Path) -> str:
     """Why a database file cannot be opened, read or written, and what would help.
 
     Args:

@@ -28,7 +28,7 @@ def open_launcher(
     busy: Busy = refuse,
     env: Mapping[str, str] | None = None,
 ) -> Launcher:
-    """An opened launcher; close it to give everything back.
+    """Return an opened launcher; close it to give everything back.
 
     Args:
         kind: 'local' or 'ray'.

@@ -120,7 +120,9 @@ class Agents:
         self._interfaces = [hello.interface for hello in hellos]
 
     def nodes_of(self, request: TrialRequest) -> set[int]:
-        """Those that have ranks of a trial: what has fewer than the slot has is on the first ones."""
+        """Return those that have ranks of a trial: what has fewer than the slot has is on the first
+        ones.
+        """
         first_ranks = self._first_ranks()
         return {node for node, first in enumerate(first_ranks) if first < request.world_size}
 

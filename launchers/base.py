@@ -17,7 +17,7 @@ class Schedule(Protocol):
     """Who trains when, of several trials that are resident on a slot at once, numbered from 0."""
 
     def next(self) -> int | None:
-        """The one that trains the next block. None: enough has been seen of all."""
+        """Return the one that trains the next block. None: enough has been seen of all."""
 
     def trained(self, member: int, block: BlockReport) -> None:
         """Take in the block that has come of a turn."""
@@ -63,10 +63,12 @@ class Link(ABC):
 
     @abstractmethod
     def read(self) -> bytes:
-        """The agent's next report; empty once it is gone and nothing of it is left."""
+        """Return the agent's next report; empty once it is gone and nothing of it is left."""
 
     def loss_reason(self) -> str:
-        """Why it ended by itself, in words, where its node or its cluster did; empty: it alone."""
+        """Return why it ended by itself, in words, where its node or its cluster did; empty: it
+        alone.
+        """
         return ""
 
     def fetch_files(self, folder: Path) -> None:
@@ -196,11 +198,15 @@ class Launcher(ABC):
         return False
 
     def clock(self) -> float:
-        """Seconds since some moment, in the time in which trials run; never less than before."""
+        """Return seconds since some moment, in the time in which trials run; never less than
+        before.
+        """
         return time.monotonic()
 
     def refusal(self, knobs: Knobs) -> str:
-        """Why this configuration cannot run here, whatever constraints say of it; empty: it can."""
+        """Return why this configuration cannot run here, whatever constraints say of it; empty: it
+        can.
+        """
         return ""
 
     def __enter__(self) -> Self:

@@ -18,7 +18,8 @@ _DEVICE_NODE = re.compile(r"nvidia[0-9]+")
 
 
 def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/dev")) -> list[str]:
-    """Names of the CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES takes them.
+    """Return names of the CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES takes
+    them.
 
     CUDA numbers what it can open, from 0, whatever the numbers in the names of the files are: a
     container that holds /dev/nvidia3 alone has device 0. What follows an invalid name is invisible.
@@ -47,7 +48,7 @@ def this_machine() -> NodeCapacity:
 
 
 def processors() -> list[str]:
-    """Names of those that this process may use; two studies can only share them."""
+    """Return names of those that this process may use; two studies can only share them."""
     return [f"processor {number}" for number in sorted(os.sched_getaffinity(0))]
 
 

@@ -61,7 +61,7 @@ class Wire:
         self._lines.put(line)
 
     def read(self) -> bytes:
-        """The next one; blocks."""
+        """Return the next one; blocks."""
         return self._lines.get()
 
 
@@ -165,7 +165,7 @@ class Driver:
         return answer["value"]
 
     def wire(self) -> Wire:
-        """A new line to an agent that is yet to be started."""
+        """Return a new line to an agent that is yet to be started."""
         wire = Wire(next(self._numbers))
         with self._lock:
             self._wires[wire.number] = wire

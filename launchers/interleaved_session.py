@@ -80,7 +80,7 @@ class InterleavedSession:
         return next(resting, None)
 
     def lives(self) -> bool:
-        """Whether ranks wait still, as far as is known."""
+        """Return whether ranks wait still, as far as is known."""
         while not self.agents.lost:
             try:
                 self._on_message(*self.agents.receive(timeout=0.0), stalled="")
@@ -170,7 +170,7 @@ class InterleavedSession:
                 self._go_on()
 
     def _take(self, member: int, block: BlockReport) -> bool:
-        """A turn is over. Its trial goes on, whoever is next."""
+        """Return a turn is over. Its trial goes on, whoever is next."""
         self._steps[member] = block.seconds / block.steps
         self._schedule.trained(member, block)
         if block.index + 1 == self._requests[member].blocks.max_blocks:

@@ -48,7 +48,7 @@ class Layout:
 
 
 def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
-    """The layout with the fewest nodes per trial.
+    """Return the layout with the fewest nodes per trial.
 
     The number of slots, where it is not given: on CUDA devices as many as fit; on the CPU one per
     node, because trials on the same cores and memory disturb each other's figures.
@@ -114,7 +114,9 @@ def _times(bundle: dict[str, float], capacity: NodeCapacity) -> int:
 
 
 def _slots(fitting: Sequence[int], nodes: int) -> int:
-    """How many slots of so many different nodes can be taken, if node i holds fitting[i] bundles."""
+    """Return how many slots of so many different nodes can be taken, if node i holds fitting[i]
+    bundles.
+    """
     slots = 0
     while sum(min(times, slots + 1) for times in fitting) >= nodes * (slots + 1):
         slots += 1

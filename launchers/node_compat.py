@@ -30,7 +30,9 @@ class CommonKind:
     on_gpu: bool = False
 
     def software_mismatch(self, info: NodeInfo) -> str:
-        """Why a node cannot take part, in words, with what to do; empty: it can, as far as is known."""
+        """Return why a node cannot take part, in words, with what to do; empty: it can, as far as
+        is known.
+        """
         if not info:
             return ""
         if not info["autotune"]:
@@ -83,7 +85,7 @@ def check_device(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: 
 
 
 def most_common_software(autotune: str, infos: Iterable[NodeInfo]) -> CommonKind:
-    """The software that most nodes have of those with this version of autotune."""
+    """Return the software that most nodes have of those with this version of autotune."""
     fit = [info for info in infos if info and info["autotune"] == autotune]
     return CommonKind(
         autotune,
@@ -93,7 +95,7 @@ def most_common_software(autotune: str, infos: Iterable[NodeInfo]) -> CommonKind
 
 
 def kind_with_most_ranks(kinds: Sequence[str], ranks: Callable[[str], int]) -> str:
-    """The kind on which most ranks run at a time; of equals, that of more nodes."""
+    """Return the kind on which most ranks run at a time; of equals, that of more nodes."""
     counted = Counter(kind for kind in kinds if kind)
     return max(sorted(counted), key=lambda kind: (ranks(kind), counted[kind]), default="")
 

@@ -54,7 +54,7 @@ class AvoidedNodes:
         self._losses[node] += 1
 
     def now(self) -> set[str]:
-        """Those that are to be avoided at present, by id."""
+        """Return those that are to be avoided at present, by id."""
         now = self._clock()
         return {node for node, until in self._until.items() if until > now}
 
@@ -65,7 +65,7 @@ def choose(
     avoided: Collection[str],
     taken: Mapping[str, int],
 ) -> list[ClusterNode]:
-    """A node for each bundle of one more slot; none if there is no room for all of them.
+    """Return a node for each bundle of one more slot; none if there is no room for all of them.
 
     Where the cluster is too small to do without them, avoided nodes are taken.
 

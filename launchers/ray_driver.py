@@ -184,7 +184,7 @@ class _Server:
         return str(placement_group_table(self._groups[group])["state"])
 
     def where(self, group: int) -> list[str]:
-        """The node of each bundle."""
+        """Return the node of each bundle."""
         table = placement_group_table(self._groups[group])["bundles_to_node_id"]
         return [str(table[bundle]) for bundle in sorted(table)]
 
@@ -312,7 +312,10 @@ def _knock(address: str) -> None:
 
 
 def _is_well(node_id: str) -> bool:
-    """Whether a node still has a raylet. Ray itself may take half a minute to see that it has not."""
+    """Return whether a node still has a raylet.
+
+    Ray itself may take half a minute to see that it has not.
+    """
     time.sleep(_DOUBT_SECONDS)
     return _answers(node_id)
 

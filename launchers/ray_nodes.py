@@ -67,7 +67,7 @@ class Cluster:
         return found
 
     def fit(self, nodes: list[ClusterNode]) -> list[ClusterNode]:
-        """Those of them that are as all others of the study."""
+        """Return those of them that are as all others of the study."""
         if self.is_shared:
             self._query(nodes)
             for node in nodes:
@@ -75,7 +75,7 @@ class Cluster:
         return [node for node in nodes if node.id not in self._left_out]
 
     def are_fit(self, nodes: list[ClusterNode], environment: Mapping[str, Any]) -> bool:
-        """Whether they are, by what their agents say.
+        """Return whether they are, by what their agents say.
 
         Args:
             environment: of a slot on these nodes.
@@ -129,7 +129,7 @@ class Cluster:
         return dataclasses.replace(same, kind=chosen)
 
     def plan(self, nodes: list[ClusterNode]) -> Layout:
-        """How slots lie on these. Nodes of a cluster may still come, or come back."""
+        """Return how slots lie on these. Nodes of a cluster may still come, or come back."""
         try:
             return plan(self._resources, _capacities(nodes))
         except NotHere as error:

@@ -35,7 +35,7 @@ class SlotPlacement:
         self.nodes: list[ClusterNode] = []
 
     def reserve(self) -> bool:
-        """All of a slot's bundles, or none; whether there was room for them."""
+        """Return all of a slot's bundles, or none; whether there was room for them."""
         cluster = self.cluster
         chosen = choose(cluster.layout, cluster.nodes(), cluster.avoided.now(), cluster.taken)
         if not chosen:

@@ -126,7 +126,7 @@ class _Other:
     rival: Rival
 
     def is_gone_within(self, seconds: float) -> bool:
-        """Whether they let go in that time; they never send anything."""
+        """Return whether they let go in that time; they never send anything."""
         if not self.is_connected:
             time.sleep(min(seconds, _RETRY_SECONDS))
             return True  # perhaps: ask again
@@ -192,7 +192,7 @@ def _peer(connected: socket.socket) -> tuple[int, int]:
 
 
 def _is_ignored(user: int | None) -> bool:
-    """Whether whoever started this process has said that this user is not to be waited for."""
+    """Return whether whoever started this process has said that this user is not to be waited for."""
     if user == os.geteuid():
         return False
     told = {word.strip() for word in os.environ.get(IGNORED_USERS, "").split(",")}

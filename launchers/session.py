@@ -20,7 +20,7 @@ from launchers.base import TrialWatch
 
 
 def describe_leftovers(left: str) -> str:
-    """Why nothing can be run any more beside what is left, in words; empty if nothing is."""
+    """Return why nothing can be run any more beside what is left, in words; empty if nothing is."""
     return left and f"{left} cannot be ended, and nothing can be measured beside it"
 
 
@@ -85,7 +85,7 @@ class TrialSession:
         return self.nodes
 
     def is_of(self, block: BlockReport) -> bool:
-        """Whether the block is this trial's."""
+        """Return whether the block is this trial's."""
         return block.trial == self._trial
 
     def on_message(self, node: int, message: Message | None, stalled: str) -> None:

@@ -84,7 +84,7 @@ class AgentSlot(Slot):
         return run.report(time.monotonic() - started)
 
     def _started(self, request: TrialRequest, watch: TrialWatch) -> TrialSession:
-        """A trial in processes that wait for it, or in new ones; raises as `_ready` does."""
+        """Return a trial in processes that wait for it, or in new ones; raises as `_ready` does."""
         with self._lock:
             self._ending = False
         before = self._stays

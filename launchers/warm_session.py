@@ -63,13 +63,13 @@ class WarmSession(TrialSession):
         return self._agents
 
     def takes(self, request: TrialRequest) -> bool:
-        """Whether the ranks, which wait, could measure this next."""
+        """Return whether the ranks, which wait, could measure this next."""
         return _as_launched(request) == _as_launched(self.launched) and not why_not_live(
             self._request.knobs, request.knobs
         )
 
     def lives(self) -> bool:
-        """Whether all ranks wait still, as far as is known."""
+        """Return whether all ranks wait still, as far as is known."""
         while not self._agents.lost:
             try:
                 self.on_message(*self._agents.receive(timeout=0.0), stalled="")

@@ -1,4 +1,4 @@
-"""All that is kept in the `autotune_*` tables, by noun."""
+"""The `autotune_*` tables, by noun."""
 
 from storage.attempts import AttemptRecords
 from storage.database import Database

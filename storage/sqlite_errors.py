@@ -1,4 +1,4 @@
-"""What SQLite complains of, in terms of the file and the disk that it lies on."""
+"""Explanations of SQLite's errors, in terms of the file and its disk."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 
 def explain_sqlite_error(error: BaseException, path: Path) -> str:
-    """Why a database file cannot be opened, read or written, and what would help.
+    """Return why a database file cannot be opened, read or written, and what would help.
 
     Args:
-        error: of SQLite, or of the operating system.
-        path: of the file.
+        error: error of SQLite or of the operating system.
+        path: path of the database file.
     """
     name = getattr(error, "sqlite_errorname", "")
     said = str(error).strip().partition("\n")[0] or type(error).__name__

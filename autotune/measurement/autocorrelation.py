@@ -31,5 +31,5 @@ def lag_one(runs: Sequence[Sequence[float]]) -> float:
 
 
 def effective_sample_size(values: int, correlation: float) -> float:
-    """How many independent values have a mean as exact: n (1 - r) / (1 + r), at least 1."""
+    """Return how many independent values have a mean as exact: n (1 - r) / (1 + r), at least 1."""
     return max(1.0, values * (1 - correlation) / (1 + correlation))

@@ -11,11 +11,11 @@ _IDLE = "idle"
 
 
 def breakdown(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Shares of a step, adding up to one; `idle`, of the device, is no part of the sum.
+    """Return shares of a step, adding up to one; `idle`, of the device, is no part of the sum.
 
-    A rank that is early waits inside its collectives. The rank with the least communication is hence
-    the one that sets the pace: its parts are the step's, and what it has of them beyond the median of
-    the others, as far as those wait for it, is the straggler's.
+    A rank that is early waits inside its collectives. The rank with the least communication is
+    hence the one that sets the pace: its parts are the step's, and what it has of them beyond the
+    median of the others, as far as those wait for it, is the straggler's.
 
     Args:
         parts: share of a step by part, one per rank, as autotune.worker.rank.trace.shares gives them.

@@ -24,11 +24,11 @@ class Timed(Protocol):
 
 
 def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
-    """Whether the figures of this block belong to somebody else as well.
+    """Return whether the figures of this block belong to somebody else as well.
 
     So it is when a device was throttled or had other processes on it, when the processors of a node
-    were at least 90 % busy and others took more than 10 % of them, or when one rank suddenly lags behind
-    the others half as much again as it did before.
+    were at least 90 % busy and others took more than 10 % of them, or when one rank suddenly lags
+    behind the others half as much again as it did before.
 
     Args:
         block: the one in question.

@@ -42,7 +42,7 @@ def shrunk(own: Variance, others: Variance) -> Variance:
 
 
 def pooled(rates: Rates) -> Variance:
-    """Variance of the logarithm of a run's rate that neither its arm nor its round explains.
+    """Return variance of the logarithm of a run's rate that neither its arm nor its round explains.
 
     With every arm in every round it is sum (y - y_c. - y_.r + y..)^2 / ((C - 1) (R - 1)); arms that
     have dropped out are left out of later rounds by least squares.
@@ -88,13 +88,15 @@ class Contrast:
     df: float
 
     def beyond(self, level: float) -> float:
-        """How far to either side a one-sided error of this reaches; infinite where nothing is known."""
+        """Return how far to either side a one-sided error of this reaches; infinite where nothing
+        is known.
+        """
         if self.df <= 0:
             return math.inf
         return float(special.stdtrit(self.df, 1 - level)) * self.error
 
     def ratio(self, level: float) -> Ratio:
-        """How many times faster, with the interval of this one-sided error to either side."""
+        """Return how many times faster, with the interval of this one-sided error to either side."""
         beyond = self.beyond(level)
         low = 0.0 if math.isinf(beyond) else math.exp(self.value - beyond)
         return Ratio(math.exp(self.value), low, math.exp(self.value + beyond))

@@ -33,8 +33,9 @@ class TurnBlock(NamedTuple):
 
 
 def abba_order(members: Sequence[int]) -> list[int]:
-    """The order of one cycle, as in A B C C B A: a machine that becomes slower steadily does not favour
-    any of them."""
+    """Return the order of one cycle, as in A B C C B A: a machine that becomes slower steadily does
+    not favour any of them.
+    """
     return [*members, *reversed(members)]
 
 
@@ -63,8 +64,8 @@ def _chunks(
 
 
 def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
-    """Units per second of each: their common level is that of all their blocks, and who is faster than
-    whom is what is typical of a cycle.
+    """Return units per second of each: their common level is that of all their blocks, and who is
+    faster than whom is what is typical of a cycle.
 
     Args:
         members: blocks of each that count.
@@ -83,8 +84,8 @@ def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
 
 
 def effects(found: Cycles) -> list[float]:
-    """The logarithm of each member's rate over their common level, zero in the mean: of two members,
-    plus and minus half of their typical difference.
+    """Return the logarithm of each member's rate over their common level, zero in the mean: of two
+    members, plus and minus half of their typical difference.
 
     Args:
         found: at least one cycle.
@@ -97,8 +98,10 @@ def effects(found: Cycles) -> list[float]:
 
 
 def hodges_lehmann(values: np.ndarray) -> float:
-    """The median of the means of all pairs of values, each with itself included (Hodges and Lehmann): as
-    little moved by a few that are disturbed as a median is, and nearly as exact as the mean."""
+    """Return the median of the means of all pairs of values, each with itself included (Hodges and
+    Lehmann): as little moved by a few that are disturbed as a median is, and nearly as exact as the
+    mean.
+    """
     one, other = np.triu_indices(len(values))
     return float(np.median((values[one] + values[other]) / 2))
 

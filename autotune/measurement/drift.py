@@ -73,7 +73,7 @@ class Drift:
 
 
 def rate_of_job(rates: Mapping[int, list[float]], world_size: int) -> float | None:
-    """Units per second over all ranks; None where too few blocks tell.
+    """Return units per second over all ranks; None where too few blocks tell.
 
     Args:
         rates: rank -> of its blocks; of the ranks on this node.

@@ -45,7 +45,7 @@ class Distance:
     runs: int = 1
 
     def within(self, margin: float, looks: int) -> Equivalence:
-        """Whether the courses lie within a margin of each other.
+        """Return whether the courses lie within a margin of each other.
 
         Args:
             margin: in units of the loss.

@@ -51,11 +51,11 @@ class Estimate:
 
 
 def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
-    """The rate over all blocks, slow ones included: a long run pays for them too.
+    """Return the rate over all blocks, slow ones included: a long run pays for them too.
 
-    Blocks in a row resemble each other, so they count for fewer (`correlation`). From ten of them on
-    the interval holds the truth in 92.6 to 97 % of all cases where neighbours correlate by up to 0.3, in
-    88 to 93 % where they do by 0.6; with five, in 84 %.
+    Blocks in a row resemble each other, so they count for fewer (`correlation`). From ten of them
+    on the interval holds the truth in 92.6 to 97 % of all cases where neighbours correlate by up to
+    0.3, in 88 to 93 % where they do by 0.6; with five, in 84 %.
 
     Args:
         units: samples or tokens per block, at least one block.
@@ -74,7 +74,7 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
 
 
 def effective_size(values: Sequence[float] | np.ndarray) -> float:
-    """How many independent values these are worth, at least 1."""
+    """Return how many independent values these are worth, at least 1."""
     array = np.asarray(values, dtype=float)
     if len(array) < 3 or np.ptp(array) == 0:
         return float(len(array))
@@ -82,7 +82,7 @@ def effective_size(values: Sequence[float] | np.ndarray) -> float:
 
 
 def steady(seconds_per_step: Sequence[float]) -> bool:
-    """Whether the last five blocks show neither much scatter nor a drift.
+    """Return whether the last five blocks show neither much scatter nor a drift.
 
     Coefficient of variation at most 2 %, and a Theil-Sen slope that adds up to at most 1 % of the
     median over the five.
@@ -98,7 +98,7 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
 
 
 def student(df: float) -> float:
-    """Half the width of Student's central 95 % interval, in standard errors."""
+    """Return half the width of Student's central 95 % interval, in standard errors."""
     return float(special.stdtrit(df, (1 + CONFIDENCE) / 2))
 
 
@@ -121,7 +121,7 @@ class Ratio:
 
 
 def clearly_faster(ratio: Ratio) -> bool:
-    """Whether the first is faster, beyond doubt and by a figure that means something."""
+    """Return whether the first is faster, beyond doubt and by a figure that means something."""
     return ratio.low > 1 and not ratio.vague
 
 
@@ -131,7 +131,7 @@ def half_width_of(spread: float, count: int) -> float:
 
 
 def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
-    """Ratio of two rates measured in the same rounds: Student's t on the log ratios.
+    """Return ratio of two rates measured in the same rounds: Student's t on the log ratios.
 
     Args:
         faster: rate per round.

@@ -59,7 +59,7 @@ class Tensor:
         return cls(str(name), int(size), float(norm), tuple(map(float, buckets)))
 
     def distance(self, other: "Tensor") -> float:
-        """Estimate of the norm of the difference."""
+        """Return estimate of the norm of the difference."""
         return math.dist(self.buckets, other.buckets)
 
 
@@ -112,7 +112,9 @@ class Compared:
 
 
 def tolerance(*configurations: Mapping[str, Any]) -> float:
-    """Largest relative error of the whole gradient: from the number formats of both configurations."""
+    """Return largest relative error of the whole gradient: from the number formats of both
+    configurations.
+    """
     nulls = [
         NULL.get((name, value), 0.0)
         for knobs in configurations
@@ -123,7 +125,7 @@ def tolerance(*configurations: Mapping[str, Any]) -> float:
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
-    """Whether both tell of the same tensors."""
+    """Return whether both tell of the same tensors."""
     if run is None or reference is None or len(run.gradients) != len(reference.gradients):
         return False
     return [t.size for t in run.moved] == [t.size for t in reference.moved]
@@ -164,7 +166,7 @@ class _Errors:
         return self._relative(self._worst)
 
     def direction_known(self, place: int) -> bool:
-        """Whether the gradient of a tensor is more than noise."""
+        """Return whether the gradient of a tensor is more than noise."""
         own = self._reference[place].norm
         return own > 0 and self._of_tensors[place] <= _KNOWN_DIRECTION * own
 

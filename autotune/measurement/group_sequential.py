@@ -20,21 +20,24 @@ _HALVINGS = 50
 
 
 def error_spent(share: float, error: float) -> float:
-    """The error that may be spent by a share of the information: error share^2 (Kim and DeMets 1987).
+    """Return the error that may be spent by a share of the information: error share^2 (Kim and
+    DeMets 1987).
 
-    That keeps most of it for late looks. Of three rounds the noise itself is hardly known, so that early
-    error buys little; a difference that is plain is seen all the same.
+    That keeps most of it for late looks. Of three rounds the noise itself is hardly known, so that
+    early error buys little; a difference that is plain is seen all the same.
     """
     return error * min(max(share, 0.0), 1.0) ** 2
 
 
 def looks_after_each_round(first: int, now: int) -> list[int]:
-    """The looks of who looks after this round and each that follows; the present one is the last."""
+    """Return the looks of who looks after this round and each that follows; the present one is the
+    last.
+    """
     return [*range(min(first, now), now), now]
 
 
 def look_level(looks: Sequence[int], most: int, error: float) -> float:
-    """The one-sided level at which the last look tests.
+    """Return the one-sided level at which the last look tests.
 
     Args:
         looks: rounds that there were at each look, increasing, the present one last.

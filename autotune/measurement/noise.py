@@ -68,12 +68,12 @@ class RunNoise:
 
 
 def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> RunNoise:
-    """The relative standard deviation between runs that their own blocks do not explain.
+    """Return the relative standard deviation between runs that their own blocks do not explain.
 
-    The variance of the log rates around their drift, if they have one, less the mean variance that the
-    blocks account for, is averaged with a prior that weighs as much as two runs: three runs alone would
-    often show nearly none. Runs whose own intervals are too wide to show any difference weigh nothing:
-    not to see noise is no evidence that there is none.
+    The variance of the log rates around their drift, if they have one, less the mean variance that
+    the blocks account for, is averaged with a prior that weighs as much as two runs: three runs
+    alone would often show nearly none. Runs whose own intervals are too wide to show any difference
+    weigh nothing: not to see noise is no evidence that there is none.
 
     Args:
         runs: of one configuration, in processes as the trials have them.
@@ -97,8 +97,9 @@ def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> 
 
 
 def run_df(runs: int) -> float:
-    """Degrees of freedom, at most, of what so many equal runs tell of their noise, those of the prior
-    included."""
+    """Return degrees of freedom, at most, of what so many equal runs tell of their noise, those of
+    the prior included.
+    """
     return _PRIOR_WEIGHT + max(0, runs - 1)
 
 
@@ -125,8 +126,8 @@ def standard_error(half_width: float, df: float = math.inf) -> float:
 
 
 def total_half_width(block_half_width: float, sigma_run: float, df: float = math.inf) -> float:
-    """Relative half-width of the 95 % interval for the next run of the same configuration's mean: the
-    scatter of the blocks and that of runs together.
+    """Return relative half-width of the 95 % interval for the next run of the same configuration's
+    mean: the scatter of the blocks and that of runs together.
 
     Args:
         df: degrees of it, of sigma_run; infinite: it is taken for the truth.

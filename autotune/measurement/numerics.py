@@ -76,7 +76,7 @@ class TrajectoryStep(Protocol):
 
 
 def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
-    """The trajectory that these blocks of one step each describe."""
+    """Return the trajectory that these blocks of one step each describe."""
     return Trajectory(
         losses=tuple(step.loss for step in steps),
         norms=tuple(step.observed.get("gradient_norm", math.nan) for step in steps),
@@ -86,14 +86,14 @@ def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
 
 
 def long_enough(losses: Sequence[float]) -> bool:
-    """Whether a reference has shown what it is to show after these steps."""
+    """Return whether a reference has shown what it is to show after these steps."""
     if len(losses) < FEWEST_STEPS or len(losses) % _LOOK_EVERY:
         return False
     return Trajectory(tuple(losses), (), 0.0).fallen
 
 
 def not_to_compare(reference: Trajectory) -> str:
-    """Why nothing can be compared with a reference; empty if something can."""
+    """Return why nothing can be compared with a reference; empty if something can."""
     if reference.fallen or reference.first is not None:
         return ""
     share = reference.progress / max(abs(statistics.fmean(reference.losses[:_START])), 1e-30)
@@ -170,7 +170,9 @@ def agreement(
 
 
 def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]) -> str:
-    """Why a run need not go on: what its first steps show, in words; empty if they show nothing."""
+    """Return why a run need not go on: what its first steps show, in words; empty if they show
+    nothing.
+    """
     first = _first(run, reference, formats)
     return _apart(run) or (first.problem if first else "")
 
@@ -266,18 +268,18 @@ def _different(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _last(losses: Sequence[float]) -> Sequence[float]:
-    """The last quarter."""
+    """Return the last quarter."""
     return losses[-max(_START, len(losses) // 4) :]
 
 
 def _furthest(pair: Pair) -> float:
-    """The largest distance in a pair of whole runs."""
+    """Return the largest distance in a pair of whole runs."""
     run, reference = pair
     return max(_distances(_cut(run, len(reference.losses)).losses, reference.losses))
 
 
 def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Relative distance step by step, of means over a few steps: single batches jump."""
+    """Return relative distance step by step, of means over a few steps: single batches jump."""
     size = statistics.fmean(map(abs, reference))
     both = list(zip(losses, reference, strict=True))
     windows = [both[max(0, end - _WINDOW) : end] for end in range(1, len(both) + 1)]

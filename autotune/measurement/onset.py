@@ -57,7 +57,7 @@ class OnsetBound:
         return cls(_MARGIN * max(times, 1.0), _MARGIN * max(seconds, 0.0))
 
     def fastest_step(self, blocks: Sequence[BlockReport]) -> float:
-        """Seconds of a steady step, at least; 0 where the blocks tell nothing.
+        """Return seconds of a steady step, at least; 0 where the blocks tell nothing.
 
         Args:
             blocks: the warm-up so far, from the first step on.

@@ -64,8 +64,9 @@ class Limits:
         return max(self.precision, _HALF_OF_RUN_NOISE * total_half_width(0.0, self.sigma_run))
 
     def doubt(self, block_half_width: float) -> float:
-        """Relative half-width of the 95 % interval of a run of this configuration, with which it races:
-        Student's, as the noise between runs is known from a few."""
+        """Return relative half-width of the 95 % interval of a run of this configuration, with
+        which it races: Student's, as the noise between runs is known from a few.
+        """
         return total_half_width(block_half_width, self.sigma_run, self.run_df)
 
 
@@ -148,7 +149,7 @@ class StopRule:
             self.seen[-1] = replace(self.seen[-1], kept=True)
 
     def _cannot_catch_up(self) -> bool:
-        """Whether even the fastest steps that may follow this beginning are too slow."""
+        """Return whether even the fastest steps that may follow this beginning are too slow."""
         if not self._limits.incumbent_low:
             return False
         fastest = self._limits.settling.fastest_step([seen.block for seen in self.seen])
@@ -160,7 +161,9 @@ class StopRule:
         return ceiling * (1 + doubt) < HOPELESS * self._limits.incumbent_low
 
     def _no_time(self, block: BlockReport) -> bool:
-        """Whether another block like this, the latest, would take more than there is for all."""
+        """Return whether another block like this, the latest, would take more than there is for
+        all.
+        """
         before = sum(s.block.seconds for s in self.seen if s.block is not block)
         return before + 2 * block.seconds > self._limits.whole
 
@@ -174,7 +177,7 @@ class StopRule:
         return estimate([self.units(b) for b in self.kept], [b.seconds for b in self.kept])
 
     def units(self, block: BlockReport) -> int:
-        """Samples or tokens of a block."""
+        """Return samples or tokens of a block."""
         return block.tokens if self._limits.tokens else block.samples
 
     @property
@@ -215,7 +218,7 @@ class StopRule:
 
 
 def unusable(block: BlockReport) -> str | None:
-    """Why this block cannot be true: a loss or a time that is no number, or is impossible."""
+    """Return why this block cannot be true: a loss or a time that is no number, or is impossible."""
     if not math.isfinite(block.loss):
         return f"the loss is {block.loss} in block {block.index}"
     if not math.isfinite(block.seconds) or block.seconds < _FASTEST_STEP * block.steps:

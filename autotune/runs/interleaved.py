@@ -55,7 +55,7 @@ class InterleavedSchedule:
         """Seconds of all blocks: until now, and until the cycle began."""
 
     def next(self) -> int | None:
-        """The one that trains the next block. None: enough has been seen of all."""
+        """Return the one that trains the next block. None: enough has been seen of all."""
         members = self._members()
         cold = [number for number in members if self._watches[number].warming_up]
         if cold:
@@ -105,11 +105,11 @@ class InterleavedSchedule:
         return [turn_blocks(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
 
     def _longest(self, cycles: int) -> float:
-        """Seconds that each may train after so many cycles."""
+        """Return seconds that each may train after so many cycles."""
         return self._limits.longest
 
     def _enough(self, members: list[int], latest: float) -> bool:
-        """Whether another cycle is not needed, or there is no time for one like the latest."""
+        """Return whether another cycle is not needed, or there is no time for one like the latest."""
         found = cycles.complete_cycles(self._taken(members))
         if len(found) < self.least_cycles:
             return self._spent + (latest if len(found) else 0.0) > self._whole

@@ -137,7 +137,7 @@ class TrajectoryMonitor:
         return trajectory([seen.block for seen in self.seen])
 
     def _incomplete(self) -> str:
-        """Why there is nothing to judge, or to compare with; empty if there is."""
+        """Return why there is nothing to judge, or to compare with; empty if there is."""
         needed = len(self._reference.losses) if self._reference else FEWEST_STEPS
         if len(self.seen) < needed:
             if self._reference and self.seen and refuted(self._run, self._reference, self._formats):

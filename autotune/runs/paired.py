@@ -57,7 +57,9 @@ class PairedRatio(NamedTuple):
 def ratio_to_baseline(
     trial: Sequence[cycles.TurnBlock], baseline: Sequence[cycles.TurnBlock]
 ) -> PairedRatio | None:
-    """The pace of a trial by the blocks of both that count; None if there are fewer than two cycles."""
+    """Return the pace of a trial by the blocks of both that count; None if there are fewer than two
+    cycles.
+    """
     found = cycles.complete_cycles([trial, baseline])
     if len(found) < 2:
         return None

@@ -53,8 +53,8 @@ OpenLauncher = Callable[[StudySpec, Path, Busy], Launcher]
 
 
 def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
-    """The launcher that a study asks for, open; its agents print into the folder, and what is compiled
-    is kept there for its later trials.
+    """Return the launcher that a study asks for, open; its agents print into the folder, and what
+    is compiled is kept there for its later trials.
 
     Raises:
         LauncherError: the resources are not there.
@@ -133,8 +133,9 @@ class Plan:
             )
 
     def memory_of_rank(self) -> float | None:
-        """Bytes that a rank has for itself; None on the CPU, where the limit counts what a rank has
-        asked for, and its peak what it has touched."""
+        """Return bytes that a rank has for itself; None on the CPU, where the limit counts what a
+        rank has asked for, and its peak what it has touched.
+        """
         slot = self.launcher.slots[0]
         if slot.device != "cuda":
             return None
@@ -145,7 +146,7 @@ class Plan:
     def request(
         self, slot: Slot, knobs: dict[str, Any], *, name: str, workdir: Path, log_dir: Path
     ) -> TrialRequest:
-        """A timed trial of this configuration, ready to launch on this slot.
+        """Return a timed trial of this configuration, ready to launch on this slot.
 
         Args:
             name: unique among all trials of the launcher.
@@ -219,7 +220,7 @@ class Plan:
         return BlockPlan(seconds, wanted.min_steps, longest=longest)
 
     def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
-        """Seconds; more for a trial that compiles, but no large part of what the study has."""
+        """Return seconds; more for a trial that compiles, but no large part of what the study has."""
         usual = self.spec.measurement.startup_deadline
         longest = _STARTUP_SHARE * (self.spec.budget.wall_time or math.inf)
         return max(usual, min(usual * _compilation(knobs), longest))
@@ -232,7 +233,7 @@ class Plan:
         run_df: float = math.inf,
         settling: OnsetBound = _NOTHING_SEEN,
     ) -> Limits:
-        """How long to measure a trial of the search.
+        """Return how long to measure a trial of the search.
 
         Args:
             incumbent_low: lower bound of the best rate so far; 0 switches racing off.
@@ -244,7 +245,7 @@ class Plan:
         return dataclasses.replace(limits, settling=settling, run_df=run_df)
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
-        """How long to measure a run that is compared in turn with others."""
+        """Return how long to measure a run that is compared in turn with others."""
         limits = self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
         return dataclasses.replace(limits, fewest=BLOCKS_FOR_PROOF)
 
@@ -261,7 +262,9 @@ class Plan:
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:
-    """How many times longer the start of a trial may take, its first step included, as it compiles."""
+    """Return how many times longer the start of a trial may take, its first step included, as it
+    compiles.
+    """
     mode = str(knobs["compile"])
     if mode == "none":
         return 1.0

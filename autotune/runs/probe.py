@@ -15,7 +15,7 @@ Shape = Callable[[TrialRequest], TrialRequest]
 
 
 def as_timed(asked: TrialRequest) -> TrialRequest:
-    """The timed trial itself."""
+    """Return the timed trial itself."""
     return asked
 
 
@@ -61,7 +61,7 @@ class Probe:
 
 
 def why_not(result: AttemptResult) -> str:
-    """Why a run is not complete, with the end of what it printed; empty if it is."""
+    """Return why a run is not complete, with the end of what it printed; empty if it is."""
     if result.state == AttemptState.COMPLETE:
         return ""
     return f"{result.state}: {result.cause}\n{result.log_tail}".rstrip()

@@ -38,7 +38,7 @@ class FaultModel:
         self._failed = failed[-_MOST:]
 
     def risk(self, rows: Rows) -> Vector:
-        """The probability of each row to fail."""
+        """Return the probability of each row to fail."""
         sound = np.ones(len(rows))
         for failure in self._failed:
             causes = self._causes(failure)
@@ -48,7 +48,7 @@ class FaultModel:
         return 1 - sound
 
     def _causes(self, failure: NDArray[np.int64]) -> Matrix:
-        """How likely each cause is; 0: something that worked has it, too."""
+        """Return how likely each cause is; 0: something that worked has it, too."""
         harmless = _together(self._worked, failure) > 0
         further = _together(self._failed, failure) - 1
         weights: Matrix = np.where(harmless, 0.0, self._prior * _SHARED**further)

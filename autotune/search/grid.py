@@ -57,11 +57,11 @@ class Grid:
         ]
 
     def count(self, name: str) -> int:
-        """How many values a parameter has."""
+        """Return how many values a parameter has."""
         return len(self._values[name])
 
     def covers(self, params: Params) -> bool:
-        """Whether these parameters have a value for every dimension."""
+        """Return whether these parameters have a value for every dimension."""
         return self._values.keys() <= params.keys()
 
     def encode(self, params: Params) -> NDArray[np.int64]:
@@ -69,8 +69,9 @@ class Grid:
         return np.array([self._index(name, params[name]) for name in self.names], dtype=np.int64)
 
     def nearest(self, wanted: Params) -> NDArray[np.int64]:
-        """A row with the values closest to those wanted; the first one where nothing is wanted or no
-        value is close."""
+        """Return a row with the values closest to those wanted; the first one where nothing is
+        wanted or no value is close.
+        """
         row = np.zeros(len(self.names), dtype=np.int64)
         for axis, name in enumerate(self.names):
             values = self._values[name]
@@ -79,13 +80,15 @@ class Grid:
         return row
 
     def decode(self, row: NDArray[np.int64]) -> dict[str, Any]:
-        """The parameters of a row of indices."""
+        """Return the parameters of a row of indices."""
         return {
             name: self._values[name][index] for name, index in zip(self.names, row, strict=True)
         }
 
     def candidates(self, random: np.random.Generator, best: Params | None) -> Rows:
-        """All rows, or as many random ones as can be looked at and the neighbours of the best."""
+        """Return all rows, or as many random ones as can be looked at and the neighbours of the
+        best.
+        """
         sizes = [len(values) for values in self._values.values()]
         if math.prod(sizes) <= _MOST_CANDIDATES:
             return np.stack([axis.ravel() for axis in np.indices(sizes)], axis=1)
@@ -97,11 +100,11 @@ class Grid:
         return np.unique(np.concatenate([drawn, np.array(near)]), axis=0)
 
     def has_numbers(self, name: str) -> bool:
-        """Whether it is a parameter of numbers, or follows from one."""
+        """Return whether it is a parameter of numbers, or follows from one."""
         return name in self._follows or self._places.get(name) is not None
 
     def has_sizes(self, name: str) -> bool:
-        """Whether its numbers, if it has any, are above 0."""
+        """Return whether its numbers, if it has any, are above 0."""
         return self.has_numbers(name) and self.extremes(name)[0] > 0
 
     def numbers(self, rows: Rows, name: str) -> Vector:
@@ -116,17 +119,19 @@ class Grid:
         return float(min(values)), float(max(values))
 
     def _numbered(self, name: str) -> tuple[str, Sequence[float]]:
-        """The parameter that decides on a number, and the number for each of its values."""
+        """Return the parameter that decides on a number, and the number for each of its values."""
         return self._follows.get(name) or (name, self._values[name])
 
     def highest(self, name: str) -> int:
-        """The index of the largest value of a parameter of numbers."""
+        """Return the index of the largest value of a parameter of numbers."""
         return int(np.argmax(np.array(self._values[name], dtype=float)))
 
     def distinct(
         self, rows: Rows, names: Collection[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The first row with each combination of these parameters, and which of them each row has."""
+        """Return the first row with each combination of these parameters, and which of them each
+        row has.
+        """
         axes = [axis for axis, name in enumerate(self.names) if name in names]
         sizes = [len(self._values[self.names[axis]]) for axis in axes]
         if math.prod(sizes) > _MOST_NUMBERED:
@@ -146,8 +151,9 @@ class Grid:
         return np.concatenate([np.zeros((len(rows), 0)), *columns], axis=1)
 
     def distance(self, rows: Rows, others: Rows, names: Collection[str]) -> Matrix:
-        """How far apart rows lie, summed over these parameters: 1 between any two values that are no
-        numbers, 2 between the smallest and the largest number."""
+        """Return how far apart rows lie, summed over these parameters: 1 between any two values
+        that are no numbers, 2 between the smallest and the largest number.
+        """
         from_values = [
             self._distances[axis][:, others[:, axis]]
             for axis, name in enumerate(self.names)

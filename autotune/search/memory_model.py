@@ -92,7 +92,7 @@ class MemoryModel:
             self._walkers = self._walk()[:_JUDGES]
 
     def risk(self, rows: Rows) -> Vector:
-        """The probability of each row to run out of memory."""
+        """Return the probability of each row to run out of memory."""
         if not self._sized:
             return np.zeros(len(rows))
         if self._walkers is None:
@@ -102,8 +102,9 @@ class MemoryModel:
         return np.where(self._at_least(rows, self._failed), 1.0, risk)
 
     def _at_least(self, rows: Rows, failed: Rows) -> NDArray[np.bool_]:
-        """Whether a row has at least the micro-batch of one that failed, gradients that wait if that had
-        them, and all else the same."""
+        """Return whether a row has at least the micro-batch of one that failed, gradients that wait
+        if that had them, and all else the same.
+        """
         same = (rows[:, None, self._axes] == failed[None, :, self._axes]).all(axis=2)
         larger = self._octaves(rows)[:, None] >= self._octaves(failed)[None, :]
         waiting = self._waiting(rows)[:, None] >= self._waiting(failed)[None, :]

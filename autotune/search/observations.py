@@ -84,7 +84,7 @@ class Observations:
 
 
 def measured(trial: FrozenTrial) -> float | None:
-    """The objective of a trial, the last one reported if it was pruned; None if it has none."""
+    """Return the objective of a trial, the last one reported if it was pruned; None if it has none."""
     value = None
     if trial.state == TrialState.COMPLETE:
         value = trial.value

@@ -17,7 +17,7 @@ _DRAWN_PER_VALUE = 500
 
 
 def outline(space: Space, global_batch: int | None) -> Iterator[str]:
-    """How many configurations remain, and which values have no partner among the others.
+    """Return how many configurations remain, and which values have no partner among the others.
 
     Args:
         space: of the study.
@@ -68,14 +68,15 @@ def _varied(space: Space) -> dict[str, list[KnobValue]]:
 
 
 def _today(space: Space) -> dict[str, KnobValue]:
-    """The baseline's values of what varies."""
+    """Return the baseline's values of what varies."""
     knobs = space.complete({})
     return {name: knobs[name] for name in space.distributions()}
 
 
 def _has_partner(space: Space, name: str, value: KnobValue) -> bool:
-    """Whether some configuration has the value: the baseline's otherwise, with one more change, or one
-    of many that are drawn."""
+    """Return whether some configuration has the value: the baseline's otherwise, with one more
+    change, or one of many that are drawn.
+    """
     return any(not space.problems(params) for params in _with(space, name, value))
 
 

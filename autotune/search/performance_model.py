@@ -88,7 +88,9 @@ class Prediction:
         return float(self.draws.mean())
 
     def chance_of_more(self, share: float) -> float:
-        """The probability that something is faster than the finalists by more than this share."""
+        """Return the probability that something is faster than the finalists by more than this
+        share.
+        """
         return float((self.draws > share).mean())
 
 
@@ -155,13 +157,13 @@ class PerformanceModelSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All parameters that every trial has."""
+        """Return all parameters that every trial has."""
         return self._search_space or self._intersection.calculate(study)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The configuration with the largest expected improvement among those not tried."""
+        """Return the configuration with the largest expected improvement among those not tried."""
         if not search_space:
             return {}
         # Its matrices are small: threads would only get in each other's way, and in that of trials.
@@ -200,7 +202,7 @@ class PerformanceModelSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A random value, for a parameter that is not in every trial."""
+        """Return a random value, for a parameter that is not in every trial."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def explain(self, study: Study) -> Prediction | None:
@@ -261,7 +263,7 @@ class PerformanceModelSampler(BaseSampler):
     def _chances(
         self, grid: Grid, trials: Sequence[FrozenTrial], candidates: Rows
     ) -> tuple[Vector, Vector]:
-        """How likely each candidate fits in memory, and does not fail for another reason."""
+        """Return how likely each candidate fits in memory, and does not fail for another reason."""
         known = [t for t in trials if grid.covers(t.params)]
         ran = [t for t in known if measured(t) is not None]
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
@@ -277,7 +279,9 @@ class PerformanceModelSampler(BaseSampler):
     def _first_new(
         self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
     ) -> int | None:
-        """The most promising candidate that was not tried and is allowed; None if there is none."""
+        """Return the most promising candidate that was not tried and is allowed; None if there is
+        none.
+        """
         return next(self._new(promise, candidates, grid, trials), None)
 
     def _new(
@@ -305,15 +309,18 @@ def _best_per_second(
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:
-    """How far each candidate is from what an expert would try: see search_spaces.Knob.promising."""
+    """Return how far each candidate is from what an expert would try: see
+    search_spaces.Knob.promising.
+    """
     known = {n: CATALOGUE[n].promising for n in grid.names if n in CATALOGUE}
     wanted = {n: value for n, value in known.items() if value is not None}
     return grid.distance(candidates, grid.nearest(wanted)[None, :], wanted)[:, 0]
 
 
 def _telling(trials: list[FrozenTrial], *, rate: bool) -> list[FrozenTrial]:
-    """The trials that the models look at, in order: all, or of very many the fastest, the latest, those
-    that run, and the latest of those that told no speed."""
+    """Return the trials that the models look at, in order: all, or of very many the fastest, the
+    latest, those that run, and the latest of those that told no speed.
+    """
     if len(trials) <= _MOST_TRIALS:
         return trials
     half = _MOST_TRIALS // 2

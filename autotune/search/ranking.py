@@ -58,7 +58,7 @@ def _expected_first(
 
 
 def _space(several: Sequence[Knobs]) -> dict[str, CategoricalDistribution]:
-    """The values that were seen of each knob that varies."""
+    """Return the values that were seen of each knob that varies."""
     # True == 1 in Python: the type belongs to the value.
     values = {
         name: {(type(one[name]), one[name]): one[name] for one in several}

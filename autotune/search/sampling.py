@@ -42,8 +42,11 @@ class FeasibleSampler(BaseSampler):
         self._tries = tries
 
     def has_more(self, trials: list[FrozenTrial]) -> bool:
-        """Whether anything is left to propose. Ask before asking Optuna for a trial: one that is
-        asked for and cannot be filled stays behind."""
+        """Return whether anything is left to propose.
+
+        Ask before asking Optuna for a trial: one that is asked for and cannot be filled stays
+        behind.
+        """
         if any(trial.state == TrialState.WAITING for trial in trials):
             return True
         return self._space.any_feasible(self._worth(trials))
@@ -90,7 +93,7 @@ class FeasibleSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All knobs that vary."""
+        """Return all knobs that vary."""
         return self._space.distributions()
 
     def sample_relative(
@@ -99,7 +102,7 @@ class FeasibleSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """A feasible configuration that has not been tried.
+        """Return a feasible configuration that has not been tried.
 
         Raises:
             Exhausted: there is none left.
@@ -153,7 +156,7 @@ class WorthLaunching:
         self._names = list(space.distributions())
 
     def __call__(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
-        """The question, to be asked of sampled parameters."""
+        """Return the question, to be asked of sampled parameters."""
         new = [trial for trial in trials if trial.number not in self._ended]
         for trial in new:
             if trial.state.is_finished():
@@ -181,12 +184,13 @@ class WorthLaunching:
 
 
 def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
-    """Whether a configuration must be taken to need at least the memory of the other: a micro-batch no
-    smaller, and all else that memory depends on the same.
+    """Return whether a configuration must be taken to need at least the memory of the other: a
+    micro-batch no smaller, and all else that memory depends on the same.
 
-    Accumulation keeps the gradients of one micro-batch while the next one runs. They are as large as the
-    weights, however many micro-batches they wait for: little beside the activations of a micro-batch
-    that did not fit. Only where ranks hold parts of the weights are they more, as gradients wait whole.
+    Accumulation keeps the gradients of one micro-batch while the next one runs. They are as large
+    as the weights, however many micro-batches they wait for: little beside the activations of a
+    micro-batch that did not fit. Only where ranks hold parts of the weights are they more, as
+    gradients wait whole.
     """
     for name, value in knobs.items():
         if value == other[name] or name == MICRO_BATCH:
@@ -207,7 +211,7 @@ def sampler(
     memory_bytes: float | None = None,
     finalists: int = 3,
 ) -> FeasibleSampler:
-    """The sampler of that name, in this space.
+    """Return the sampler of that name, in this space.
 
     Args:
         name: model (PerformanceModelSampler), tpe, gp, random or grid (every feasible configuration in

@@ -62,7 +62,7 @@ class Space:
             self._values[name] = [value]
 
     def _constants(self) -> dict[str, KnobValue]:
-        """Knobs with several values of which all that can run have the same."""
+        """Return knobs with several values of which all that can run have the same."""
         constant: dict[str, KnobValue] = {}
         if self.size > _SEARCHED_FOR_CONSTANTS:
             return constant
@@ -95,7 +95,9 @@ class Space:
         }
 
     def complete(self, params: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
-        """A value for every knob: the sampled ones, those with one value, else the baseline's."""
+        """Return a value for every knob: the sampled ones, those with one value, else the
+        baseline's.
+        """
         single = {name: values[0] for name, values in self._values.items() if len(values) == 1}
         knobs = {**self._baseline, **single, **params}
         if self.splits and ACCUMULATION not in params:
@@ -116,8 +118,9 @@ class Space:
         return [*problems, refusal] if refusal else problems
 
     def nearest(self, name: str, wanted: KnobValue) -> KnobValue | None:
-        """The value of a knob that is wanted or, among numbers, lies nearest to it; None if there is
-        none such."""
+        """Return the value of a knob that is wanted or, among numbers, lies nearest to it; None if
+        there is none such.
+        """
         values = self._values[name]
         if any(value == wanted and type(value) is type(wanted) for value in values):
             return wanted
@@ -136,7 +139,7 @@ class Space:
         return self.size <= _ENUMERABLE
 
     def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
-        """Whether some configuration is worth it; a space too large to enumerate has one."""
+        """Return whether some configuration is worth it; a space too large to enumerate has one."""
         if not self.enumerable:
             return True
         names = list(self.distributions())
@@ -163,12 +166,12 @@ class Space:
 
 
 def _in_order(name: str, values: Sequence[KnobValue]) -> bool:
-    """Whether neighbouring values behave alike: of a study's own knobs, numbers do."""
+    """Return whether neighbouring values behave alike: of a study's own knobs, numbers do."""
     if name in CATALOGUE:
         return CATALOGUE[name].ordered
     return not any(isinstance(value, bool | str) for value in values)
 
 
 def key(params: Mapping[str, KnobValue]) -> Configuration:
-    """A configuration as a hashable value."""
+    """Return a configuration as a hashable value."""
     return tuple(sorted(params.items()))

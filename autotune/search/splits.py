@@ -30,11 +30,12 @@ class Splits:
 def splits(
     listed: Mapping[str, Sequence[KnobValue]], baseline: Mapping[str, KnobValue], facts: Facts
 ) -> Splits | None:
-    """The splits that a study tries; None where any global batch may compete, or no split varies.
+    """Return the splits that a study tries; None where any global batch may compete, or no split
+    varies.
 
-    The split is one choice: a study that lists values of either knob gets every pair whose micro-batch
-    lies within those listed, or whose accumulation does, the baseline's included. A knob that is listed
-    with one value only keeps it.
+    The split is one choice: a study that lists values of either knob gets every pair whose micro-
+    batch lies within those listed, or whose accumulation does, the baseline's included. A knob that
+    is listed with one value only keeps it.
 
     Args:
         listed: values per knob of the study; of other knobs as well.
@@ -65,7 +66,7 @@ def _whole(listed: Sequence[KnobValue], today: KnobValue) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """Those of a number above 0, the largest first."""
+    """Return those of a number above 0, the largest first."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*low, *(number // d for d in low)}, reverse=True)
 

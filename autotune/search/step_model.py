@@ -129,7 +129,7 @@ class StepModel:
         return _gain(mean - self._incumbent, np.abs(own - shared) / np.sqrt(own + noise))
 
     def promise(self, rows: Rows) -> Vector:
-        """How fast each may be: mean and standard deviation together, the faster the larger."""
+        """Return how fast each may be: mean and standard deviation together, the faster the larger."""
         drawn = self._drawn(rows)
         promise: Vector = drawn.std(axis=1) - drawn.mean(axis=1)
         return promise

@@ -196,7 +196,7 @@ class Parts:
         return root
 
     def _shapes(self, rows: Rows) -> dict[str, Vector]:
-        """How large each part is, against where it is largest."""
+        """Return how large each part is, against where it is largest."""
         micro_batch = self._relative(rows, MICRO_BATCH)
         per_step = 1 / (micro_batch * self._relative(rows, ACCUMULATION))
         return {
@@ -210,7 +210,7 @@ class Parts:
         }
 
     def _recomputed(self, rows: Rows) -> Vector:
-        """The share of blocks whose forward pass happens twice."""
+        """Return the share of blocks whose forward pass happens twice."""
         if not self._grid.has_numbers(CHECKPOINTING):
             return np.zeros(len(rows))
         every = self._grid.numbers(rows, CHECKPOINTING)
@@ -218,14 +218,14 @@ class Parts:
         return share
 
     def _relative(self, rows: Rows, name: str) -> Vector:
-        """A number against the smallest that it can be; 1 where it does not vary."""
+        """Return a number against the smallest that it can be; 1 where it does not vary."""
         if not self._grid.has_sizes(name):
             return np.ones(len(rows))
         return self._grid.numbers(rows, name) / self._grid.extremes(name)[0]
 
 
 def _span(grid: Grid, name: str) -> float:
-    """Largest over smallest value of a parameter of numbers above 0; 1 if it is none."""
+    """Return largest over smallest value of a parameter of numbers above 0; 1 if it is none."""
     if not grid.has_sizes(name):
         return 1.0
     low, high = grid.extremes(name)
@@ -233,7 +233,7 @@ def _span(grid: Grid, name: str) -> float:
 
 
 def _acting_on(part: str, grid: Grid) -> list[str]:
-    """The knobs that change the size of a part; one that nothing is known of may change any."""
+    """Return the knobs that change the size of a part; one that nothing is known of may change any."""
     return [
         name
         for name in grid.names

@@ -46,7 +46,7 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
 
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:
-    """Folders of studies that this storage has, or had; others may need those of theirs."""
+    """Return folders of studies that this storage has, or had; others may need those of theirs."""
     yield from StudyPaths(workdir, "").signed(str(repository.database))
 
 

@@ -54,14 +54,16 @@ log = logging.getLogger(__name__)
 
 
 def cluster_of(spec: StudySpec) -> str:
-    """The queue that a study belongs to: one per Ray cluster, one per machine, for each `owned`."""
+    """Return the queue that a study belongs to: one per Ray cluster, one per machine, for each
+    `owned`.
+    """
     if spec.ray_address and spec.ray_address != "auto":
         return owned(f"ray:{spec.ray_address}")
     return this_cluster()
 
 
 def this_cluster() -> str:
-    """The queue of this machine."""
+    """Return the queue of this machine."""
     return owned(f"host:{this_machine()}")
 
 
@@ -151,8 +153,11 @@ class Daemon:
         return busy
 
     def _held(self) -> Lease | None:
-        """The lease. What this daemon holds already it goes on to hold: while studies wait to be tried
-        again, and when the storage was away when it ought to have been given back."""
+        """Return the lease.
+
+        What this daemon holds already it goes on to hold: while studies wait to be tried again, and
+        when the storage was away when it ought to have been given back.
+        """
         leases = self._repository.leases
         now = time.monotonic()
         if self._lease is None:
@@ -321,7 +326,7 @@ class _Session:
     def run(
         self, open_launcher: OpenLauncher, begins: Callable[[], None], later: contextlib.ExitStack
     ) -> Verdict:
-        """The study's verdict, exported and noted.
+        """Return the study's verdict, exported and noted.
 
         Args:
             begins: called once there is room: neither that nor the storage is waited for any more.
@@ -378,7 +383,7 @@ class _Session:
         return False
 
     def _is_predecessor(self, rival: Rival) -> bool:
-        """Whether it is the same process, and not a later one of that number."""
+        """Return whether it is the same process, and not a later one of that number."""
         since = self._lease.predecessor_started
         return since is None or started(this_host(), rival.pid) == since
 

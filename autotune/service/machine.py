@@ -15,7 +15,8 @@ _ID_LETTERS = 8
 
 
 def this_machine() -> str:
-    """The name that the user gives it, else the host's; what many hosts are called is told apart.
+    """Return the name that the user gives it, else the host's; what many hosts are called is told
+    apart.
 
     Raises:
         BadInput: the name given cannot be one.

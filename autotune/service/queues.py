@@ -16,7 +16,8 @@ _DIGITS = 8
 
 
 def owned(place: str) -> str:
-    """The queue at a place (`host:NAME` or `ray:ADDRESS`) of this process's user, Python and devices.
+    """Return the queue at a place (`host:NAME` or `ray:ADDRESS`) of this process's user, Python and
+    devices.
 
     Returns:
         The place, the user's name and a digest of the rest, with spaces between them.
@@ -31,7 +32,7 @@ def place_of(cluster: str) -> str:
 
 
 def owner_of(cluster: str) -> str:
-    """The owner of a queue, in words."""
+    """Return the owner of a queue, in words."""
     _, *own = cluster.split(" ")
     if not own:
         return "an earlier version of autotune"

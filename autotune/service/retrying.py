@@ -12,7 +12,7 @@ FIRST_AWAY_SECONDS, MOST_AWAY_SECONDS = 1.0, 20.0
 
 
 def retry(before: int, error: LauncherError, ran: float) -> Retry:
-    """The next try.
+    """Return the next try.
 
     Args:
         before: how many tries in a row have failed before this one.

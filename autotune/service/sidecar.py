@@ -91,7 +91,7 @@ def _address(folder: str) -> str:
 
 
 def _detached(lines: _Lines, folder: str, best: BestConfig, options: WatchOptions) -> NoReturn:
-    """The child: what it starts is an orphan in a session of its own."""
+    """Return the child: what it starts is an orphan in a session of its own."""
     try:
         os.setsid()  # a Ctrl-C is for the job
         if os.fork():

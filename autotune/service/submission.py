@@ -30,7 +30,7 @@ _MOST_LOG_BYTES = 8 * 2**20
 def submit(
     repository: Repository, spec: StudySpec, workdir: Path, file: Path | None = None
 ) -> StoredStudy:
-    """A new study into the queue; one of that name goes on where it stood.
+    """Return a new study into the queue; one of that name goes on where it stood.
 
     A study whose folder is gone goes on in this one: somebody has moved it.
 
@@ -77,7 +77,7 @@ def resume_study(repository: Repository, name: str) -> None:
 
 
 def _local_queue(known: StoredStudy, spec: StudySpec) -> str | None:
-    """The queue at the study's place of whoever asks for it now; None if they are elsewhere."""
+    """Return the queue at the study's place of whoever asks for it now; None if they are elsewhere."""
     here = cluster_of(spec)
     return here if place_of(here) == place_of(known.cluster) else None
 
@@ -219,9 +219,10 @@ class DaemonSupervisor:
         self._newest = ensure_daemon(self._repository, cluster, self._url, folder)
 
     def _is_there(self) -> bool:
-        """Whether the daemon that was started last lives, though it may have no lease: on a busy machine
-        it takes its time before it takes one, and where the storage cannot be written, because a disk
-        is full, it waits. Another one would do the same."""
+        """Return whether the daemon that was started last lives, though it may have no lease: on a
+        busy machine it takes its time before it takes one, and where the storage cannot be written,
+        because a disk is full, it waits. Another one would do the same.
+        """
         newest = self._newest
         return newest is not None and newest.poll() is None and state(newest.pid) != "T"
 

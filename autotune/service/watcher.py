@@ -92,7 +92,7 @@ class Watcher:
         self.ended()
 
     def _patience(self) -> float | None:
-        """Seconds to the next look."""
+        """Return seconds to the next look."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def hear(self, report: bytes) -> None:
@@ -136,7 +136,7 @@ class Watcher:
             self._say(f"as fast as promised again: {self._rate(rate)}; it was slower for {lasted}")
 
     def _incomparable(self, rate: float) -> str:
-        """Why; empty: it can be."""
+        """Return why; empty: it can be."""
         if self._problem:
             return f"its batches are not understood ({self._problem})"
         if self._world_size != self._best.world_size:

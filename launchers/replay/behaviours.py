@@ -15,7 +15,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 def running_at(rate: Callable[[Knobs], float]) -> Behaviour:
-    """Every configuration runs, at so many samples per second."""
+    """Return every configuration runs, at so many samples per second."""
     return lambda launch: Answer(rate=rate(launch.knobs))
 
 

@@ -87,7 +87,7 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
 
 
 def ended(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
-    """The trial with these blocks, at its own end or at somebody's wish."""
+    """Return the trial with these blocks, at its own end or at somebody's wish."""
     wall_seconds = answer.startup + math.fsum(block.seconds for block in seen)
     return TrialReport(request.trial, None, "", tuple(seen), wall_seconds)
 
@@ -98,7 +98,7 @@ def cut(request: TrialRequest, seen: Sequence[BlockReport], seconds: float) -> T
 
 
 def failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
-    """The trial as its answer has it fail, after these blocks."""
+    """Return the trial as its answer has it fail, after these blocks."""
     report = ended(request, answer, seen)
     return dataclasses.replace(
         report,
@@ -110,7 +110,7 @@ def failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -
 
 
 def waited(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> float:
-    """Seconds until somebody sees that it has failed."""
+    """Return seconds until somebody sees that it has failed."""
     if answer.outcome is not Outcome.HANG:
         return 0.0
     return request.deadlines.step if seen else request.deadlines.startup

@@ -24,7 +24,7 @@ class InterleavedReplay:
         """Seconds of its latest turn."""
 
     def turn(self, number: int, speed: MachineSpeed, *, rested: bool) -> BlockReport | None:
-        """The block of a turn; None if it has failed in it, or is over.
+        """Return the block of a turn; None if it has failed in it, or is over.
 
         Args:
             rested: others have trained since its last one.

@@ -283,7 +283,7 @@ class _Enough:
 
 
 def _too_long(block: BlockReport, request: TrialRequest) -> bool:
-    """Whether ranks see after a step that there is no time for a profile."""
+    """Return whether ranks see after a step that there is no time for a profile."""
     most = request.profile_seconds
     return bool(request.profile) and most is not None and block.seconds > most
 

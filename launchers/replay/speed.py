@@ -38,7 +38,7 @@ class MachineSpeed:
         self._now = kept * self._now + self._draw.gauss(0.0, news)
 
     def of(self, block: BlockReport) -> BlockReport:
-        """The block as it comes now; it is over when this returns."""
+        """Return the block as it comes now; it is over when this returns."""
         if not self._variation.sigma:
             return block
         self.go_on(block.seconds)

@@ -47,7 +47,7 @@ class Table:
         return self._by_configuration.get(self._key(knobs))
 
     def lacks(self, knobs: Knobs) -> str:
-        """Why there is no answer for a configuration, in words; empty if there is one."""
+        """Return why there is no answer for a configuration, in words; empty if there is one."""
         if self.row(knobs) is not None:
             return ""
         shown = ", ".join(f"{name}={written(knobs[name])}" for name in self.names)
@@ -86,7 +86,7 @@ class Origin:
 
 
 def read_table(path: Path) -> Table:
-    """The table in a file, values parsed.
+    """Return the table in a file, values parsed.
 
     Raises:
         BadInput: it cannot be read, a column is missing, or no row is COMPLETE.
@@ -140,13 +140,14 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
 
 
 def parsed(text: str) -> Any:
-    """The value that search_spaces.knob.written wrote."""
+    """Return the value that search_spaces.knob.written wrote."""
     return yaml.safe_load(text)
 
 
 def shown_value(value: Any) -> str:
-    """The value of a knob as a file holds it: as people write it, in quotes where it would be read as
-    something else."""
+    """Return the value of a knob as a file holds it: as people write it, in quotes where it would
+    be read as something else.
+    """
     text = written(value)
     again = _read(text)
     if again == value and type(again) is type(value):
@@ -164,12 +165,12 @@ def _read(text: str) -> Any:
 
 
 def shown_rate(rate: float | None) -> str:
-    """A throughput as a file holds it."""
+    """Return a throughput as a file holds it."""
     return "" if rate is None else f"{rate:.6g}"
 
 
 def _row(names: Sequence[str], row: Mapping[str, str]) -> Row:
-    """A line of the file, parsed.
+    """Return a line of the file, parsed.
 
     Raises:
         ValueError: it says nothing that a run could have come to.

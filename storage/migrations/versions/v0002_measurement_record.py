@@ -1,4 +1,6 @@
-"""What a verdict rests on: observations and flags per block, variance parts per attempt, run noise."""
+"""Records behind a verdict: observations and flags per block, variance parts per attempt, run
+noise.
+"""
 
 import sqlalchemy as sa
 from alembic import op

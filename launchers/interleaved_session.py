@@ -1,4 +1,4 @@
-"""Several trials on the agents of a slot, which take turns."""
+"""Several trials on the agents of a slot, of which one at a time trains."""
 
 import functools
 import queue
@@ -14,23 +14,27 @@ from launchers.session import TrialSession
 from launchers.warm_session import WarmMember
 
 _NOTICEABLE = 0.05
-"""Seconds of a step: in a longer one it hardly shows that another trial has had the caches. On two
-cores, after ranks have waited for others, a step of 70 ms takes 1.4 ms more than usual, in the median,
-and one of 370 ms takes 5 ms more: 1 to 2 %, of all that take turns alike."""
+"""Longest step, in seconds, in which the loss of the caches to another trial shows.
+
+On two cores, after ranks have waited for others, a step of 70 ms takes 1.4 ms more than usual, in
+the median, and one of 370 ms takes 5 ms more: 1 to 2 %, for all interleaved trials alike."""
 
 
 def untimed_steps(step: float) -> int:
-    """Steps that are not timed of a turn that follows that of another trial.
+    """Return the number of steps that are not timed after a change from another trial.
 
     Args:
-        step: seconds of one, by the latest block of the trial whose turn it is.
+        step: seconds of a step, by the latest block of the trial that trains next.
     """
     return int(step <= _NOTICEABLE)
 
 
 class InterleavedSession:
-    """Several trials on the same agents, of which one at a time trains. Those that stay wait when enough
-    has been seen of all, and are taken over by whoever takes turns next."""
+    """Several trials resident on the same agents; exactly one trains at a time.
+
+    When the schedule is done, trials that stay wait as warm workers until the next interleaved
+    group claims them.
+    """
 
     def __init__(
         self,
@@ -40,11 +44,11 @@ class InterleavedSession:
         waiting: Mapping[int, WarmMember] | None = None,
         given: int = 0,
     ) -> None:
-        """Before any of them trains.
+        """Take in the trials before any of them trains.
 
         Args:
-            waiting: ranks that take over what is asked for, by the number of the request.
-            given: turns that they have had before.
+            waiting: warm workers that take over a request, by its number.
+            given: number of turns that they have had before.
         """
         self._requests = requests
         self.agents = agents
@@ -54,33 +58,33 @@ class InterleavedSession:
             number: WarmMember(requests[number], agents, self._watch(number), before)
             for number, before in (waiting or {}).items()
         }
-        """By number, those that were launched."""
+        """Sessions of the launched trials, by number."""
         self._steps: dict[int, float] = {}
-        """Seconds of a step of each, by its latest block."""
+        """Seconds of a step of each trial, by its latest block."""
         self._trains: int | None = None
         self.given = given
-        """Schedule so far."""
+        """Number of turns so far."""
         self._begun = False
         self._since = time.monotonic()
         self._seconds = [0.0] * len(requests)
         self._ending = False
         self._over = False
-        """No more turns are given."""
+        """True once no more turns are given."""
         self._lock = threading.Lock()
 
     @property
     def rests(self) -> bool:
-        """Enough has been seen, and ranks wait for what comes next."""
+        """True if the schedule is done and warm workers wait."""
         return self._over and any(self._resting(run) for run in self._runs.values())
 
     @property
     def knobs(self) -> Knobs | None:
-        """Of the first one that waits; None: none does."""
+        """Configuration of the first warm worker that waits; None if there is none."""
         resting = (run.knobs for _, run in sorted(self._runs.items()) if self._resting(run))
         return next(resting, None)
 
     def lives(self) -> bool:
-        """Return whether ranks wait still, as far as is known."""
+        """Return whether warm workers still wait, as far as is known."""
         while not self.agents.lost:
             try:
                 self._on_message(*self.agents.receive(timeout=0.0), stalled="")
@@ -89,8 +93,10 @@ class InterleavedSession:
         return False
 
     def left_to(self, requests: Sequence[TrialRequest]) -> dict[int, WarmMember]:
-        """Of the ranks that wait, those that could measure what is asked for next, by its number; all
-        others are ended."""
+        """Return the warm workers that can take these requests, by number of the request.
+
+        All others are ended.
+        """
         for number, run in self._runs.items():
             if not (self._resting(run) and number < len(requests) and run.takes(requests[number])):
                 run.end()
@@ -103,31 +109,31 @@ class InterleavedSession:
 
     @property
     def lost_agent(self) -> bool:
-        """An agent has died."""
+        """True if an agent has died."""
         return any(run.lost_agent for run in self._runs.values())
 
     @property
     def agent_leaves(self) -> bool:
-        """An agent cannot go on."""
+        """True if an agent cannot continue."""
         return any(run.agent_leaves for run in self._runs.values())
 
     @property
     def unfit(self) -> str:
-        """Why nothing can be run on these nodes any more, in words."""
+        """Reason why nothing can run on these nodes any more; empty if all is well."""
         return "; ".join(filter(None, [run.unfit for run in self._runs.values()]))
 
     def end(self) -> None:
-        """Enough has been seen of all."""
+        """End all trials, as enough blocks have come."""
         with self._lock:
             self._ending = True
             for run in self._runs.values():
                 run.end()
 
     def wait(self, until: float | None = None) -> None:
-        """Until every node has cleared all of them away; also when whoever says whose turn it is raises.
+        """Wait until every node has cleared all trials away, also when the schedule raises.
 
         Args:
-            until: by the monotonic clock, when all are ended that still run.
+            until: monotonic time at which the trials that still run are ended.
         """
         try:
             if not self._begun:
@@ -142,7 +148,10 @@ class InterleavedSession:
             self._account()
 
     def reports(self) -> list[TrialReport]:
-        """Of each request. One that never had a turn is lost if an agent was."""
+        """Return a report per request.
+
+        A trial that never had a turn is lost if an agent was.
+        """
         return [
             self._runs[number].report(self._seconds[number])
             if number in self._runs
@@ -170,7 +179,10 @@ class InterleavedSession:
                 self._go_on()
 
     def _take(self, member: int, block: BlockReport) -> bool:
-        """Return a turn is over. Its trial goes on, whoever is next."""
+        """Take in the block of a turn and give the next turn.
+
+        The trial goes on, so return False.
+        """
         self._steps[member] = block.seconds / block.steps
         self._schedule.trained(member, block)
         if block.index + 1 == self._requests[member].blocks.max_blocks:
@@ -179,7 +191,7 @@ class InterleavedSession:
         return False
 
     def _go_on(self) -> None:
-        """Give the next turn, if enough has not been seen of all."""
+        """Give the next turn, unless the schedule is done."""
         member = self._schedule.next()
         if self.lost_agent:
             self.end()
@@ -213,7 +225,7 @@ class InterleavedSession:
         return functools.partial(self._take, member)
 
     def _enough(self) -> None:
-        """Has been seen of all."""
+        """End all trials, or let them rest as warm workers."""
         with self._lock:
             self._over = True
             for run in self._runs.values():
@@ -223,7 +235,7 @@ class InterleavedSession:
                     run.end()
 
     def _account(self) -> None:
-        """Charge the time since this was last called to whoever has had its turn."""
+        """Charge the time since the last call to the trial that has trained."""
         now = time.monotonic()
         if self._trains is not None:
             self._seconds[self._trains] += now - self._since

@@ -1,4 +1,4 @@
-"""Which nodes of a cluster may make slots: those of one kind, with the same software. Pure."""
+"""Compatibility of a cluster's nodes: one kind of device, the same software. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,19 +8,20 @@ from typing import Any
 from autotune.errors import NotHere
 
 NodeInfo = Mapping[str, Any]
-"""What a node says of itself, see launchers.node_info; empty as long as it does not answer."""
+"""Kind and software of a node, see launchers.node_info; empty as long as the node does not
+answer."""
 
 
 @dataclass(frozen=True)
 class CommonKind:
-    """What all nodes of a study have in common.
+    """Kind and software that all nodes of a study have in common.
 
     Attributes:
-        autotune: version; that of this side.
-        python: version.
-        torch: version.
-        kind: name of their devices, or of their processors; empty: it is not known.
-        on_gpu: which of both.
+        autotune: version of autotune on this side.
+        python: version of Python.
+        torch: version of torch.
+        kind: name of the devices or of the processors; empty: unknown.
+        on_gpu: True if `kind` names devices.
     """
 
     autotune: str
@@ -30,8 +31,8 @@ class CommonKind:
     on_gpu: bool = False
 
     def software_mismatch(self, info: NodeInfo) -> str:
-        """Return why a node cannot take part, in words, with what to do; empty: it can, as far as
-        is known.
+        """Return why a node's software is unsuitable, with what to do; empty if it is not known to
+        be.
         """
         if not info:
             return ""
@@ -54,7 +55,9 @@ class CommonKind:
         return ""
 
     def mismatch(self, info: NodeInfo) -> str:
-        """The same, of its devices as well."""
+        """Return why a node's software or devices are unsuitable; empty if they are not known to
+        be.
+        """
         there = device_kind(info, on_gpu=self.on_gpu)
         if (other := self.software_mismatch(info)) or not there or there == (self.kind or there):
             return other
@@ -62,22 +65,22 @@ class CommonKind:
 
 
 def device_kind(info: NodeInfo, *, on_gpu: bool) -> str:
-    """Of a node: what its devices are called, or its processor; empty: that is not known."""
+    """Return the name of a node's devices or of its processor; empty if unknown."""
     if on_gpu:
         return " + ".join(sorted(set(info.get("devices", ()))))
     return str(info.get("cpu", ""))
 
 
 def from_agent(environment: Mapping[str, Any]) -> NodeInfo:
-    """What the agent of a node says of it, which knows better."""
+    """Return node information from an agent's environment, which is more exact."""
     return {**environment, "devices": [device["name"] for device in environment["devices"]]}
 
 
 def check_device(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: bool) -> None:
-    """Whether this machine is of that kind, if any is asked for.
+    """Check that this machine has the wanted kind of device, if one is given.
 
     Raises:
-        NotHere: it is not.
+        NotHere: it has another kind.
     """
     there = device_kind(from_agent(environment), on_gpu=on_gpu)
     if wanted and there != wanted:
@@ -85,7 +88,7 @@ def check_device(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: 
 
 
 def most_common_software(autotune: str, infos: Iterable[NodeInfo]) -> CommonKind:
-    """Return the software that most nodes have of those with this version of autotune."""
+    """Return the most common software of the nodes with this version of autotune."""
     fit = [info for info in infos if info and info["autotune"] == autotune]
     return CommonKind(
         autotune,
@@ -101,7 +104,7 @@ def kind_with_most_ranks(kinds: Sequence[str], ranks: Callable[[str], int]) -> s
 
 
 def describe_kinds(kinds: Sequence[str]) -> str:
-    """'A on 2 nodes, B on 1'."""
+    """Return a text such as 'A on 2 nodes, B on 1'."""
     counted = Counter(kind or "unknown devices" for kind in kinds).most_common()
     return ", ".join(f"{kind} on {n}{' nodes' * (not i)}" for i, (kind, n) in enumerate(counted))
 

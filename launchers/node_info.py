@@ -1,14 +1,17 @@
-"""A look at a node of a cluster, before anything of ours is started there. Travels there by value."""
+"""Software and kind of a cluster's node, found before anything of ours is started there.
+
+This module travels there by value.
+"""
 
 from typing import Any
 
 
 def node_info() -> dict[str, Any]:
-    """Versions, empty where something is not installed, and the kind of the node.
+    """Return versions, empty where something is not installed, and the kind of the node.
 
     Returns:
-        `python`, `torch`, `autotune`; `cpu`, and `devices`, names of all its CUDA devices, unless
-        autotune is not installed there, or in a version that cannot tell.
+        `python`, `torch`, `autotune`; also `cpu` and `devices`, names of all CUDA devices, unless
+        the node lacks autotune or has a version that cannot tell.
     """
     import importlib.metadata
     import platform

@@ -1,4 +1,4 @@
-"""Which nodes of a cluster a slot takes: those with room, and none that has just failed. Pure."""
+"""Choice of the nodes of a slot: nodes with room, without those that have just failed. Pure."""
 
 import math
 import time
@@ -10,19 +10,19 @@ from launchers.layout import Layout
 
 _ROUNDING = 1e-6
 FIRST_SECONDS = 30.0
-"""For which a node is avoided; twice as long each time."""
+"""Time for which a node is avoided after its first loss; doubled at each further loss."""
 MOST_SECONDS = 480.0
-"""When nothing has happened for so long since, it is as good as any."""
+"""Longest such time. A node without losses for this long counts as sound again."""
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A living node, as the cluster tells of it.
+    """A living node, as the cluster reports it.
 
     Attributes:
-        id: another one after each restart.
-        has: amounts of CPU and GPU.
-        free: of them, those that nobody holds.
+        id: identifier, a new one after each restart.
+        has: total amounts of CPU and GPU.
+        free: amounts that are not held.
     """
 
     id: str
@@ -36,7 +36,7 @@ class ClusterNode:
 
 
 class AvoidedNodes:
-    """Nodes that an agent was lost on, each for a while."""
+    """Nodes on which an agent was lost, each avoided for a while."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,17 +44,17 @@ class AvoidedNodes:
         self._losses: Counter[str] = Counter()
 
     def add(self, node: str) -> None:
-        """An agent was lost there."""
+        """Record that an agent was lost on a node."""
         now, until = self._clock(), self._until.get(node, -math.inf)
         if until > now:
-            return  # of one incident, others have told already
+            return  # other agents have reported the same incident
         if now - until > MOST_SECONDS:
             self._losses.pop(node, None)
         self._until[node] = now + min(FIRST_SECONDS * 2.0 ** self._losses[node], MOST_SECONDS)
         self._losses[node] += 1
 
     def now(self) -> set[str]:
-        """Return those that are to be avoided at present, by id."""
+        """Return the ids of the nodes that are avoided at present."""
         now = self._clock()
         return {node for node, until in self._until.items() if until > now}
 
@@ -65,14 +65,14 @@ def choose(
     avoided: Collection[str],
     taken: Mapping[str, int],
 ) -> list[ClusterNode]:
-    """Return a node for each bundle of one more slot; none if there is no room for all of them.
+    """Return a node for each bundle of one more slot; none if not all bundles have room.
 
-    Where the cluster is too small to do without them, avoided nodes are taken.
+    Avoided nodes are taken where the cluster is too small to do without them.
 
     Args:
-        avoided: by id.
-        taken: bundles that other slots have there, by id: on the CPU the fewer the better, because they
-            disturb each other.
+        avoided: ids of nodes to avoid.
+        taken: number of bundles of other slots by node id. On the CPU fewer are better, because
+            they disturb each other.
     """
     there = [node for node in nodes if _holds(node.has, layout.bundle)]
     sound = [node for node in there if node.id not in avoided]

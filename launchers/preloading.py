@@ -1,15 +1,18 @@
-"""What the agents of a slot import once for all trials, learnt from the first trial that got so far."""
+"""Modules that the agents of a slot import once for all trials, learnt from an early trial."""
 
 from collections.abc import Mapping
 
 from autotune.worker.protocol import Built, Preload
 
 _WORTH_NEW_AGENTS_SECONDS = 1.0
-"""To build a workload, in every trial: new agents take two or three, once."""
+"""Seconds to build a workload, in every trial, that justify new agents. These take two or three,
+once."""
 
 
 class Preloading:
-    """Nothing at first, then what building the workload has imported, if that saves time."""
+    """Modules to preload: none at first, then what building the workload imported, if that saves
+    time.
+    """
 
     def __init__(self, nodes: int) -> None:
         self.by_node = [Preload()] * nodes
@@ -17,11 +20,11 @@ class Preloading:
 
     @property
     def wanted(self) -> bool:
-        """There is something to import."""
+        """True if there are modules to import."""
         return any(preload.modules for preload in self.by_node)
 
     def learn(self, built: Mapping[int, Built]) -> bool:
-        """Take in what the nodes tell of a trial; whether new agents would save time from now on."""
+        """Take in what the nodes report of a trial; return whether new agents would save time."""
         if self._learnt or len(built) < len(self.by_node):
             return False
         self._learnt = True
@@ -30,5 +33,5 @@ class Preloading:
         return self.wanted
 
     def disable(self) -> None:
-        """It does harm: import nothing."""
+        """Import nothing any more, because it does harm."""
         self.by_node = [Preload()] * len(self.by_node)

@@ -26,7 +26,7 @@ from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
 from launchers.slot import AgentSlot
 
 _SETTLE_SECONDS = 3.0
-"""What has just been given back is not free at once: only then others hold it."""
+"""Time until freed resources show as free. Only after that are they held by others."""
 _POLL_SECONDS = 0.5
 _GROW_SECONDS = 3.0
 
@@ -34,8 +34,8 @@ _GROW_SECONDS = 3.0
 class RayLauncher(Launcher):
     """Slots on a Ray cluster; on a Ray of its own on this machine when no address is given.
 
-    On a cluster that others use as well it begins with as many slots as there is room for, one at least,
-    and adds others as room comes.
+    On a shared cluster it begins with as many slots as there is room for, at least one, and adds
+    others as room comes.
     """
 
     slots: list[AgentSlot]
@@ -78,19 +78,19 @@ class RayLauncher(Launcher):
             self.close()
             raise
         except BaseException:
-            if self._driver:  # nobody waits for it any more, and it may take long to leave
+            if self._driver:  # it is no longer needed, and may take long to leave
                 self._driver.give_up("its study is not to run")
             self.close()
             raise
 
     @property
     def address(self) -> str:
-        """Of the cluster."""
+        """Address of the cluster."""
         return self._cluster.driver.address
 
     @property
     def planned(self) -> int:
-        """As many as all nodes had room for that were ever there at once."""
+        """Largest number of slots that the cluster has ever had room for."""
         return self._planned
 
     def notices(self) -> list[str]:
@@ -102,7 +102,7 @@ class RayLauncher(Launcher):
 
     @property
     def several_nodes(self) -> bool:
-        """Agents may be lost on one and not on another."""
+        """True if agents may be lost on one node and not on another."""
         return self._cluster.size > 1
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class RayLauncher(Launcher):
         return lambda text: self._busy(Rival(0, text) if text and address else NO_RIVAL)
 
     def _check_busy(self) -> None:
-        """Hear, as it opens, that it need not."""
+        """Raise if the launcher is no longer wanted while it opens."""
         self._busy(NO_RIVAL)
 
     def _open(self, address: str | None) -> None:
@@ -134,7 +134,7 @@ class RayLauncher(Launcher):
         for _ in range(layout.slots - 1):
             if not self._add_slot(self._check_busy) and address is None:
                 raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
-        if address is None:  # others' clusters keep account themselves
+        if address is None:  # a shared cluster does its own accounting
             on_gpu = bool(layout.gpus_per_worker)
             check_device(self._cluster.device, self.slots[0].environment, on_gpu=on_gpu)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
@@ -143,7 +143,7 @@ class RayLauncher(Launcher):
             self._growth.start()
 
     def _wait_for_room(self) -> None:
-        """Open the first slot as soon as others leave room for it."""
+        """Open the first slot as soon as other jobs leave room for it."""
         began, since = time.monotonic(), time.strftime("%H:%M:%S")
         while not self._add_slot(self._check_busy):
             settled = time.monotonic() - began > _SETTLE_SECONDS
@@ -151,10 +151,10 @@ class RayLauncher(Launcher):
             time.sleep(_POLL_SECONDS)
 
     def _add_slot(self, on_wait: Callable[[], object]) -> bool:
-        """Open one more if there is room; whether there was.
+        """Open one more slot if there is room; return whether there was.
 
         Args:
-            on_wait: called again and again meanwhile; may raise.
+            on_wait: called repeatedly meanwhile; may raise.
         """
         placement = SlotPlacement(self._cluster, on_wait)
         if not placement.reserve():
@@ -187,7 +187,7 @@ class RayLauncher(Launcher):
         return connect
 
     def _grow(self) -> None:
-        """Add slots as room comes: others leave, nodes come, or come back."""
+        """Add slots as room comes: other jobs leave, nodes join or return."""
         while not self._closing.wait(_GROW_SECONDS):
             with contextlib.suppress(LauncherError):
                 wanted = self._cluster.plan(self._cluster.nodes()).slots

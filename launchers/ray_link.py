@@ -1,4 +1,4 @@
-"""A line to an agent through the Ray actor that owns it."""
+"""Connection to an agent through the Ray actor that owns it."""
 
 import base64
 import contextlib
@@ -17,7 +17,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class RayLink(Link):
-    """A line to an agent through the actor that owns it."""
+    """Connection to an agent through the actor that owns it."""
 
     def __init__(
         self, placement: SlotPlacement, bundle: int, log: str, env: Mapping[str, str]

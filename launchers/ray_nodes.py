@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster that a study may have: which of them there are, and which are alike."""
+"""Nodes of a Ray cluster that a study may use: those that live and are alike."""
 
 import contextlib
 import dataclasses
@@ -24,9 +24,9 @@ from launchers.node_compat import (
 from launchers.placement import AvoidedNodes, ClusterNode
 
 ANSWER_SECONDS = 45.0
-"""An actor starts, or ends, within half a minute."""
+"""Timeout of a call: an actor starts, or ends, within half a minute."""
 _QUERY_SECONDS = 10.0
-"""For a node to say what it is. One that does not says so as its agent starts."""
+"""Timeout of a node's information. A node that misses it tells its kind as its agent starts."""
 
 
 class Cluster:
@@ -35,20 +35,20 @@ class Cluster:
     def __init__(self, resources: Resources, driver: Driver, address: str | None) -> None:
         self.driver = driver
         self.is_shared = address is not None
-        """It is of others, too."""
+        """True if other jobs use it, too."""
         self.avoided = AvoidedNodes()
         self.taken: Counter[str] = Counter()
         self.size = 0
-        """Nodes, as far as it is known."""
+        """Number of nodes, as far as known."""
         self.device = resources.device
         self._resources = resources
         self._address = address or driver.address
         self._infos: dict[str, NodeInfo] = {}
-        """By node."""
+        """Information by node."""
         self._left_out: dict[str, str] = {}
-        """Why, in words, by node."""
+        """Reason why a node is left out, by node."""
         self.notices: queue.SimpleQueue[str] = queue.SimpleQueue()
-        """What there is to say of nodes."""
+        """Messages about nodes."""
         self._same = CommonKind(autotune.__version__)
         everywhere = self.living()
         if self.is_shared:
@@ -57,17 +57,17 @@ class Cluster:
         self.layout = self.plan(self.fit(everywhere))
 
     def nodes(self) -> list[ClusterNode]:
-        """That live, by Ray's account, and may make slots."""
+        """Return nodes that live, by Ray's account, and may take slots."""
         return self.fit(self.living())
 
     def living(self) -> list[ClusterNode]:
-        """The same, whatever they are."""
+        """Return nodes that live, whatever they are."""
         found = [ClusterNode(**node) for node in self.driver.call("nodes")]
         self.size = len(found)
         return found
 
     def fit(self, nodes: list[ClusterNode]) -> list[ClusterNode]:
-        """Return those of them that are as all others of the study."""
+        """Return the nodes that are of the study's common kind."""
         if self.is_shared:
             self._query(nodes)
             for node in nodes:
@@ -75,10 +75,10 @@ class Cluster:
         return [node for node in nodes if node.id not in self._left_out]
 
     def are_fit(self, nodes: list[ClusterNode], environment: Mapping[str, Any]) -> bool:
-        """Return whether they are, by what their agents say.
+        """Return whether nodes are of the common kind, by what their agents report.
 
         Args:
-            environment: of a slot on these nodes.
+            environment: environment of a slot on these nodes.
         """
         if not self.is_shared:
             return True
@@ -98,11 +98,11 @@ class Cluster:
         if unseen:
             seconds = _QUERY_SECONDS + ANSWER_SECONDS
             found = self.driver.call("node_info", seconds, nodes=unseen, patience=_QUERY_SECONDS)
-            # Once: a node that does not answer is not waited for again and again.
+            # Each node is asked once: one that does not answer is not waited for repeatedly.
             self._infos |= {node: found.get(node, {}) for node in unseen}
 
     def _common(self, nodes: list[ClusterNode]) -> CommonKind:
-        """What the nodes of the study are to have in common: software, kind of device."""
+        """Return the software and kind of device that the study's nodes are to have in common."""
         same = most_common_software(autotune.__version__, [self._infos[node.id] for node in nodes])
         fit = [node for node in nodes if not same.software_mismatch(self._infos[node.id])]
         with contextlib.suppress(NotHere):
@@ -129,7 +129,10 @@ class Cluster:
         return dataclasses.replace(same, kind=chosen)
 
     def plan(self, nodes: list[ClusterNode]) -> Layout:
-        """Return how slots lie on these. Nodes of a cluster may still come, or come back."""
+        """Return the layout on these nodes.
+
+        Nodes of a shared cluster may still come, or come back.
+        """
         try:
             return plan(self._resources, _capacities(nodes))
         except NotHere as error:
@@ -141,10 +144,10 @@ class Cluster:
             ) from None
 
     def busy(self, since: str) -> str:
-        """Whom a slot waits for, in words."""
+        """Return what a slot waits for, as a message."""
         layout = self.layout
         wanted = " and ".join(f"{amount:g} {name}" for name, amount in layout.bundle.items())
-        others = "; ".join(self.driver.call("others")) or "nobody that Ray knows of"
+        others = "; ".join(self.driver.call("others")) or "no job that Ray knows of"
         return (
             f"since {since}: the Ray cluster at {self._address} has not {wanted} free on "
             f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}; there run: {others}"

@@ -1,4 +1,4 @@
-"""What a slot stands on in a Ray cluster: bundles on nodes of its own."""
+"""Placement group of a slot in a Ray cluster: bundles on nodes of its own."""
 
 import contextlib
 import itertools
@@ -11,23 +11,25 @@ from launchers.placement import ClusterNode, choose
 from launchers.ray_nodes import ANSWER_SECONDS, Cluster
 
 _GRANT_SECONDS = 5.0
-"""For what is free by Ray's own account."""
+"""Timeout for resources that are free by Ray's own account."""
 _RENEW_SECONDS = 15.0
-"""For a slot whose nodes are gone to find others."""
+"""Timeout for a slot whose nodes are gone to find others."""
 _NODE_SHARE = 0.001
-"""Of the resource that Ray gives each node under its address: whoever takes of it is on that node."""
+"""Share of the resource that Ray gives each node under its address; taking it places a bundle
+there."""
 _POLL_SECONDS = 0.5
 
 
 class SlotPlacement:
-    """The nodes under a slot: a placement group, and another one when it is gone."""
+    """The nodes under a slot: a placement group, replaced when it is gone."""
 
     _numbers = itertools.count(1)
 
     def __init__(self, cluster: Cluster, on_wait: Callable[[], object]) -> None:
-        """
+        """Prepare a placement that holds nothing yet.
+
         Args:
-            on_wait: called again and again while there is no room yet; may raise.
+            on_wait: called repeatedly while there is no room yet; may raise.
         """
         self.cluster = cluster
         self.on_wait = on_wait
@@ -35,7 +37,7 @@ class SlotPlacement:
         self.nodes: list[ClusterNode] = []
 
     def reserve(self) -> bool:
-        """Return all of a slot's bundles, or none; whether there was room for them."""
+        """Reserve all bundles of a slot or none; return whether there was room."""
         cluster = self.cluster
         chosen = choose(cluster.layout, cluster.nodes(), cluster.avoided.now(), cluster.taken)
         if not chosen:
@@ -65,14 +67,14 @@ class SlotPlacement:
         return True
 
     def ensure(self) -> None:
-        """See that it is there, or take another one.
+        """Check that the group exists, or reserve another one.
 
         Raises:
-            SlotGone: it is not, and there is no room for another.
+            SlotGone: the group is gone, and there is no room for another.
             DriverLost: Ray has ended our job.
         """
         cluster = self.cluster
-        # Nothing is held where an earlier search for another place has found none.
+        # No group is held if an earlier search for another place has failed.
         state = cluster.driver.call("stands", group=self.group) if self.group else ""
         if state == "REMOVED":
             cluster.driver.give_up("Ray has ended this job: its placement groups are gone")

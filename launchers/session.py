@@ -1,4 +1,4 @@
-"""One trial on the agents of a slot, as its messages come in."""
+"""A trial on the agents of a slot, message by message."""
 
 import threading
 import time
@@ -20,12 +20,12 @@ from launchers.base import TrialWatch
 
 
 def describe_leftovers(left: str) -> str:
-    """Return why nothing can be run any more beside what is left, in words; empty if nothing is."""
+    """Return why nothing can run beside what is left; empty if nothing is left."""
     return left and f"{left} cannot be ended, and nothing can be measured beside it"
 
 
 class TrialSession:
-    """One trial as its messages come in."""
+    """A trial, followed by its messages."""
 
     def __init__(self, request: TrialRequest, agents: Agents, watch: TrialWatch) -> None:
         self._trial = request.trial
@@ -33,7 +33,7 @@ class TrialSession:
         self._watch = watch
         self._pump = MessagePump(agents)
         self.nodes = agents.nodes_of(request)
-        """That have not cleared it away yet."""
+        """Nodes that have not cleared the trial away yet."""
         self._several_nodes = len(self.nodes) > 1
         self._lock = threading.Lock()
         self._ending = False
@@ -41,24 +41,27 @@ class TrialSession:
         self.blocks: list[BlockReport] = []
         self.ends: list[RankEnd] = []
         self.built: dict[int, Built] = {}
-        """By node."""
+        """Build reports by node."""
         self.lost_agent = False
         self.agent_leaves = False
         self.unfit = ""
-        """Why nothing can be run on these nodes any more, in words."""
+        """Reason why nothing can run on these nodes any more; empty if all is well."""
         self.loss = ""
         self.not_its_own = ""
-        """Why it says nothing of the configuration, in words."""
+        """Reason why the result says nothing about the configuration; empty if it does."""
 
     def end(self) -> None:
-        """Enough has been seen. What ranks raise from now on is no result."""
+        """End the trial, as enough blocks have come.
+
+        Errors that ranks raise from now on are no result.
+        """
         self._end(on_purpose=True)
 
     def wait(self, until: float | None = None) -> None:
-        """Until every node has cleared the trial away; also when the watch raises.
+        """Wait until every node has cleared the trial away, also when the watch raises.
 
         Args:
-            until: by the monotonic clock, when the trial is ended if it still runs.
+            until: monotonic time at which the trial is ended if it still runs.
         """
         try:
             self._wait(until)
@@ -69,19 +72,19 @@ class TrialSession:
             raise
 
     def _wait(self, until: float | None = None) -> None:
-        # What has been ended is waited for, however long it takes.
+        # An ended trial is waited for, however long it takes.
         self._pump.follow(
             lambda: self.awaited, self.on_message, lambda: None if self._ending else until, self.end
         )
 
     @property
     def name(self) -> str:
-        """By which its ranks are spoken to."""
+        """Name by which its ranks are addressed."""
         return self._trial
 
     @property
     def awaited(self) -> set[int]:
-        """Nodes of which something is still to come."""
+        """Nodes of which a message is still expected."""
         return self.nodes
 
     def is_of(self, block: BlockReport) -> bool:
@@ -89,10 +92,11 @@ class TrialSession:
         return block.trial == self._trial
 
     def on_message(self, node: int, message: Message | None, stalled: str) -> None:
-        """Take in what a node says, which may be of another trial; None: it is lost.
+        """Take in a message of a node, which may belong to another trial; None: the node is lost.
 
         Args:
-            stalled: what has stood still until then, so that figures say nothing; empty: nothing has.
+            stalled: description of what has stalled, so that figures say nothing; empty: nothing
+                has.
         """
         if stalled and not (self._ending and isinstance(message, BlockReport)):
             self.not_its_own = stalled
@@ -110,7 +114,7 @@ class TrialSession:
             self._conclude([end for end in message.ends if self._counts(end)])
 
     def report(self, seconds: float) -> TrialReport:
-        """What has come of it, in so many seconds."""
+        """Return the report of the trial, which took this many seconds."""
         cause = failure.cause(self.ends)
         return TrialReport(
             trial=self._trial,
@@ -131,8 +135,11 @@ class TrialSession:
             self.end()
 
     def _counts(self, end: RankEnd) -> bool:
-        """Where the ranks of one node are ended first, those of the others lose their connections, and
-        may say so before they are ended themselves. A node alone tells by itself what came first."""
+        """Return whether the end of a rank is evidence.
+
+        Where the ranks of one node are ended first, those of the others lose their connections, and
+        may report that before they are ended themselves. A single node knows what came first.
+        """
         return not (self._on_purpose and self._several_nodes and failure.may_come_of_the_end(end))
 
     def _conclude(self, ends: list[RankEnd]) -> None:

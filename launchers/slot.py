@@ -1,4 +1,4 @@
-"""A slot over the agents of one or more nodes; the same for every launcher."""
+"""A slot over the agents of one or more nodes, the same for every launcher."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ from launchers.warm_session import WarmSession
 
 
 class AgentSlot(Slot):
-    """Runs trials through one agent per node."""
+    """Slot that runs trials through one agent per node."""
 
     def __init__(
         self,
@@ -35,34 +35,32 @@ class AgentSlot(Slot):
         """Start the agents.
 
         Args:
-            on_wait: called again and again until they are ready; may raise.
+            on_wait: called repeatedly until they are ready; may raise.
 
         Raises:
-            LauncherError: one of them does not come up, or has too few CUDA devices.
+            LauncherError: an agent does not start, or has too few CUDA devices.
         """
         self.name = name
         self._nodes = nodes
         self._agents: Agents | None = None
         self._unreachable: list[str] = []
-        """Of its last agents, as they were closed."""
+        """Unreachable agents at the time when the last agents were closed."""
         self._preloading = Preloading(len(nodes))
         self._run: TrialSession | InterleavedSession | None = None
         self._stays: WarmSession | InterleavedSession | None = None
-        """What waits for the next trial, or the next ones that take turns."""
+        """Warm worker that waits for the next trial or interleaved group."""
         self._outdated = False
-        """Agents that have imported more would save time."""
+        """True if agents that have imported more would save time."""
         self._ending = False
         self._lock = threading.Lock()
-        self._agents = Agents(
-            nodes, self._preloading, on_wait
-        )  # nothing is preloaded: they are fit
+        self._agents = Agents(nodes, self._preloading, on_wait)  # without preloading they are fit
         self.environment = _of_all(self._agents.environments)
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
         self.nodes = len(nodes)
         taken = self._agents.cuda_devices if gpus_per_worker else ()
         self.cuda_devices = [f"CUDA device {uuid}" for uuid in taken]
-        """Of the first node: names that no other device of the machine has."""
+        """Devices of the first node, by names that no other device of the machine has."""
         self._check_devices()
 
     def unreachable(self) -> list[str]:
@@ -84,7 +82,7 @@ class AgentSlot(Slot):
         return run.report(time.monotonic() - started)
 
     def _started(self, request: TrialRequest, watch: TrialWatch) -> TrialSession:
-        """Return a trial in processes that wait for it, or in new ones; raises as `_ready` does."""
+        """Start a trial in a warm worker, or in new processes; raise as `_ready` does."""
         with self._lock:
             self._ending = False
         before = self._stays
@@ -129,7 +127,7 @@ class AgentSlot(Slot):
     def _started_interleaved(
         self, requests: Sequence[TrialRequest], schedule: Schedule
     ) -> InterleavedSession:
-        """Several trials, in processes that wait for them or in new ones; raises as `_ready` does."""
+        """Start several trials in warm workers, or in new processes; raise as `_ready` does."""
         before = self._stays
         if isinstance(before, InterleavedSession) and before.lives():
             waiting = before.left_to(requests)
@@ -140,7 +138,7 @@ class AgentSlot(Slot):
         return InterleavedSession(requests, self._ready(), schedule)
 
     def _ready(self) -> "Agents":
-        """Agents for what runs next, beside nothing that waits.
+        """Return agents for the next trial, after ending the warm worker.
 
         Raises:
             LauncherError: the slot is unusable, or no agents can be started.
@@ -156,25 +154,27 @@ class AgentSlot(Slot):
         requests: Sequence[TrialRequest],
         until: float | None,
     ) -> None:
-        """Wait for the end of what runs; whatever becomes of its agents. What it has printed is brought
-        at once, though its ranks may stay: whoever takes them over prints elsewhere.
+        """Wait for the end of a trial or group, also if agents die.
+
+        Its printed output is fetched at once, though its ranks may stay: the trial that reuses them
+        prints elsewhere.
 
         Args:
-            requests: what runs.
-            until: by the monotonic clock, when it is ended.
+            requests: requests of what runs.
+            until: monotonic time at which it is ended.
         """
         agents = self._agents
         assert agents is not None
         with self._lock:
             self._run = run
-            if self._ending:  # asked for before all agents had heard of the trial
+            if self._ending:  # requested before all agents had received the trial
                 run.end()
         try:
             run.wait(until)
         finally:
             with self._lock:
                 self._run = None
-        run.wait()  # where it was ended at its very end
+        run.wait()  # for a trial that was ended in its last moment
         agents.fetch_files([Path(request.log_dir) for request in requests])
         if run.lost_agent or run.agent_leaves:
             self.close()
@@ -187,17 +187,17 @@ class AgentSlot(Slot):
                 self._run.end()
 
     def check_cancelled(self) -> None:
-        """Hear, while agents start, that nothing is to run.
+        """Raise, while agents start, if the trial was cancelled.
 
         Raises:
-            StartCancelled: that is so.
+            StartCancelled: the trial was cancelled.
         """
         if self._ending:
             why = "it was ended before it began"
             raise StartCancelled(why, loss=why)
 
     def close(self) -> None:
-        """End the agents; what cannot be ended makes the slot unusable."""
+        """End the agents; processes that cannot be ended make the slot unusable."""
         self._stays, self._outdated = None, False
         if self._agents:
             self._unreachable = self._agents.unreachable()
@@ -248,7 +248,7 @@ class AgentSlot(Slot):
                     return agents
                 agents.close()
             except (SlotGone, StartCancelled):
-                raise  # that has nothing to do with what they import
+                raise  # unrelated to preloading
             except LauncherError:
                 pass
             self._preloading.disable()
@@ -256,11 +256,11 @@ class AgentSlot(Slot):
 
 
 def _until(request: TrialRequest, started: float) -> float | None:
-    """When a trial that was started then is ended, by the monotonic clock; None: its watch says."""
+    """Return the monotonic time at which a trial is ended; None: its watch decides."""
     return None if request.seconds is None else started + request.seconds
 
 
 def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Where the trials of a slot run: its first node, and the others below that."""
+    """Return the environment of a slot: its first node, with the other nodes below it."""
     first, *others = environments
     return {**first, "others": others} if others else dict(first)

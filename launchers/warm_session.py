@@ -1,4 +1,4 @@
-"""Trials whose ranks stay when enough has been seen of them, and take the configuration of the next."""
+"""Trials whose ranks stay as a warm worker and take the configuration of the next trial."""
 
 import dataclasses
 import queue
@@ -18,8 +18,11 @@ from search_spaces.residency import why_not_live
 
 
 class WarmSession(TrialSession):
-    """One trial of ranks that stay. They train block by block as they have leave, so that between two of
-    them all ranks are at the same place."""
+    """A trial in ranks that stay.
+
+    They train block by block, each block on request, so that between two blocks all ranks are at
+    the same place.
+    """
 
     def __init__(
         self,
@@ -28,11 +31,11 @@ class WarmSession(TrialSession):
         watch: TrialWatch,
         before: "WarmSession | None" = None,
     ) -> None:
-        """Launch the ranks, or give those of an earlier trial, which wait, their new configuration."""
+        """Launch new ranks, or give the waiting ranks of an earlier trial their new configuration."""
         launched = before.launched if before else request
         super().__init__(launched, agents, watch)
         self.launched: TrialRequest = launched
-        """By what the ranks were launched."""
+        """Request by which the ranks were launched."""
         self._request = request
         self._taken_over = before is not None
         self._given: int = before._given if before else 0
@@ -45,7 +48,7 @@ class WarmSession(TrialSession):
 
     @property
     def rests(self) -> bool:
-        """Enough has been seen, and the ranks wait for what comes next."""
+        """True if the trial is over and its ranks wait for the next one."""
         return self._rests and not self._ending and bool(self.nodes)
 
     @property
@@ -54,22 +57,22 @@ class WarmSession(TrialSession):
 
     @property
     def knobs(self) -> Knobs:
-        """Of the ranks."""
+        """Configuration of the ranks."""
         return self._request.knobs
 
     @property
     def agents(self) -> Agents:
-        """Whose ranks they are."""
+        """Agents of the ranks."""
         return self._agents
 
     def takes(self, request: TrialRequest) -> bool:
-        """Return whether the ranks, which wait, could measure this next."""
+        """Return whether the waiting ranks can measure this request next."""
         return _as_launched(request) == _as_launched(self.launched) and not why_not_live(
             self._request.knobs, request.knobs
         )
 
     def lives(self) -> bool:
-        """Return whether all ranks wait still, as far as is known."""
+        """Return whether all ranks still wait, as far as is known."""
         while not self._agents.lost:
             try:
                 self.on_message(*self._agents.receive(timeout=0.0), stalled="")
@@ -95,7 +98,7 @@ class WarmSession(TrialSession):
             self._go_on()
 
     def rest(self) -> None:
-        """Enough has been seen: its ranks, which wait, may take over what comes next."""
+        """Let the ranks wait for the next trial, as enough blocks have come."""
         self._rests = True
 
     def _go_on(self) -> None:
@@ -104,14 +107,14 @@ class WarmSession(TrialSession):
 
 
 class WarmMember(WarmSession):
-    """The same of ranks that have their turns beside others."""
+    """A warm session as a member of an interleaved group."""
 
     def _go_on(self) -> None:
-        """Whoever has all of them in view gives the next turn."""
+        """Do nothing: the interleaved session gives the next turn."""
 
 
 def _as_launched(request: TrialRequest) -> TrialRequest:
-    """What ranks cannot change any more."""
+    """Return a request without what ranks can still change."""
     return dataclasses.replace(
         request,
         trial="",

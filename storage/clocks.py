@@ -15,7 +15,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Moment:
-    """A reading of the clocks. //
+    """A reading of the clocks.
 
     Attributes:
         wall: seconds since the epoch, by the database's clock.

@@ -1,4 +1,4 @@
-"""A trial that is played by turns with others."""
+"""A replayed trial of an interleaved group."""
 
 import dataclasses
 import random
@@ -11,7 +11,7 @@ from launchers.replay.speed import MachineSpeed
 
 
 class InterleavedReplay:
-    """A trial that takes turns with others."""
+    """A replayed trial of an interleaved group."""
 
     def __init__(self, request: TrialRequest, answer: Answer, draw: random.Random) -> None:
         self._request = request
@@ -24,10 +24,10 @@ class InterleavedReplay:
         """Seconds of its latest turn."""
 
     def turn(self, number: int, speed: MachineSpeed, *, rested: bool) -> BlockReport | None:
-        """Return the block of a turn; None if it has failed in it, or is over.
+        """Return the block of a turn; None if the trial fails in it, or is over.
 
         Args:
-            rested: others have trained since its last one.
+            rested: True if another trial has trained since its last turn.
         """
         answer = self._answer
         self.latest = 0.0 if self._wall_seconds else answer.startup
@@ -50,16 +50,16 @@ class InterleavedReplay:
 
     @property
     def stays(self) -> bool:
-        """Its processes wait for what comes next, if enough has been seen of it."""
+        """True if its processes wait as a warm worker once the schedule is done."""
         return self._request.stays and self._answer.stays and not self._failed
 
     @property
     def lost_agent(self) -> bool:
-        """It has failed, and its agent died with it."""
+        """True if it has failed, and its agent died with it."""
         return self._failed and self._answer.lost_agent
 
     def cut(self, seconds: float, block: BlockReport | None) -> None:
-        """There were only so many for its latest turn, whose block it has not shown then."""
+        """Cut the latest turn to this many seconds; its block has not been reported."""
         self._wall_seconds += seconds - self.latest
         self._failed = False
         if block:

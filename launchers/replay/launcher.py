@@ -1,15 +1,17 @@
-"""Slots that play trials instead of running them.
+"""Slots that replay trials instead of running them.
 
-A behaviour (launchers.replay.answers) says what a launch comes to: how fast it runs, or how it fails.
-The slot turns that into the blocks that rank 0 would have reported, and asks the watch about each, so
-whatever stands above a launcher works as it does over ranks, a trial in a millisecond.
+A behaviour (launchers.replay.answers) gives the outcome of a launch: how fast it runs, or how it
+fails. The slot turns that into the blocks that rank 0 would have reported, and asks the watch about
+each. So everything above a launcher works as it does over ranks, with a trial per millisecond.
 
-Each slot has a time of its own, which goes on by what its trials would have taken; the launcher's clock
-is that of the slot that is furthest. What waits for a trial waits no time, so a slot that has long
-trials holds nobody up: with several slots the clock tells how long the busiest of them took. What
-chance decides in a launch is drawn from the seed, the knobs and the name of the launch; neither
-threads nor the order of launches matter. Only how the speed of a machine wanders goes with the time of
-its slot, so that what runs at about the same time is slow together.
+Each slot has its own virtual time, which advances by what its trials would have taken. The
+launcher's clock is that of the slot that is furthest. Waiting for a trial takes no time, so a slot
+with long trials delays no other: with several slots the clock tells how long the busiest of them
+took.
+
+Random numbers of a launch are drawn from the seed, the knobs and the name of the launch; neither
+threads nor the order of launches matter. Only the wandering speed of a machine goes with the time
+of its slot, so that launches at about the same time are slow together.
 """
 
 import dataclasses
@@ -51,7 +53,7 @@ _NONE = SpeedVariation()
 
 
 def never(_: Knobs) -> str:
-    """No configuration is refused."""
+    """Refuse no configuration."""
     return ""
 
 
@@ -71,16 +73,16 @@ class ReplayLauncher(Launcher):
         refusal: Callable[[Knobs], str] = never,
         variation: SpeedVariation = _NONE,
     ) -> None:
-        """Open it.
+        """Open the slots.
 
         Args:
-            behaviour: what launches come to.
-            workers: ranks of a trial.
-            slots: trials at a time.
-            environment: fingerprint of the node that is played; one CUDA device per rank if it has any.
-            seed: of all chance.
-            refusal: why a configuration is outside of what can be played; empty: it is not.
-            variation: of the machine of each slot.
+            behaviour: outcomes of launches.
+            workers: number of ranks of a trial.
+            slots: number of concurrent trials.
+            environment: fingerprint of the replayed node; one CUDA device per rank if it has any.
+            seed: seed of all random numbers.
+            refusal: returns why a configuration cannot be replayed; empty: it can.
+            variation: variation of the speed of each slot's machine.
         """
         self.workers = workers
         self._behaviour = behaviour
@@ -92,7 +94,7 @@ class ReplayLauncher(Launcher):
         self.slots = [self.slot(f"replay-{number}", environment) for number in range(slots)]
 
     def slot(self, name: str, environment: Mapping[str, Any]) -> "ReplaySlot":
-        """Another one, which is not among its slots yet."""
+        """Return another slot, which is not among the launcher's slots yet."""
         speed = MachineSpeed(self._variation, f"{self._seed}/{name}")
         return ReplaySlot(name, environment, self._answer, speed)
 
@@ -103,7 +105,7 @@ class ReplayLauncher(Launcher):
         return max(slot.time for slot in self.slots)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, as no resources are held."""
 
     def _answer(
         self, request: TrialRequest, at: float, live: bool = False
@@ -118,7 +120,7 @@ class ReplayLauncher(Launcher):
 
 
 class ReplaySlot(Slot):
-    """Plays one trial after another."""
+    """Slot that replays one trial after another."""
 
     def __init__(
         self,
@@ -139,9 +141,9 @@ class ReplaySlot(Slot):
         self._speed = speed
         self._ending = False
         self._stays: dict[int, _WarmProcesses] = {}
-        """What waits, by the place that it had among those that took turns."""
+        """Warm workers, by their place in the interleaved group."""
         self.launches = 0
-        """Of processes."""
+        """Number of launches of processes."""
 
     @property
     def resident(self) -> Knobs | None:
@@ -167,7 +169,7 @@ class ReplaySlot(Slot):
         return report
 
     def _launched(self, place: int, request: TrialRequest) -> str:
-        """By which trial the processes were launched that a trial takes over; empty: it takes none."""
+        """Return the trial that launched the warm worker which a request takes over; empty if none."""
         waits = self._stays.get(place)
         return waits.launched if waits and waits.takes(request) else ""
 
@@ -259,11 +261,11 @@ class ReplaySlot(Slot):
 
 @dataclass(frozen=True)
 class _WarmProcesses:
-    """Processes that wait, after this trial."""
+    """Processes of a warm worker, after this trial."""
 
     request: TrialRequest
     launched: str
-    """By which trial."""
+    """Name of the trial that launched the processes."""
 
     def takes(self, request: TrialRequest) -> bool:
         alike = request.takes_turns == self.request.takes_turns
@@ -271,7 +273,7 @@ class _WarmProcesses:
 
 
 class _Enough:
-    """Whether the watch has ended the trial."""
+    """Watch that remembers whether it has ended the trial."""
 
     def __init__(self, watch: TrialWatch) -> None:
         self._watch = watch
@@ -289,6 +291,6 @@ def _too_long(block: BlockReport, request: TrialRequest) -> bool:
 
 
 def _unusual(knobs: Knobs) -> dict[str, Any]:
-    """What is not as by default: a catalogue that grows changes no draw."""
+    """Return the knobs that differ from their defaults, so that a larger catalogue changes no draw."""
     usual = defaults()
     return {name: value for name, value in sorted(knobs.items()) if usual.get(name) != value}

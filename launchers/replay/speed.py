@@ -1,4 +1,4 @@
-"""How the speed of a machine that is played wanders."""
+"""Variation of the speed of a replayed machine."""
 
 import dataclasses
 import math
@@ -10,11 +10,11 @@ from autotune.worker.protocol import BlockReport
 
 @dataclass(frozen=True)
 class SpeedVariation:
-    """How the speed of a machine wanders, for whatever runs on it.
+    """Variation of a machine's speed, alike for everything that runs on it.
 
     Attributes:
-        sigma: relative standard deviation.
-        seconds: after which it has forgotten two thirds of where it was.
+        sigma: relative standard deviation of the speed.
+        seconds: correlation time, after which two thirds of a deviation are gone.
     """
 
     sigma: float = 0.0
@@ -22,7 +22,7 @@ class SpeedVariation:
 
 
 class MachineSpeed:
-    """The pace of one machine: an Ornstein-Uhlenbeck process in the logarithm."""
+    """Speed of one machine: an Ornstein-Uhlenbeck process in the logarithm."""
 
     def __init__(self, variation: SpeedVariation, seed: str) -> None:
         self._variation = variation
@@ -30,7 +30,7 @@ class MachineSpeed:
         self._now = self._draw.gauss(0.0, variation.sigma) if variation.sigma else 0.0
 
     def go_on(self, seconds: float) -> None:
-        """So much later."""
+        """Advance the time by this many seconds."""
         if not self._variation.sigma:
             return
         kept = math.exp(-seconds / self._variation.seconds)
@@ -38,7 +38,7 @@ class MachineSpeed:
         self._now = kept * self._now + self._draw.gauss(0.0, news)
 
     def of(self, block: BlockReport) -> BlockReport:
-        """Return the block as it comes now; it is over when this returns."""
+        """Return the block as it is timed at the present speed, and advance the time to its end."""
         if not self._variation.sigma:
             return block
         self.go_on(block.seconds)

@@ -1,4 +1,4 @@
-"""From a configuration to the trial of a command, which starts its own ranks."""
+"""Request of a trial of a command, which starts its own ranks."""
 
 import dataclasses
 import os
@@ -12,12 +12,12 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def build(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
-    """The same trial of the command of a study: one process that has the processors of all ranks.
+    """Return the request of a study's command: one process with the processors of all ranks.
 
     Args:
-        asked: of ranks that would be started here.
-        spec: over a command.
-        ranks: of a trial.
+        asked: request for ranks that would be started here.
+        spec: settings of a study of a command.
+        ranks: number of ranks of a trial.
     """
     workload = spec.workload
     assert workload.command is not None
@@ -33,7 +33,7 @@ def build(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
         folder=TrialFiles(Path(asked.log_dir)).copies(),
         in_process=False,
     )
-    # Agents have a value of their own.
+    # The agents have a value of their own, which is not the user's.
     threads = {_THREADS: os.environ[_THREADS]} if _THREADS in os.environ else {}
     return dataclasses.replace(
         asked,

@@ -1,4 +1,4 @@
-"""Runs that are resident on one slot at once and take turns, block by block."""
+"""Interleaved runs: several trials that are resident on one slot and train in turn, block by block."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,14 +10,17 @@ from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialR
 from storage import AttemptResult, AttemptState, StoredBlock
 
 INTERLEAVED_BLOCK_SECONDS = 0.1
-"""Of a block, or a single step where that takes longer. Shorter ones would be nearer to each other, but
-the step that each change from one run to another leaves out, where steps are short, would cost more of
-the time."""
+"""Length of an interleaved block; a single step where that takes longer.
+
+Shorter blocks would be closer to each other, but for short steps the step that is left out at each
+change would cost more of the time."""
 
 
 def interleaved(asked: TrialRequest) -> TrialRequest:
-    """The same trial beside others, in blocks that are short. On the CPU all ranks stay on processors of
-    their own meanwhile, as they get into each other's way less."""
+    """Return the trial as a member of an interleaved group, with short blocks.
+
+    On the CPU all ranks stay on processors of their own, where they disturb each other less.
+    """
     plan = asked.blocks
     seconds = min(INTERLEAVED_BLOCK_SECONDS, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
@@ -27,20 +30,22 @@ def interleaved(asked: TrialRequest) -> TrialRequest:
 
 
 class InterleavedSchedule:
-    """Says whose turn it is, until their ratios are known well enough: each warms up by itself, then all
-    go forth and back."""
+    """Schedule of interleaved runs, until their ratios are known well enough.
+
+    Each run warms up by itself, then all train in A-B-B-A order.
+    """
 
     least_cycles = 1
-    """Whatever time they take, as long as there is any for all."""
+    """Fewest cycles, whatever time they take, as long as there is any for all."""
     fewest_cycles = 5
-    """Before an interval over them means anything."""
+    """Fewest cycles of which an interval is meaningful."""
 
     def __init__(self, limits: Sequence[Limits]) -> None:
-        """Before anything is launched.
+        """Prepare the schedule before anything is launched.
 
         Args:
-            limits: of each member, its share of the time included; `longest`, `precision` and what is
-                counted are those of the first, `precision` that of their ratios.
+            limits: limits of each member, its share of the time included. `longest`, `precision`
+                (of the ratios) and the unit are those of the first.
         """
         self._limits = limits[0]
         self._whole = sum(each.whole for each in limits)
@@ -48,14 +53,14 @@ class InterleavedSchedule:
         self.monitors: list[MemberMonitor] = [
             self._monitor(number, each) for number, each in enumerate(limits)
         ]
-        """Of each member."""
+        """Monitor of each member."""
         self._away: set[int] = set()
         self._order: list[int] = []
         self._spent = self._at_cycle = 0.0
-        """Seconds of all blocks: until now, and until the cycle began."""
+        """Seconds of all blocks until now, and until the present cycle began."""
 
     def next(self) -> int | None:
-        """Return the one that trains the next block. None: enough has been seen of all."""
+        """Return the member that trains the next block; None ends all of them."""
         members = self._members()
         cold = [number for number in members if self._watches[number].warming_up]
         if cold:
@@ -68,7 +73,7 @@ class InterleavedSchedule:
         return self._order.pop(0)
 
     def trained(self, member: int, block: BlockReport) -> None:
-        """Take in the block that has come of a turn."""
+        """Take in the block of a turn."""
         watch = self._watches[member]
         self._spent += block.seconds + block.observed.get("left_out_seconds", 0.0)
         if watch.warming_up:
@@ -79,16 +84,18 @@ class InterleavedSchedule:
             self.lost(member)
 
     def lost(self, member: int) -> None:
-        """One has failed, or is over: it has no turn any more."""
+        """Drop a member that has failed or is over."""
         self._away.add(member)
         self._order = [number for number in self._order if number != member]
 
     def watch(self, member: int) -> StopRule:
-        """What was seen of one of them."""
+        """Return the stop rule of a member, with its blocks."""
         return self._watches[member]
 
     def rate(self, member: int) -> float | None:
-        """Of one that has gone forth and back with the others: units per second. None of any other."""
+        """Return the rate of a member that completed at least one cycle with the others; None
+        otherwise.
+        """
         members = self._members()
         if any(self._watches[number].uncounted for number in members):
             return None
@@ -105,11 +112,13 @@ class InterleavedSchedule:
         return [turn_blocks(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
 
     def _longest(self, cycles: int) -> float:
-        """Return seconds that each may train after so many cycles."""
+        """Return the seconds that each member may train after this many cycles."""
         return self._limits.longest
 
     def _enough(self, members: list[int], latest: float) -> bool:
-        """Return whether another cycle is not needed, or there is no time for one like the latest."""
+        """Return whether another cycle is not needed, or would take too long if it is like the
+        latest.
+        """
         found = cycles.complete_cycles(self._taken(members))
         if len(found) < self.least_cycles:
             return self._spent + (latest if len(found) else 0.0) > self._whole
@@ -125,11 +134,11 @@ class InterleavedSchedule:
 def turn_blocks(
     blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool
 ) -> list[cycles.TurnBlock]:
-    """Blocks as they compare, of those that were trained in a turn.
+    """Return the interleaved ones of some blocks, in comparable form.
 
     Args:
-        blocks: that count.
-        tokens: are counted, instead of samples.
+        blocks: blocks that count.
+        tokens: count tokens instead of samples.
     """
     return [
         cycles.TurnBlock(b.observed["turn"], b.tokens if tokens else b.samples, b.seconds)
@@ -139,7 +148,7 @@ def turn_blocks(
 
 
 class MemberMonitor(TimedMonitor):
-    """One of them, as it is judged."""
+    """Monitor of a member of an interleaved group."""
 
     def __init__(self, group: InterleavedSchedule, number: int, limits: Limits) -> None:
         super().__init__(limits, group.watch(number))
@@ -147,8 +156,10 @@ class MemberMonitor(TimedMonitor):
         self._number = number
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """As of a run by itself, but with the rate that its ratios to the others say. What fails may
-        have failed because of them: it is to be run again, alone."""
+        """Return the result of the run, with the rate that its ratios to the others give.
+
+        A failure may be caused by the other members: the run is to be repeated alone.
+        """
         result = super().result(report)
         if report.outcome is not None and not report.lost_agent:
             cause = f"{result.cause} (others were resident; it is measured again alone)"

@@ -1,4 +1,4 @@
-"""What a run is watched for while its blocks stream in, and what its report then means."""
+"""Monitors of runs: when a run may end early, and what its report means."""
 
 import math
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ from storage import NOT_ITS_OWN, AttemptResult, AttemptState
 
 
 class RunMonitor(Protocol):
-    """Watches one run and judges it."""
+    """Monitor of one run, which also judges its report."""
 
     seen: list[ObservedBlock]
 
     def __call__(self, block: BlockReport) -> bool:
-        """Take in a block; True: the run may end."""
+        """Take in a block; return True if the run may end."""
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """What the run has come to. A figure that is no positive finite number is an ERROR."""
+        """Return the result of the run. A figure that is no positive finite number is an ERROR."""
 
 
 class TimedMonitor:
-    """A run that is measured: how fast is it?"""
+    """Monitor of a run whose speed is measured."""
 
     def __init__(self, limits: Limits, watch: StopRule | None = None) -> None:
-        """Within these limits; with a watch that somebody else calls, if one is given."""
+        """Use these limits, or a stop rule that another object calls."""
         self._watch = watch or StopRule(limits)
         self._sigma_run = limits.sigma_run
         self._hurried = math.isfinite(limits.whole)
@@ -46,7 +46,7 @@ class TimedMonitor:
         return self._watch(block)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """COMPLETE or PRUNED with its throughput, or how it failed."""
+        """Return COMPLETE or PRUNED with the throughput, or the failure."""
         watch, common = self._watch, _common(report)
         if failed := _failure(report):
             return failed
@@ -80,7 +80,7 @@ class TimedMonitor:
 
 
 class _FullRunMonitor:
-    """A run that is never ended early."""
+    """Monitor of a run that is never ended early."""
 
     def __init__(self) -> None:
         self.seen: list[ObservedBlock] = []
@@ -91,7 +91,7 @@ class _FullRunMonitor:
 
 
 class TrajectoryMonitor:
-    """A run that is checked: does it compute what the reference computes?"""
+    """Monitor of a run whose loss and gradients are compared with a reference."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class TrajectoryMonitor:
         formats: Sequence[Knobs] = (),
         earlier: Sequence[Pair] = (),
     ) -> None:
-        """Without a reference the run becomes one itself.
+        """Take in the reference; without one the run becomes a reference itself.
 
         Args:
-            formats: the configurations of both.
-            earlier: what other seeds have shown.
+            formats: configurations of both runs.
+            earlier: pairs of runs with other seeds.
         """
         self.seen: list[ObservedBlock] = []
         self._reference = reference
@@ -120,7 +120,7 @@ class TrajectoryMonitor:
         return len(self.seen) >= len(self._reference.losses)
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """COMPLETE, REFUSED with the reason, or how it failed."""
+        """Return COMPLETE, REFUSED with the reason, or the failure."""
         if failed := _failure(report):
             return failed
         common = _common(report)
@@ -151,10 +151,10 @@ class TrajectoryMonitor:
 
 
 class ProfileMonitor(_FullRunMonitor):
-    """A run that is looked at: what is its step made of?"""
+    """Monitor of a run under the profiler."""
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """COMPLETE, PRUNED where there was no time for it, or how it failed."""
+        """Return COMPLETE, PRUNED where there was no time for a profile, or the failure."""
         if failed := _failure(report):
             return failed
         if not any("peaks" in seen.block.observed for seen in self.seen):
@@ -164,15 +164,15 @@ class ProfileMonitor(_FullRunMonitor):
 
 
 class FitMonitor(_FullRunMonitor):
-    """A run that is only to show whether it fits in memory."""
+    """Monitor of a run that only shows whether it fits in memory."""
 
     def __init__(self, blocks: int = 0) -> None:
-        """Say without how many it shows nothing."""
+        """Take in the number of blocks below which the run shows nothing."""
         super().__init__()
         self._blocks = blocks
 
     def result(self, report: TrialReport) -> AttemptResult:
-        """COMPLETE, PRUNED where it was ended too early to show anything, or how it failed."""
+        """Return COMPLETE, PRUNED where the run ended too early to show anything, or the failure."""
         if failed := _failure(report):
             return failed
         if len(self.seen) < self._blocks:

@@ -1,8 +1,8 @@
-"""A trial of the search that takes turns with the baseline, block by block.
+"""Trial of the search, interleaved with the baseline block by block.
 
-Where the machine's speed wanders, trials that follow each other do not compare: what the machine does
-meanwhile falls out of a trial's ratio to the baseline beside it, and what is recorded as its rate is
-that ratio at the pace of the baseline's own trial.
+Where the machine's speed wanders, trials that follow each other do not compare. A trial's ratio to
+the baseline beside it cancels what the machine does meanwhile. The recorded rate is that ratio
+times the rate of the baseline's own trial.
 """
 
 import dataclasses
@@ -22,21 +22,22 @@ from storage import AttemptResult, AttemptState
 
 _TRIAL, _BASELINE = 0, 1
 _PAIRING_GAIN = 2.0
-"""How many times closer together pairs in turn lie than runs, beyond what their cycles show: two to six
-times on two shared cores, by the seconds."""
+"""Ratio of the deviation between single runs to that between pairs, beyond the scatter of cycles.
+
+It was two to six on two shared cores, by the seconds."""
 _FEW_CYCLES = 4
-"""Or nothing is known of how far the two differ."""
+"""Cycles below which nothing is known of how far the two differ."""
 _SLOWER = 2.0
-"""How many times slower than when the best was seen the machine may be, for all that is known."""
+"""Largest factor by which the machine may be slower than when the best was measured."""
 
 
 class PairedRatio(NamedTuple):
-    """How a trial compares with the baseline beside it.
+    """Ratio of a trial to the baseline beside it.
 
     Attributes:
-        ratio: how many times as fast it is.
-        half_width: relative, of the 95 % interval that the cycles give.
-        df: degrees of it, of Student's t in that interval.
+        ratio: speed of the trial, in units of the baseline's.
+        half_width: relative half-width of the 95 % interval from the cycles.
+        df: degrees of freedom of Student's t in that interval.
     """
 
     ratio: float
@@ -44,7 +45,7 @@ class PairedRatio(NamedTuple):
     df: float
 
     def applied(self, result: AttemptResult, baseline_rate: float) -> AttemptResult:
-        """What a trial with this noise between runs comes to, where the baseline runs at this rate."""
+        """Return a trial's result with this ratio, where the baseline runs at this rate."""
         return dataclasses.replace(
             result,
             throughput=self.ratio * baseline_rate,
@@ -57,8 +58,9 @@ class PairedRatio(NamedTuple):
 def ratio_to_baseline(
     trial: Sequence[cycles.TurnBlock], baseline: Sequence[cycles.TurnBlock]
 ) -> PairedRatio | None:
-    """Return the pace of a trial by the blocks of both that count; None if there are fewer than two
-    cycles.
+    """Return a trial's ratio to the baseline, by the blocks of both that count.
+
+    None if there are fewer than two cycles.
     """
     found = cycles.complete_cycles([trial, baseline])
     if len(found) < 2:
@@ -69,25 +71,27 @@ def ratio_to_baseline(
 
 
 class PairedSchedule(InterleavedSchedule):
-    """Says whose turn it is: the trial, or the baseline beside it. Over as soon as either is gone, or
-    the trial cannot catch up with the best any more."""
+    """Schedule of a trial and the baseline beside it.
+
+    It ends as soon as either has failed, or the trial cannot catch up with the best any more.
+    """
 
     least_cycles = 2
     fewest_cycles = FEWEST_BLOCKS
 
     def __init__(self, trial: Limits, baseline: Limits, baseline_rate: float) -> None:
-        """Before anything is launched.
+        """Prepare the schedule before anything is launched.
 
         Args:
-            trial: limits of the trial, in which it races.
-            baseline: those of the baseline.
-            baseline_rate: of the baseline's own trial, units per second.
+            trial: limits of the trial, with the rate that it races against.
+            baseline: limits of the baseline.
+            baseline_rate: rate of the baseline's own trial, units per second.
         """
         known = trial.sigma_run
         sigma = max(known / _PAIRING_GAIN, min(known, PRIOR_SIGMA))
         self._race = dataclasses.replace(trial, sigma_run=sigma)
         self.baseline_rate = baseline_rate
-        # While it warms up by itself, the machine may be far slower than when the best was seen.
+        # During its warm-up the machine may be far slower than when the best was measured.
         hopeless = trial.incumbent_low / _SLOWER
         super().__init__([dataclasses.replace(trial, incumbent_low=hopeless), baseline])
 
@@ -98,7 +102,7 @@ class PairedSchedule(InterleavedSchedule):
 
     @property
     def without_baseline(self) -> bool:
-        """The baseline has failed, or its processes are gone."""
+        """True if the baseline has failed, or its processes are gone."""
         return _BASELINE in self._away
 
     def next(self) -> int | None:
@@ -111,17 +115,20 @@ class PairedSchedule(InterleavedSchedule):
             self.lost(_TRIAL)
 
     def ratio(self) -> PairedRatio | None:
-        """Of the trial to the baseline; None as long as there are too few cycles."""
+        """Return the trial's ratio to the baseline; None as long as there are too few cycles."""
         return ratio_to_baseline(*self._taken([_TRIAL, _BASELINE]))
 
     def rate(self, member: int) -> float | None:
-        """Of the trial, at the pace of the baseline's own; of the baseline, as it was here."""
+        """Return the trial's rate by its ratio to the baseline; None for the baseline."""
         known = self.ratio()
         return known.ratio * self.baseline_rate if known and member == _TRIAL else None
 
     def _longest(self, cycles: int) -> float:
-        """Both share the time of a trial by itself: pairs of processes differ by more than their cycles
-        do, and another trial tells more than a longer one."""
+        """Return the seconds that each may train: together as long as a trial by itself.
+
+        Pairs of processes differ by more than their cycles do, and another trial tells more than a
+        longer one.
+        """
         whole = super()._longest(cycles)
         return whole if cycles < _FEW_CYCLES else whole / 2
 
@@ -138,7 +145,7 @@ class PairedSchedule(InterleavedSchedule):
 
 
 class _PairedTrialMonitor(MemberMonitor):
-    """The trial, as it is judged: by its ratio to the baseline, as far as that is known."""
+    """Monitor of the trial: its result follows from its ratio to the baseline, once that is known."""
 
     def __init__(self, group: PairedSchedule, number: int, limits: Limits) -> None:
         super().__init__(group, number, limits)
@@ -157,7 +164,7 @@ class _PairedTrialMonitor(MemberMonitor):
 
 
 class _PairedBaselineMonitor(MemberMonitor):
-    """The baseline beside it, as it is judged."""
+    """Monitor of the baseline beside the trial."""
 
     def result(self, report: TrialReport) -> AttemptResult:
         result = super().result(report)

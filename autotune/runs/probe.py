@@ -1,4 +1,4 @@
-"""A run outside a study: made on one slot, judged, and recorded nowhere."""
+"""Run outside a study, on one slot, recorded nowhere."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from autotune.worker.protocol import TrialRequest
 from storage import AttemptResult, AttemptState
 
 Shape = Callable[[TrialRequest], TrialRequest]
-"""A timed trial -> the trial that is wanted."""
+"""Function from a timed trial to the wanted trial."""
 
 
 def as_timed(asked: TrialRequest) -> TrialRequest:
@@ -20,20 +20,20 @@ def as_timed(asked: TrialRequest) -> TrialRequest:
 
 
 class Probe:
-    """Runs configurations on the first slot of a launcher, one after another.
+    """Runner of configurations on the first slot of a launcher, one after another.
 
     Attributes:
         plan: the study on its launcher.
-        folder: for output and traces of the ranks; each run has a folder in it.
+        folder: folder for output and traces of the ranks, with a folder per run.
     """
 
     def __init__(self, plan: Plan, folder: Path, workdir: Path) -> None:
-        """Take in what to run.
+        """Take in the plan and the folders.
 
         Args:
             plan: the study on its launcher.
-            folder: for output and traces of the ranks; each run has a folder in it.
-            workdir: where the ranks run.
+            folder: folder for output and traces of the ranks, with a folder per run.
+            workdir: folder in which the ranks run.
         """
         self.plan = plan
         self.folder = folder
@@ -42,12 +42,12 @@ class Probe:
     def run(
         self, name: str, knobs: dict[str, Any], monitor: RunMonitor, shape: Shape = as_timed
     ) -> AttemptResult:
-        """What became of one run.
+        """Run a configuration and return its result.
 
         Args:
-            name: of the run, unique for this launcher.
-            monitor: what it is watched for.
-            shape: makes another run of a timed one.
+            name: name of the run, unique for this launcher.
+            monitor: monitor of the run.
+            shape: function that turns a timed trial into the wanted one.
         """
         slot = self.plan.launcher.slots[0]
         asked = self.plan.request(
@@ -56,12 +56,12 @@ class Probe:
         return monitor.result(slot.run(shape(asked), monitor))
 
     def files(self, name: str) -> TrialFiles:
-        """What the ranks of a run have left."""
+        """Return the files of a run's ranks."""
         return TrialFiles(self.folder / name)
 
 
 def why_not(result: AttemptResult) -> str:
-    """Return why a run is not complete, with the end of what it printed; empty if it is."""
+    """Return why a run is not complete, with the end of its output; empty if it is."""
     if result.state == AttemptState.COMPLETE:
         return ""
     return f"{result.state}: {result.cause}\n{result.log_tail}".rstrip()

@@ -20,17 +20,18 @@ from storage.disk import full, is_full
 _POLL_SECONDS = 0.3
 _CHECK_SECONDS = 3.0
 _SILENT_SECONDS = 9.0
-"""Then, where there is no terminal that shows it all the time, a line says what is being done."""
+"""Time without a line after which the activity is printed, where no terminal shows it all the
+time."""
 _LONGEST_ABSENCE_SECONDS = 600.0
 
 
 def follow(
     repository: Repository, study: StoredStudy, keep_alive: Callable[[], None] | None = None
 ) -> StoredStudy:
-    """Print what happens in the study until it ends; returns it as it then stands.
+    """Print what happens in the study until it ends; return the ended study.
 
     Args:
-        keep_alive: called now and then; sees that somebody runs the study. None: only watch.
+        keep_alive: called now and then; makes sure that a daemon runs the study. None: only watch.
     """
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
@@ -61,7 +62,7 @@ def follow(
 
 
 class _DaemonCheck:
-    """Says, once each time, that no daemon runs a study that somebody only watches."""
+    """Printer of a message, once each time, that no daemon runs the watched study."""
 
     def __init__(self, console: Console, repository: Repository) -> None:
         self._console = console
@@ -69,7 +70,7 @@ class _DaemonCheck:
         self._said = False
 
     def check(self, study: StoredStudy) -> None:
-        """Look whether there is one."""
+        """Check whether there is a daemon."""
         served = self._repository.leases.holder(study.cluster) is not None
         if not served and not self._said:
             text = f"No daemon runs it; autotune resume {study.name} starts one."
@@ -78,7 +79,7 @@ class _DaemonCheck:
 
 
 class _DiskCheck:
-    """Says, once each time, that the daemon cannot record anything because SQLite's disk is full."""
+    """Printer of a message, once each time, that SQLite's disk is full."""
 
     def __init__(self, console: Console, repository: Repository) -> None:
         self._console = console
@@ -86,7 +87,7 @@ class _DiskCheck:
         self._said = False
 
     def check(self) -> None:
-        """Look whether there is room."""
+        """Check whether there is room."""
         lacking = self._folder is not None and is_full(self._folder)
         if self._folder and lacking and not self._said:
             text = f"Waiting: {full(self._folder)}; the study goes on once there is some."
@@ -97,7 +98,7 @@ class _DiskCheck:
 
 
 class _StorageOutage:
-    """A storage that goes away for a while: the daemon waits for it, and so does whoever follows."""
+    """Outage of the storage, for which the daemon and the follower wait."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -105,7 +106,7 @@ class _StorageOutage:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say when the storage goes and when it is back; raise when it stays away."""
+        """Print when the storage goes and when it is back; raise when it stays away."""
         try:
             yield
         except StorageUnreachable as error:
@@ -122,7 +123,7 @@ class _StorageOutage:
 
 
 def detached(repository: Repository, name: str) -> str:
-    """What is printed when somebody stops following: whether the study runs on without them."""
+    """Return the message when following stops: whether the study runs on."""
     try:
         study = repository.studies.named(name)
         holder = repository.leases.holder(study.cluster)
@@ -141,7 +142,7 @@ def detached(repository: Repository, name: str) -> str:
 
 
 def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> str:
-    """What is printed when a study has ended, or is stopped: also what it has in hand."""
+    """Return the message when a study has ended or is stopped, with its current answer."""
     if study.state == StudyState.DONE and study.verdict:
         verdict = Verdict.from_dict(study.verdict)
         text = f"\n{verdict.sentence}"
@@ -159,7 +160,7 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
 
 
 def exit_code(study: StoredStudy) -> int:
-    """0 when the study ended with something to recommend."""
+    """Return 0 when the study ended with a recommendation, else 1."""
     if study.state != StudyState.DONE or study.verdict is None:
         return 1
     return 1 if Verdict.from_dict(study.verdict).trial is None else 0

@@ -1,4 +1,4 @@
-"""A study once more, under another name."""
+"""A stored study submitted again under another name."""
 
 import datetime
 from pathlib import Path
@@ -11,14 +11,15 @@ _LONGEST_NAME = 80
 
 
 def queue(url: str, study: str) -> str:
-    """Queue a study with the settings of one that is stored, and see that a daemon runs it; its name.
+    """Queue a stored study's settings as a new study, and make sure a daemon runs it; return its
+    name.
 
     Args:
-        url: of the storage.
-        study: name of the stored one.
+        url: URL of the storage.
+        study: name of the stored study.
 
     Raises:
-        AutotuneError: there is none, or it cannot run here.
+        AutotuneError: the study does not exist, or cannot run here.
     """
     repository = Repository(Database(url))
     stored = repository.studies.named(study)

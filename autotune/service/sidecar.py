@@ -1,9 +1,10 @@
 """A process beside the user's own job, which watches it.
 
-The job takes the place of this command, so that its exit status, its signals and its terminal are its
-own. The watcher is no child of it, which would wait for it, and leaves when the job has ended.
+The job takes the place of this command, so that its exit status, its signals and its terminal are
+its own. The watcher is no child of the job, which would have to wait for it, and leaves when the
+job has ended.
 
-Imports little: it forks, and what is loaded by then should have started no threads.
+This module imports little, because it forks: what is loaded by then should have started no threads.
 """
 
 import contextlib
@@ -24,14 +25,15 @@ from autotune.service.watch_options import WatchOptions
 from autotune.views.terminal import plain
 
 _LONGEST_FOLDER = 80
-"""Characters; the path of a socket may have 107."""
+"""Longest path of the folder, in characters; the path of a socket may have 107."""
 
 
 @contextlib.contextmanager
 def watched(best: BestConfig, options: WatchOptions) -> Iterator[str]:
-    """Have this process watched, which becomes the job inside; the address by which its ranks report.
+    """Have this process, which becomes the job inside, watched; yield the address for its ranks'
+    reports.
 
-    Whoever leaves here instead has not become anything: then there is nothing to watch.
+    If the body returns, the process has not become a job, and there is nothing to watch.
 
     Raises:
         BadInput: the port is taken, or a package is missing.
@@ -43,7 +45,7 @@ def watched(best: BestConfig, options: WatchOptions) -> Iterator[str]:
         raise BadInput(f"--watch needs pidfd_open of Linux 5.3: {error.strerror}") from None
     folder = tempfile.mkdtemp(prefix="autotune-", dir=_short())
     answers, answer = os.pipe()
-    # The second one ends with this program. What comes over it says that no other took its place.
+    # The second pipe ends with this program. Data in it says that no job took its place.
     begun, here = os.pipe()
     child = os.fork()
     if not child:
@@ -68,12 +70,12 @@ def watched(best: BestConfig, options: WatchOptions) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Of the watcher, as file descriptors.
+    """File descriptors of the watcher.
 
     Attributes:
-        job: the process that it watches.
-        answer: where it says that it is there, or why not.
-        begun: ends as the job begins; what comes over it before says that there will be none.
+        job: process that it watches.
+        answer: pipe for its readiness, or for the reason of a failure.
+        begun: pipe that ends as the job begins; data before that says that there will be no job.
     """
 
     job: int
@@ -82,7 +84,7 @@ class _Lines:
 
 
 def _short() -> str | None:
-    """Where the folder of a socket goes; None: where temporary files do."""
+    """Return the parent folder of the socket; None: that of temporary files."""
     return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER else None
 
 
@@ -91,12 +93,12 @@ def _address(folder: str) -> str:
 
 
 def _detached(lines: _Lines, folder: str, best: BestConfig, options: WatchOptions) -> NoReturn:
-    """Return the child: what it starts is an orphan in a session of its own."""
+    """Run the watcher in the child; the process that it starts is an orphan in its own session."""
     try:
         os.setsid()  # a Ctrl-C is for the job
         if os.fork():
             os._exit(0)
-        # It ends when the job does, whoever ends that. No signal is ignored for what it starts.
+        # The watcher ends only with the job. Handlers, not SIG_IGN, as children inherit the latter.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -131,6 +133,6 @@ def _watch(lines: _Lines, folder: str, best: BestConfig, options: WatchOptions) 
 
 
 def say(text: str) -> None:
-    """A line on standard error, in one piece; the job writes there, too."""
+    """Print a line on standard error in one piece, as the job writes there, too."""
     with contextlib.suppress(OSError):
         os.write(2, f"autotune: {plain(text)}\n".encode())

@@ -1,4 +1,4 @@
-"""What the user of a job wants watched."""
+"""Options of `autotune run --watch`."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,13 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is to be watched for.
+    """Options of the watching of a job.
 
     Attributes:
-        port: of the metrics; 0: a free one.
-        storage: URL of the storage in which a new study is queued after a drift; None: in none.
-        every: seconds between two looks.
+        port: port of the metrics; 0: a free one.
+        storage: URL of the storage in which a new study is queued after a drift; None: no new
+            study.
+        every: seconds between two checks.
     """
 
     port: int = 0

@@ -1,4 +1,4 @@
-"""Compares the speed of a job with what its configuration promises, once a minute."""
+"""Comparison of a job's speed with what its configuration promises, once a minute."""
 
 import math
 import selectors
@@ -18,7 +18,7 @@ _LONGEST_REPORT = 65536
 
 
 def promise_of(best: BestConfig) -> Promise:
-    """What a best.yaml promises. A bound that is not there is none."""
+    """Return the promise of a best.yaml. A missing bound counts as no bound."""
     told = best.throughput
     return Promise(
         value=float(told.get("value") or 0.0),
@@ -29,7 +29,7 @@ def promise_of(best: BestConfig) -> Promise:
 
 
 class Watcher:
-    """Of one job, from its first block to its end."""
+    """Watcher of one job, from its first block to its end."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Watcher:
         """Open the metrics.
 
         Args:
-            best: what the job runs with.
-            options: of the user.
-            say: takes a line.
-            clock: seconds.
+            best: recommendation that the job runs with.
+            options: options of the watching.
+            say: prints a line.
+            clock: returns a time in seconds.
 
         Raises:
-            OSError: somebody else has the port.
+            OSError: the port is taken.
         """
         self._best = best
         self._options = options
@@ -67,17 +67,19 @@ class Watcher:
         self._port = self._metrics.serve(options.port)
 
     def begin(self) -> None:
-        """The job runs: say where the metrics are."""
+        """Print where the metrics are, as the job begins."""
         self._say(f"watching this job; metrics: http://{LOOPBACK}:{self._port}/metrics")
         if not self._promise.bound:
-            self._say("best.yaml has no interval: the speed is shown, but nobody can tell a drift")
+            self._say(
+                "best.yaml has no interval: the speed is shown, but a drift cannot be detected"
+            )
 
     def attend(self, line: socket.socket, job: int) -> None:
         """Watch until the job has ended.
 
         Args:
-            line: on which its ranks report.
-            job: descriptor of its process.
+            line: socket on which the ranks report.
+            job: descriptor of the job's process.
         """
         with selectors.DefaultSelector() as ready:
             ready.register(line, selectors.EVENT_READ)
@@ -92,15 +94,15 @@ class Watcher:
         self.ended()
 
     def _patience(self) -> float | None:
-        """Return seconds to the next look."""
+        """Return the seconds to the next check."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def hear(self, report: bytes) -> None:
-        """A rank has something to tell."""
+        """Take in a report of a rank."""
         try:
             pace = Pace.of_bytes(report)
         except (ValueError, TypeError):
-            return  # of another version
+            return  # report of another version
         self._metrics.block(pace)
         self._world_size = pace.world_size
         self._problem = self._problem or pace.problem
@@ -110,7 +112,7 @@ class Watcher:
             self._due = self._clock() + self._options.every
 
     def check(self) -> None:
-        """Compare, if it is time for it and enough was seen."""
+        """Compare the speeds, if the check is due and there are enough blocks."""
         if self._due is None or self._clock() < self._due:
             return
         self._due = self._clock() + self._options.every
@@ -136,7 +138,7 @@ class Watcher:
             self._say(f"as fast as promised again: {self._rate(rate)}; it was slower for {lasted}")
 
     def _incomparable(self, rate: float) -> str:
-        """Return why; empty: it can be."""
+        """Return why the speeds cannot be compared; empty if they can."""
         if self._problem:
             return f"its batches are not understood ({self._problem})"
         if self._world_size != self._best.world_size:
@@ -168,7 +170,7 @@ class Watcher:
         )
 
     def ended(self) -> None:
-        """The job has."""
+        """Queue a new study if the job was slower than promised at its end, and that is wanted."""
         if not self._options.storage or not self._drift.drifted:
             return
         from autotune.service.resubmit import queue

@@ -26,11 +26,11 @@ EQUAL = running_at(lambda _: 100.0)
 
 
 def blocks(
-    rates: Sequence[float], cycles: int, pace: Callable[[int], float]
+    rates: Sequence[float], count: int, pace: Callable[[int], float]
 ) -> list[list[TurnBlock]]:
     """Of members that go forth and back on a machine of this pace, turn by turn."""
     found: list[list[TurnBlock]] = [[] for _ in rates]
-    order = cycles.abba_order(range(len(rates))) * cycles
+    order = cycles.abba_order(range(len(rates))) * count
     for turn, member in enumerate(order, start=1):
         found[member].append(TurnBlock(turn, 10.0, 10.0 / (rates[member] * pace(turn))))
     return found

@@ -1,21 +1,21 @@
-"""How much values that follow each other resemble each other, and what they are worth. Pure."""
+"""Lag-one correlation of a series, and its effective sample size. Pure."""
 
 import itertools
 import statistics
 from collections.abc import Sequence
 
 _HIGHEST = 0.9
-"""A few values that all rise would otherwise be worth nothing at all."""
+"""Upper limit of the correlation: a few values that all rise would otherwise count for nothing."""
 
 
 def lag_one(runs: Sequence[Sequence[float]]) -> float:
-    """Correlation of neighbouring values, held to [0, 0.9].
+    """Return the correlation of neighbouring values, limited to [0, 0.9].
 
-    What short series show is too low by (1 + 4 r) / n, as their own mean follows them (Kendall 1954;
-    Marriott and Pope 1954, who divide the products by n - 1 and have 3 r): that is added.
+    Short series underestimate it by (1 + 4 r) / n, because their own mean follows them (Kendall
+    1954; Marriott and Pope 1954 divide the products by n - 1 and have 3 r). That is added.
 
     Args:
-        runs: series of one process, each around a mean of its own; at least one, none of them empty.
+        runs: at least one series, none of them empty, each around a mean of its own.
     """
     products = squares = 0.0
     for run in runs:
@@ -31,5 +31,8 @@ def lag_one(runs: Sequence[Sequence[float]]) -> float:
 
 
 def effective_sample_size(values: int, correlation: float) -> float:
-    """Return how many independent values have a mean as exact: n (1 - r) / (1 + r), at least 1."""
+    """Return the number of independent values with an equally exact mean.
+
+    It is n (1 - r) / (1 + r), at least 1.
+    """
     return max(1.0, values * (1 - correlation) / (1 + correlation))

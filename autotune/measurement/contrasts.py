@@ -1,4 +1,4 @@
-"""What arms and rounds do not explain of a run's rate: its noise. Pure functions."""
+"""Paired contrasts of arms over rounds, and the variance that arms and rounds leave. Pure."""
 
 import functools
 import math
@@ -11,21 +11,22 @@ from scipy import special
 from autotune.measurement.estimate import Ratio
 
 Rates = Mapping[int, Mapping[int, float]]
-"""Round -> arm -> rate."""
+"""Rates by round and arm."""
 
 _PRIOR_DF = 2.0
-"""What all other arms show of the noise weighs no more than this in that of a pair: arms need not be
-alike in it."""
+"""Largest weight, in degrees of freedom, of all other arms in the variance of a pair.
+
+Arms need not have the same noise."""
 _NO_NOISE = 1e-9
 
 
 @dataclass(frozen=True)
 class Variance:
-    """An estimate of one.
+    """An estimated variance.
 
     Attributes:
-        value: of it.
-        df: degrees of it.
+        value: estimate of the variance.
+        df: degrees of freedom.
     """
 
     value: float
@@ -33,7 +34,9 @@ class Variance:
 
 
 def shrunk(own: Variance, others: Variance) -> Variance:
-    """One of many, drawn towards the rest: (d0 s0^2 + d s^2) / (d0 + d) (Smyth 2004)."""
+    """Return a variance drawn towards that of the others: (d0 s0^2 + d s^2) / (d0 + d) (Smyth
+    2004).
+    """
     df = own.df + others.df
     if df <= 0:
         return Variance(0.0, 0.0)
@@ -42,9 +45,9 @@ def shrunk(own: Variance, others: Variance) -> Variance:
 
 
 def pooled(rates: Rates) -> Variance:
-    """Return variance of the logarithm of a run's rate that neither its arm nor its round explains.
+    """Return the variance of a run's log rate that neither its arm nor its round explains.
 
-    With every arm in every round it is sum (y - y_c. - y_.r + y..)^2 / ((C - 1) (R - 1)); arms that
+    With every arm in every round it is sum (y - y_c. - y_.r + y..)^2 / ((C - 1) (R - 1)). Arms that
     have dropped out are left out of later rounds by least squares.
     """
     cells = [
@@ -67,7 +70,7 @@ def pooled(rates: Rates) -> Variance:
 
 
 def _density(z: float, df: float) -> float:
-    """Of Student's t; scipy.stats, which has it, takes a second to import."""
+    """Return the density of Student's t; scipy.stats, which has it, takes a second to import."""
     scale = special.gammaln((df + 1) / 2) - special.gammaln(df / 2)
     height = math.exp(float(scale)) / math.sqrt(df * math.pi)
     return height * math.pow(1 + z**2 / df, -(df + 1) / 2)
@@ -75,12 +78,12 @@ def _density(z: float, df: float) -> float:
 
 @dataclass(frozen=True)
 class Contrast:
-    """How much faster one arm is than another, in logarithms.
+    """Difference of two arms' log rates.
 
     Attributes:
-        value: of it.
-        error: its standard error.
-        df: degrees of it; 0: nothing is known of the error.
+        value: difference of the logarithms.
+        error: standard error of the difference.
+        df: degrees of freedom of the error; 0: the error is unknown.
     """
 
     value: float
@@ -88,33 +91,32 @@ class Contrast:
     df: float
 
     def beyond(self, level: float) -> float:
-        """Return how far to either side a one-sided error of this reaches; infinite where nothing
-        is known.
-        """
+        """Return the half-width of the interval with this one-sided error; infinite if unknown."""
         if self.df <= 0:
             return math.inf
         return float(special.stdtrit(self.df, 1 - level)) * self.error
 
     def ratio(self, level: float) -> Ratio:
-        """Return how many times faster, with the interval of this one-sided error to either side."""
+        """Return the ratio of the rates, with the interval of this one-sided error on either side."""
         beyond = self.beyond(level)
         low = 0.0 if math.isinf(beyond) else math.exp(self.value - beyond)
         return Ratio(math.exp(self.value), low, math.exp(self.value + beyond))
 
     @property
     def chance(self) -> float:
-        """The posterior probability that the first is faster, with a flat prior."""
+        """Posterior probability that the first arm is faster, with a flat prior."""
         if self.df <= 0:
             return 0.5
         return float(special.stdtr(self.df, self.value / self.error))
 
     @property
     def risk(self) -> float:
-        """What taking the first costs on average, in logarithms, where the second may be the faster one:
-        E max(0, -x), x of the same posterior; infinite where that has no mean.
+        """Expected loss, in logarithms, of choosing the first arm where the second may be the
+        faster one.
 
-        The linear loss integral of Student's t: s ((v + z^2) / (v - 1) f(z) - z F(-z)), z = value / s
-        (Raiffa and Schlaifer 1961, chapter 5).
+        It is E max(0, -x), with x of the same posterior; infinite where that has no mean. By the
+        linear loss integral of Student's t it is s ((v + z^2) / (v - 1) f(z) - z F(-z)), z = value
+        / s (Raiffa and Schlaifer 1961, chapter 5).
         """
         if self.df <= 1:
             return math.inf
@@ -124,15 +126,16 @@ class Contrast:
 
 
 def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_DF) -> Contrast:
-    """Of two arms, over the rounds that both ran, at least one.
+    """Return the contrast of two arms over the rounds that both ran, at least one.
 
-    The variance is that of the pair's own differences, drawn towards what all other arms show.
+    The variance is that of the pair's own differences, drawn towards that of all other arms.
 
     Args:
-        rates: of all arms.
-        one: of them.
-        other: than which it is faster, or not.
-        others: degrees of freedom that all other arms count for at most; infinite: as many as they have.
+        rates: rates of all arms.
+        one: first arm.
+        other: second arm.
+        others: largest number of degrees of freedom of all other arms; infinite: as many as they
+            have.
     """
     both = [arms for arms in rates.values() if one in arms and other in arms]
     logs = np.log([arms[one] / arms[other] for arms in both])
@@ -146,8 +149,11 @@ def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_DF) -> C
 
 
 def _of_others(rates: Rates, own: Variance, most: float) -> Variance:
-    """What is left of the pooled variance without that of a pair, with no more than its due weight: the
-    pair's differences are one direction of the space of residuals, at a right angle to the rest."""
+    """Return the pooled variance without a pair's own, with limited weight.
+
+    The pair's differences are one direction of the space of residuals, at a right angle to the
+    rest.
+    """
     every = _pooled(_frozen(rates))
     df = every.df - own.df
     if df < 1:

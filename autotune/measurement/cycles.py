@@ -1,8 +1,8 @@
-"""Comparing runs that took turns on one machine, block by block. Pure functions.
+"""Comparison of interleaved runs on one machine, block by block. Pure.
 
-What the machine does meanwhile slows neighbouring blocks alike, so it falls out of their ratios: equal
-runs that take turns lie several times closer together than such that follow each other (Bulej et al.
-2020, Duet Benchmarking).
+What the machine does meanwhile slows neighbouring blocks alike, so it cancels in their ratios.
+Equal runs that are interleaved lie several times closer together than runs that follow each other
+(Bulej et al. 2020, Duet Benchmarking).
 """
 
 import itertools
@@ -15,16 +15,16 @@ import numpy as np
 from autotune.measurement.estimate import half_width_of
 
 Cycles = np.ndarray
-"""Of each time forth and back, the logarithm of each member's rate: one row per cycle."""
+"""Logarithms of the members' rates: one row per A-B-B-A cycle, one column per member."""
 
 
 class TurnBlock(NamedTuple):
-    """A block that was trained in a turn.
+    """A block of an interleaved run.
 
     Attributes:
-        turn: its number, in order of time over all members.
-        units: samples or tokens.
-        seconds: that they took.
+        turn: number of the turn, in order of time over all members.
+        units: number of samples or tokens.
+        seconds: duration of the block.
     """
 
     turn: int
@@ -33,17 +33,18 @@ class TurnBlock(NamedTuple):
 
 
 def abba_order(members: Sequence[int]) -> list[int]:
-    """Return the order of one cycle, as in A B C C B A: a machine that becomes slower steadily does
-    not favour any of them.
+    """Return the order of one cycle, such as A B C C B A.
+
+    A machine that slows down steadily favours no member in it.
     """
     return [*members, *reversed(members)]
 
 
 def complete_cycles(members: Sequence[Sequence[TurnBlock]]) -> Cycles:
-    """Of runs that went forth and back with each other, and maybe with others that are gone by now.
+    """Return the complete cycles of runs, which others that have ended may have shared.
 
     Args:
-        members: blocks of each that count.
+        members: blocks of each member that count.
     """
     taken = sorted((block, number) for number, blocks in enumerate(members) for block in blocks)
     whole = []
@@ -64,14 +65,16 @@ def _chunks(
 
 
 def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
-    """Return units per second of each: their common level is that of all their blocks, and who is
-    faster than whom is what is typical of a cycle.
+    """Return the units per second of each member; None without a complete cycle.
+
+    The common level is that of all blocks. The ratios of members are those that are typical of a
+    cycle.
 
     Args:
-        members: blocks of each that count.
+        members: blocks of each member that count.
 
     Returns:
-        None if they have never gone forth and back together.
+        None if there is no cycle of all of them.
     """
     if not members:
         return None
@@ -84,11 +87,12 @@ def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
 
 
 def effects(found: Cycles) -> list[float]:
-    """Return the logarithm of each member's rate over their common level, zero in the mean: of two
-    members, plus and minus half of their typical difference.
+    """Return the logarithm of each member's rate over their common level, with a mean of zero.
+
+    For two members these are plus and minus half of their typical difference.
 
     Args:
-        found: at least one cycle.
+        found: cycles, at least one.
     """
     count = found.shape[1]
     differences = np.zeros((count, count))
@@ -98,16 +102,20 @@ def effects(found: Cycles) -> list[float]:
 
 
 def hodges_lehmann(values: np.ndarray) -> float:
-    """Return the median of the means of all pairs of values, each with itself included (Hodges and
-    Lehmann): as little moved by a few that are disturbed as a median is, and nearly as exact as the
-    mean.
+    """Return the median of the means of all pairs of values, each value with itself included.
+
+    The Hodges-Lehmann estimator is as robust to a few disturbed values as a median, and nearly as
+    exact as the mean.
     """
     one, other = np.triu_indices(len(values))
     return float(np.median((values[one] + values[other]) / 2))
 
 
 def half_width(found: Cycles) -> float:
-    """Of the widest 95 % interval of a log ratio of two members; infinite for a single cycle."""
+    """Return the half-width of the widest 95 % interval of a log ratio of two members.
+
+    It is infinite for a single cycle.
+    """
     if len(found) < 2:
         return math.inf
     pairs = itertools.combinations(range(found.shape[1]), 2)

@@ -1,9 +1,9 @@
-"""Looking at a comparison again and again without being fooled more often than once. Pure functions.
+"""Group-sequential levels: repeated looks at a comparison under one overall error. Pure.
 
-Lan and DeMets 1983: of the error that is allowed, each look spends what a function of the information
-so far gives, and its critical value follows from what the looks before have spent. The integration
-over what may have gone on until then is that of Armitage, McPherson and Rowe 1969, as in Jennison and
-Turnbull 1999, chapter 19; their section 4.4 takes the level of a look to Student's t.
+By Lan and DeMets 1983 each look spends, of the allowed error, what a function of the information so
+far gives; its critical value follows from what earlier looks have spent. The integration over the
+earlier paths is that of Armitage, McPherson and Rowe 1969, as in Jennison and Turnbull 1999,
+chapter 19; their section 4.4 takes the level of a look to Student's t.
 """
 
 import functools
@@ -15,22 +15,22 @@ from scipy import special
 
 _GRID = 400
 _FURTHEST = 8.0
-"""Standard deviations, below which nothing is looked at."""
+"""Lower end of the integration, in standard deviations."""
 _HALVINGS = 50
 
 
 def error_spent(share: float, error: float) -> float:
-    """Return the error that may be spent by a share of the information: error share^2 (Kim and
-    DeMets 1987).
+    """Return the error that a share of the information may spend: error share^2 (Kim and DeMets
+    1987).
 
-    That keeps most of it for late looks. Of three rounds the noise itself is hardly known, so that
-    early error buys little; a difference that is plain is seen all the same.
+    That keeps most of it for late looks. After three rounds the noise itself is hardly known, so
+    that early error buys little; a plain difference is found all the same.
     """
     return error * min(max(share, 0.0), 1.0) ** 2
 
 
 def looks_after_each_round(first: int, now: int) -> list[int]:
-    """Return the looks of who looks after this round and each that follows; the present one is the
+    """Return the looks up to this round, one after each round from the first; the present one is
     last.
     """
     return [*range(min(first, now), now), now]
@@ -40,16 +40,19 @@ def look_level(looks: Sequence[int], most: int, error: float) -> float:
     """Return the one-sided level at which the last look tests.
 
     Args:
-        looks: rounds that there were at each look, increasing, the present one last.
-        most: rounds, at which all the error is spent.
-        error: one-sided, over all looks together.
+        looks: number of rounds at each look, increasing, the present one last.
+        most: number of rounds at which all the error is spent.
+        error: one-sided error over all looks together.
     """
     return _levels(tuple(looks), most, error)[-1]
 
 
 @functools.lru_cache(maxsize=4096)
 def _levels(looks: tuple[int, ...], most: int, error: float) -> tuple[float, ...]:
-    """Of every look: the sum of the rounds' differences is a Brownian motion in their number."""
+    """Return the level of every look.
+
+    The sum of the rounds' differences is a Brownian motion in their number.
+    """
     levels: list[float] = []
     before = 0.0
     places, weights, density = np.zeros(1), np.ones(1), np.ones(1)
@@ -72,7 +75,7 @@ def _levels(looks: tuple[int, ...], most: int, error: float) -> tuple[float, ...
 
 
 def _bound(wanted: float, places: np.ndarray, mass: np.ndarray, step: float, look: int) -> float:
-    """Where the look has to stop for as much as this to lie beyond."""
+    """Return the bound of a look beyond which this much probability lies."""
     low, high = -_FURTHEST * math.sqrt(look), _FURTHEST * math.sqrt(look)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

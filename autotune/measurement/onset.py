@@ -1,8 +1,8 @@
-"""How fast a run may still become, by its first steps. Pure functions.
+"""Bound on the steady speed of a run, from its first steps. Pure.
 
-The first steps of a run hold what happens once: memory is taken, kernels are chosen, buckets are
-laid out anew. So they bound the speed of its steady steps only by what such steps were like before: by
-a prior, and by what the runs of the same study have shown.
+The first steps of a run include what happens once: memory is taken, kernels are chosen, buckets are
+laid out anew. They bound the speed of the steady steps only by experience: by a prior, and by
+earlier runs of the same study.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ _FIRST_TIMES = 5.0
 _FIRST_SECONDS = 10.0
 """Prior: a first step takes up to five steady ones, or ten seconds more than one."""
 _MARGIN = 2.0
-"""Over the worst first step that the study has seen."""
+"""Factor over the worst first step of the study."""
 _FEW = 5
 _EARLY_TIMES = 3.0
-"""One of the first five steps takes up to three steady ones: gradient compression begins after them."""
+"""Ratio of one of the first five steps to a steady one: gradient compression begins after them."""
 _LATE_TIMES = 1.3
-"""A later step of the warm-up."""
+"""Ratio of a later step of the warm-up to a steady one."""
 
 
 @dataclass(frozen=True)
 class Onset:
-    """What the beginning of a run was like.
+    """Beginning of a run.
 
     Attributes:
-        first: seconds of its first step.
-        steady: seconds of a step of the blocks that count.
+        first: seconds of the first step.
+        steady: seconds of a step in the blocks that count.
     """
 
     first: float
@@ -37,11 +37,11 @@ class Onset:
 
 @dataclass(frozen=True)
 class OnsetBound:
-    """How far a first step may lie above a steady one.
+    """Bound on how far a first step lies above a steady one.
 
     Attributes:
-        times: as a factor,
-        seconds: and in seconds; whichever allows for the faster run.
+        times: bound as a factor.
+        seconds: bound in seconds; of the two the one that allows for the faster run counts.
     """
 
     times: float = _FIRST_TIMES
@@ -49,7 +49,7 @@ class OnsetBound:
 
     @classmethod
     def of(cls, earlier: Sequence[Onset]) -> "OnsetBound":
-        """By the runs of the same study; by the prior alone where there are none."""
+        """Return the bound by earlier runs of the same study; by the prior where there are none."""
         if not earlier:
             return cls()
         times = max(run.first / run.steady for run in earlier)
@@ -57,10 +57,10 @@ class OnsetBound:
         return cls(_MARGIN * max(times, 1.0), _MARGIN * max(seconds, 0.0))
 
     def fastest_step(self, blocks: Sequence[BlockReport]) -> float:
-        """Return seconds of a steady step, at least; 0 where the blocks tell nothing.
+        """Return the least seconds of a steady step; 0 where the blocks tell nothing.
 
         Args:
-            blocks: the warm-up so far, from the first step on.
+            blocks: blocks of the warm-up so far, from the first step on.
         """
         done, bounds = 0, []
         for block in blocks:
@@ -68,11 +68,11 @@ class OnsetBound:
             if not block.observed.get("compilations"):
                 bounds.append(self._bound(step, done))
             done += block.steps
-        # The least that any of them allows for: others may have disturbed one.
+        # The least bound counts: other processes may have disturbed a block.
         return min((bound for bound in bounds if bound > 0), default=0.0)
 
     def _bound(self, step: float, done: int) -> float:
-        """What a steady step takes at least, by one after so many."""
+        """Return the least seconds of a steady step, by a step after this many."""
         if done == 0:
             return min(step / self.times, step - self.seconds)
         return step / (_EARLY_TIMES if done < _FEW else _LATE_TIMES)

@@ -1,4 +1,4 @@
-"""Watching one running trial: when its warm-up is over, and when enough has been seen."""
+"""Stop rule of a running trial: when its warm-up is over, and when enough blocks have come."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -11,39 +11,42 @@ from autotune.worker.protocol import BlockReport
 
 FEWEST_BLOCKS = 3
 BLOCKS_FOR_PROOF = 10
-"""Fewer say too little of how neighbouring ones resemble each other: their interval is too narrow."""
+"""Fewest blocks for a proof.
+
+Fewer tell too little of the correlation of neighbours: their interval is too narrow."""
 _TOLERANCE = 1.1
-"""Another block is begun only if it ends within so many times the time there is."""
+"""Factor of the time limit within which another block must end to be begun."""
 HOPELESS = 0.98
-"""Of the best rate: a trial that cannot even reach so much of it is stopped."""
+"""Share of the best rate below which a trial is stopped."""
 _WARM_UP_SHARE = 1 / 3
-"""Of the time for the whole trial, where that is short."""
+"""Share of the warm-up in the time of a short trial."""
 _MOST_REPEATS = 3
 _MOST_COMPILING = 5
-"""Blocks whose time is not charged to the warm-up because something was compiled in them."""
+"""Most blocks that are not charged to the warm-up because something was compiled in them."""
 _HALF_OF_RUN_NOISE = 0.5
-"""Blocks that scatter this much less than runs do add nothing: both add up as squares."""
+"""Share of the scatter of runs below which that of blocks adds nothing: both add up as squares."""
 _FASTEST_STEP = 1e-7
-"""Seconds: no optimizer step is faster; a workload that reports one is broken."""
+"""Seconds of the fastest possible optimizer step; a workload that reports a faster one is
+broken."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop looking.
+    """Limits of a trial's measurement.
 
     Attributes:
         warmup: seconds after which blocks count even if the trial is not steady.
-        longest: seconds after the warm-up after which the trial ends anyway, if need be with less than
-            three blocks.
+        longest: seconds after the warm-up after which the trial ends in any case, even with fewer
+            than three blocks.
         precision: relative half-width of the 95 % interval at which it ends.
-        long_step: seconds of a step from which on the warm-up, too, takes no more than `longest`.
-        whole: seconds of all blocks, those of the warm-up included, after which it ends in any case.
-        settling: what the first steps tell of later ones.
-        tokens: rate in tokens instead of samples.
+        long_step: seconds of a step above which the warm-up, too, takes at most `longest`.
+        whole: seconds of all blocks, warm-up included, after which the trial ends in any case.
+        settling: bound on later steps from the first ones.
+        tokens: count tokens instead of samples.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
-        run_df: degrees of freedom with which that is known.
-        fewest: blocks that must count before their interval ends the trial.
+        run_df: degrees of freedom of `sigma_run`.
+        fewest: number of blocks that must count before their interval ends the trial.
     """
 
     warmup: float
@@ -60,23 +63,24 @@ class Limits:
 
     @property
     def enough(self) -> float:
-        """Relative half-width of the blocks' interval below which more of them change nothing."""
+        """Relative half-width of the blocks' interval below which more blocks change nothing."""
         return max(self.precision, _HALF_OF_RUN_NOISE * total_half_width(0.0, self.sigma_run))
 
     def doubt(self, block_half_width: float) -> float:
-        """Return relative half-width of the 95 % interval of a run of this configuration, with
-        which it races: Student's, as the noise between runs is known from a few.
+        """Return the relative half-width of the 95 % interval of a run, with which it races.
+
+        The interval is Student's, because the noise between runs is known from a few.
         """
         return total_half_width(block_half_width, self.sigma_run, self.run_df)
 
 
 @dataclass(frozen=True)
 class ObservedBlock:
-    """A block, and what became of it.
+    """A block and its use in the measurement.
 
     Attributes:
-        kept: it counts; if not, it belongs to the warm-up or was repeated.
-        contended: others disturbed it.
+        kept: True if it counts; otherwise it belongs to the warm-up or was repeated.
+        contended: True if other processes disturbed it.
     """
 
     block: BlockReport
@@ -85,26 +89,26 @@ class ObservedBlock:
 
 
 class StopRule:
-    """Called with each block; True means that the trial may end."""
+    """Rule that is called with each block; True means that the trial may end."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.seen: list[ObservedBlock] = []
         self.steady = False
         self.lost = False
-        """The trial cannot catch up with the incumbent any more."""
+        """True if the trial cannot catch up with the incumbent any more."""
         self.problem: str | None = None
-        """A block that cannot be true, in words."""
+        """Description of an impossible block."""
         self._repeats = 0
 
     @property
     def kept(self) -> list[BlockReport]:
-        """The blocks that count."""
+        """Blocks that count."""
         return [seen.block for seen in self.seen if seen.kept]
 
     @property
     def contended(self) -> bool:
-        """Whether blocks count that others disturbed."""
+        """True if disturbed blocks count."""
         return any(seen.kept and seen.contended for seen in self.seen)
 
     def __call__(self, block: BlockReport) -> bool:
@@ -115,7 +119,7 @@ class StopRule:
             self.seen.append(ObservedBlock(block, kept=False))
             self.steady = self._steady()
             self.lost = self._cannot_catch_up()
-            # The first step alone says too little, but where it rules out all that might follow.
+            # The first step alone says too little, unless it rules out all that might follow.
             return self.lost or (len(self.seen) > 1 and self._no_time(block))
         disturbed = contended(block, self.kept)
         last = self._no_time(block) or self._long_enough(block)
@@ -135,7 +139,7 @@ class StopRule:
         return self.lost or exact or last
 
     def take(self, block: BlockReport) -> None:
-        """Keep a block after the warm-up, whatever it shows: others say when enough has been seen."""
+        """Keep a block after the warm-up, whatever it shows: an outer schedule decides on the end."""
         self.problem = self.problem or unusable(block)
         if not self.problem:
             self.seen.append(ObservedBlock(block, kept=True, contended=contended(block, self.kept)))
@@ -143,8 +147,11 @@ class StopRule:
                 self.problem = self.uncounted
 
     def close(self) -> None:
-        """The trial is over. Where it ended within its warm-up its last block stands for it, though not
-        its first if there is another one."""
+        """End the measurement.
+
+        If the trial ended within its warm-up its last block counts, but not its first if there is
+        another one.
+        """
         if self.seen and not self.kept:
             self.seen[-1] = replace(self.seen[-1], kept=True)
 
@@ -161,28 +168,26 @@ class StopRule:
         return ceiling * (1 + doubt) < HOPELESS * self._limits.incumbent_low
 
     def _no_time(self, block: BlockReport) -> bool:
-        """Return whether another block like this, the latest, would take more than there is for
-        all.
-        """
+        """Return whether another block like the latest would exceed the time of the trial."""
         before = sum(s.block.seconds for s in self.seen if s.block is not block)
         return before + 2 * block.seconds > self._limits.whole
 
     def _long_enough(self, block: BlockReport) -> bool:
-        """The same for the time after the warm-up."""
+        """Return whether another block would exceed the time after the warm-up."""
         timed = [s.block.seconds for s in self.seen if s.kept or s.contended]
         return sum(timed) + 2 * block.seconds > _TOLERANCE * self._limits.longest
 
     def estimate(self) -> Estimate:
-        """Of the blocks that count; at least one must have come."""
+        """Return the estimate of the blocks that count; at least one must have come."""
         return estimate([self.units(b) for b in self.kept], [b.seconds for b in self.kept])
 
     def units(self, block: BlockReport) -> int:
-        """Return samples or tokens of a block."""
+        """Return the samples or tokens of a block."""
         return block.tokens if self._limits.tokens else block.samples
 
     @property
     def uncounted(self) -> str | None:
-        """Why there is no rate: of what is to be counted none of the blocks that count has any."""
+        """Reason why there is no rate: none of the blocks that count has any units."""
         kept = self.kept
         if not kept or any(map(self.units, kept)):
             return None
@@ -195,11 +200,11 @@ class StopRule:
 
     @property
     def warming_up(self) -> bool:
-        """Whether the next block will not count yet."""
+        """True if the next block will not count yet."""
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
         compiling = [s for s in self.seen if s.block.observed.get("compilations")]
-        spared = compiling[:_MOST_COMPILING]  # with shapes that change it may never end
+        spared = compiling[:_MOST_COMPILING]  # with changing shapes compilation may never end
         charged = [s.block for s in self.seen if s not in spared]
         longest = self._limits.warmup
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
@@ -208,7 +213,7 @@ class StopRule:
         return sum(block.seconds for block in charged) < longest
 
     def _steady(self) -> bool:
-        # The first block holds a single step, with all that happens once.
+        # The first block is a single step, with everything that happens once.
         blocks = [seen.block for seen in self.seen[1:]]
         last = blocks[-STEADY_BLOCKS:]
         settling = any(
@@ -218,7 +223,7 @@ class StopRule:
 
 
 def unusable(block: BlockReport) -> str | None:
-    """Return why this block cannot be true: a loss or a time that is no number, or is impossible."""
+    """Return why a block is impossible: its loss or time is no number, or too small."""
     if not math.isfinite(block.loss):
         return f"the loss is {block.loss} in block {block.index}"
     if not math.isfinite(block.seconds) or block.seconds < _FASTEST_STEP * block.steps:

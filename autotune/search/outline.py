@@ -1,4 +1,4 @@
-"""What is left of a search space once all constraints are known, in words."""
+"""Description of the part of a search space that the constraints leave."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -11,17 +11,18 @@ from search_spaces import KnobValue
 from search_spaces.knob import written
 
 _COUNTED = 20_000
-"""Combinations that are looked at one by one, which takes a second; of more a sample is."""
+"""Largest number of combinations that are checked one by one, in a second; of more a sample is."""
 _DRAWN = 2_000
 _DRAWN_PER_VALUE = 500
 
 
 def outline(space: Space, global_batch: int | None) -> Iterator[str]:
-    """Return how many configurations remain, and which values have no partner among the others.
+    """Yield the number of configurations that remain, and the values without a partner among the
+    others.
 
     Args:
-        space: of the study.
-        global_batch: that all configurations have; None: any.
+        space: search space of the study.
+        global_batch: global batch of all configurations; None: any.
     """
     yield f"{_counted(space)}, {_split(space, global_batch)}."
     for name, values in _varied(space).items():
@@ -68,14 +69,15 @@ def _varied(space: Space) -> dict[str, list[KnobValue]]:
 
 
 def _today(space: Space) -> dict[str, KnobValue]:
-    """Return the baseline's values of what varies."""
+    """Return the baseline's values of the varying knobs."""
     knobs = space.complete({})
     return {name: knobs[name] for name in space.distributions()}
 
 
 def _has_partner(space: Space, name: str, value: KnobValue) -> bool:
-    """Return whether some configuration has the value: the baseline's otherwise, with one more
-    change, or one of many that are drawn.
+    """Return whether some feasible configuration has the value.
+
+    Tried are the baseline with the value, with one more change, and many random configurations.
     """
     return any(not space.problems(params) for params in _with(space, name, value))
 

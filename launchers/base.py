@@ -13,7 +13,7 @@ TrialWatch = Callable[[BlockReport], bool]
 """Called with each block as it arrives; True ends the trial, as enough blocks have come."""
 
 
-class Schedule(Protocol):
+class TurnSchedule(Protocol):
     """The order in which trials train that are resident on a slot at once, numbered from 0."""
 
     def next(self) -> int | None:
@@ -156,7 +156,7 @@ class Slot(ABC):
 
     @abstractmethod
     def run_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: Schedule
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
     ) -> list[TrialReport]:
         """Run several resident trials interleaved, block by block.
 

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from autotune.worker.protocol import BlockReport, Knobs, Message, TrialReport, TrialRequest, Turn
 from launchers.agents import Agents, MessagePump
-from launchers.base import Schedule, TrialWatch
+from launchers.base import TrialWatch, TurnSchedule
 from launchers.session import TrialSession
 from launchers.warm_session import WarmMember
 
@@ -40,7 +40,7 @@ class InterleavedSession:
         self,
         requests: Sequence[TrialRequest],
         agents: Agents,
-        schedule: Schedule,
+        schedule: TurnSchedule,
         waiting: Mapping[int, WarmMember] | None = None,
         given: int = 0,
     ) -> None:

@@ -31,9 +31,7 @@ class CommonKind:
     on_gpu: bool = False
 
     def software_mismatch(self, info: NodeInfo) -> str:
-        """Return why a node's software is unsuitable, with what to do; empty if it is not known to
-        be.
-        """
+        """Return why a node's software is unsuitable, with what to do; empty if no reason is known."""
         if not info:
             return ""
         if not info["autotune"]:
@@ -55,9 +53,7 @@ class CommonKind:
         return ""
 
     def mismatch(self, info: NodeInfo) -> str:
-        """Return why a node's software or devices are unsuitable; empty if they are not known to
-        be.
-        """
+        """Return why a node's software or devices are unsuitable; empty if no reason is known."""
         there = device_kind(info, on_gpu=self.on_gpu)
         if (other := self.software_mismatch(info)) or not there or there == (self.kind or there):
             return other

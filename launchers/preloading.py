@@ -10,8 +10,9 @@ once."""
 
 
 class Preloading:
-    """Modules to preload: none at first, then what building the workload imported, if that saves
-    time.
+    """Modules to preload: at first none, then those that building the workload imported.
+
+    They are preloaded only if that saves time.
     """
 
     def __init__(self, nodes: int) -> None:

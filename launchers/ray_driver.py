@@ -61,14 +61,14 @@ _READ_AND_SEND_AND_CLOSE = 3
 def main(descriptor: int) -> NoReturn:
     """Serve until the other end of the socket is closed."""
     with socket.socket(fileno=descriptor) as line:
-        server = _Server(line)
+        server = _CallServer(line)
         with contextlib.suppress(OSError):
             server.serve()
     sys.stderr.flush()
     os._exit(0)
 
 
-class _Server:
+class _CallServer:
     """Server of the calls: each method without an underscore is one."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -80,8 +80,9 @@ class _Server:
         """Seconds for which this process has run since the last call."""
 
     def serve(self) -> None:
-        """Serve until the line ends or the daemon is silent for too long; then give everything
-        back.
+        """Serve until the line ends or the daemon is silent for too long.
+
+        Then everything is given back.
         """
         for text in self._line.makefile("rb"):
             self._unasked = 0.0

@@ -14,7 +14,7 @@ from autotune.worker.protocol import (
     TrialRequest,
 )
 from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
-from launchers.base import Schedule, Slot, TrialWatch
+from launchers.base import Slot, TrialWatch, TurnSchedule
 from launchers.interleaved_session import InterleavedSession
 from launchers.preloading import Preloading
 from launchers.session import TrialSession, describe_leftovers
@@ -110,7 +110,7 @@ class AgentSlot(Slot):
             self.unusable = stays.unfit or self.unusable
 
     def run_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: Schedule
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
     ) -> list[TrialReport]:
         started = time.monotonic()
         with self._lock:
@@ -125,7 +125,7 @@ class AgentSlot(Slot):
         return residents.reports()
 
     def _started_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: Schedule
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
     ) -> InterleavedSession:
         """Start several trials in warm workers, or in new processes; raise as `_ready` does."""
         before = self._stays

@@ -127,9 +127,7 @@ class AttemptRecords:
             return [_attempt(row, known) for row in rows]
 
     def summary(self, study_id: int) -> Summary:
-        """Return the progress of a study, at nearly the same cost for ten attempts as for ten
-        thousand.
-        """
+        """Return the progress of a study, at nearly the same cost for any number of attempts."""
         own = AttemptRow.study_id == study_id
         search = (own, AttemptRow.purpose == Purpose.SEARCH)
         complete = (*search, AttemptRow.state == AttemptState.COMPLETE)

@@ -25,8 +25,9 @@ class AnyText(TypeDecorator[str]):
 
 
 class AnyJson(TypeDecorator[Any]):
-    """JSON in a text column: PostgreSQL's JSON type has no infinity, which an interval without
-    bound needs.
+    """JSON in a text column.
+
+    PostgreSQL's JSON type has no infinity, which an interval without bound needs.
     """
 
     impl = Text

@@ -145,9 +145,7 @@ class Database:
             self.optuna().engine.dispose()
 
     def reason(self, error: BaseException) -> str:
-        """Return the driver's message in one line without secrets; for SQLite, an explanation of
-        it.
-        """
+        """Return the driver's message in one line without secrets; for SQLite, an explanation."""
         if self.folder:
             return explain_sqlite_error(_original(error), Path(str(self.url.database)))
         text = cause_of(error)

@@ -105,8 +105,7 @@ class Attempts:
         return self._own_trial
 
     def paired_baseline_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
-        """Return the baseline that was interleaved with a trial of the search; None if the trial
-        ran alone.
+        """Return the baseline that was interleaved with a trial; None if the trial ran alone.
 
         The two begin one right after the other.
         """
@@ -118,8 +117,7 @@ class Attempts:
         return before[0] if paces else None
 
     def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
-        """Return earlier launches of the same run that lost their agent or daemon, one after
-        another.
+        """Return consecutive earlier launches of the run that lost their agent or daemon.
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
         confused. Where one incident ended several launches side by side, only the first counts.

@@ -46,9 +46,7 @@ class Messages:
             return StoredMessage(row.id, row.at, row.text, kind) if row else None
 
     def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
-        """Return the messages of a study that are newer than number `after`, without status
-        messages.
-        """
+        """Return the messages of a study that are newer than `after`, without status messages."""
         with self._transactions.reading() as session:
             rows = session.scalars(
                 select(MessageRow)

@@ -43,9 +43,7 @@ class NoiseRecords:
     def of_others(
         self, study_id: int, environment_id: int, *, workload: str, world_size: int
     ) -> StoredNoise | None:
-        """Return the newest noise that other studies found in this environment; None if there is
-        none.
-        """
+        """Return the newest noise that other studies found in this environment; None if none."""
         return self._newest(
             NoiseRow.study_id != study_id,
             NoiseRow.environment_id == environment_id,

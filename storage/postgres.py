@@ -40,8 +40,9 @@ def engine_arguments(url: URL) -> dict[str, Any]:
 
 
 def unlimited() -> list[str]:
-    """Return SQL for a transaction without these limits, such as one that others wait for by
-    intention.
+    """Return SQL for a transaction without these limits.
+
+    An example is one that others wait for by intention.
     """
     return [f"set local {name} = 0" for name in _SESSION]
 

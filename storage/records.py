@@ -88,8 +88,9 @@ class StoredStudy:
 
     @property
     def key(self) -> str:
-        """Identifier that differs from those of studies of the same name, in other or former
-        databases.
+        """Identifier that differs from that of any other study, even one of the same name.
+
+        The other may be in another database, or in one that no longer exists.
         """
         return hashlib.sha256(f"{self.id} {self.created!r}".encode()).hexdigest()[:_KEY_LETTERS]
 
@@ -267,7 +268,7 @@ class MessageKind(StrEnum):
     SAID = "said"
     """An event, or the reason for one."""
     WAITING = "waiting"
-    """What the study waits for."""
+    """Reason why the study waits."""
     DOING = "doing"
     """Progress of the running attempts: one message, replaced at each change."""
     SLOTS = "slots"
@@ -329,9 +330,7 @@ class StoredAttempt:
 
     @property
     def name(self) -> str:
-        """Name within the study, also of the attempt's folder:
-        `<trial>-<purpose><round>-<attempt>`.
-        """
+        """Name within the study and of its folder: `<trial>-<purpose><round>-<attempt>`."""
         return f"{self.trial}-{self.purpose}{self.round or ''}-{self.attempt}"
 
     @property
@@ -341,7 +340,8 @@ class StoredAttempt:
 
     @property
     def recorded(self) -> bool:
-        """True if the attempt has a result of its own: it was neither abandoned nor lost with its
-        agent.
+        """True if the attempt has a result of its own.
+
+        It was neither abandoned nor lost with its agent.
         """
         return self.result.state.recorded

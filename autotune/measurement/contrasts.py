@@ -34,8 +34,9 @@ class Variance:
 
 
 def shrunk(own: Variance, others: Variance) -> Variance:
-    """Return a variance drawn towards that of the others: (d0 s0^2 + d s^2) / (d0 + d) (Smyth
-    2004).
+    """Return a variance drawn towards that of the others (Smyth 2004).
+
+    It is (d0 s0^2 + d s^2) / (d0 + d).
     """
     df = own.df + others.df
     if df <= 0:
@@ -111,8 +112,7 @@ class Contrast:
 
     @property
     def risk(self) -> float:
-        """Expected loss, in logarithms, of choosing the first arm where the second may be the
-        faster one.
+        """Expected loss, in logarithms, of choosing the first arm where the second may be faster.
 
         It is E max(0, -x), with x of the same posterior; infinite where that has no mean. By the
         linear loss integral of Student's t it is s ((v + z^2) / (v - 1) f(z) - z F(-z)), z = value

@@ -51,11 +51,10 @@ class Change(StrEnum):
 
 
 class Drift:
-    """Detector of a drift: given the rate of each minute, reports its beginning and its end, once
-    each.
+    """Detector of a drift, which reports its beginning and its end once each.
 
-    A drift begins when this many consecutive minutes lie below the bound, and is over when as many
-    do not.
+    It is given the rate of each minute. A drift begins when this many consecutive minutes lie below
+    the bound, and is over when as many do not.
 
     Attributes:
         drifted: True if there is a drift at present.

@@ -12,8 +12,7 @@ _HALVINGS = 50
 
 @functools.lru_cache(maxsize=1024)
 def critical_value(rivals: int, df: float, confidence: float = 0.95) -> float:
-    """Return the critical value of a multiple comparison with the best (Hsu 1984; Dunnett's, one-
-    sided).
+    """Return the critical value of a comparison with the best (Hsu 1984; Dunnett's, one-sided).
 
     No difference to any of the rivals is larger than this number of standard errors above the
     observed one: "at most U slower than the best", U = max_j (y_j - y_i) + d s sqrt(2 / R), and 0

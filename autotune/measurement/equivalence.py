@@ -68,8 +68,7 @@ class Distance:
 
 
 def distance(runs: Sequence[Sequence[float]]) -> Distance:
-    """Return the distance of two loss curves, from their differences step by step in one or several
-    runs.
+    """Return the distance of two loss curves, from their step-by-step differences in some runs.
 
     Neighbouring steps are correlated: the variance of their mean is larger by (1 + r) / (1 - r),
     with the lag-one correlation r of all runs together. Runs may lie further apart than their steps

@@ -119,8 +119,9 @@ class Compared:
 
 
 def tolerance(*configurations: Mapping[str, Any]) -> float:
-    """Return the largest allowed relative error of the whole gradient, by the number formats of
-    both.
+    """Return the largest allowed relative error of the whole gradient.
+
+    It depends on the number formats of both configurations.
     """
     nulls = [
         NULL.get((name, value), 0.0)

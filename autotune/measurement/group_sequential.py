@@ -20,18 +20,19 @@ _HALVINGS = 50
 
 
 def error_spent(share: float, error: float) -> float:
-    """Return the error that a share of the information may spend: error share^2 (Kim and DeMets
-    1987).
+    """Return the error that a share of the information may spend (Kim and DeMets 1987).
 
-    That keeps most of it for late looks. After three rounds the noise itself is hardly known, so
-    that early error buys little; a plain difference is found all the same.
+    It is error share^2, which keeps most of the error for late looks. After three rounds the noise
+    itself is hardly known, so that early error buys little; a plain difference is found all the
+    same.
     """
     return error * min(max(share, 0.0), 1.0) ** 2
 
 
 def looks_after_each_round(first: int, now: int) -> list[int]:
-    """Return the looks up to this round, one after each round from the first; the present one is
-    last.
+    """Return the looks up to this round, the present one last.
+
+    There is one after each round from the first.
     """
     return [*range(min(first, now), now), now]
 

@@ -93,9 +93,7 @@ class InterleavedSchedule:
         return self._watches[member]
 
     def rate(self, member: int) -> float | None:
-        """Return the rate of a member that completed at least one cycle with the others; None
-        otherwise.
-        """
+        """Return the rate of a member that completed a cycle with the others; None otherwise."""
         members = self._members()
         if any(self._watches[number].uncounted for number in members):
             return None
@@ -116,8 +114,9 @@ class InterleavedSchedule:
         return self._limits.longest
 
     def _enough(self, members: list[int], latest: float) -> bool:
-        """Return whether another cycle is not needed, or would take too long if it is like the
-        latest.
+        """Return whether another cycle is not needed, or would take too long.
+
+        Another cycle is expected to take as long as the latest.
         """
         found = cycles.complete_cycles(self._taken(members))
         if len(found) < self.least_cycles:

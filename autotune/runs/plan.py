@@ -228,8 +228,9 @@ class Plan:
         return BlockPlan(seconds, wanted.min_steps, longest=longest)
 
     def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
-        """Return the deadline in seconds: longer for a trial that compiles, but a small part of the
-        study.
+        """Return the deadline of the first step, in seconds.
+
+        It is longer for a trial that compiles, but a small part of the study's time.
         """
         usual = self.spec.measurement.startup_deadline
         longest = _STARTUP_SHARE * (self.spec.budget.wall_time or math.inf)
@@ -272,9 +273,7 @@ class Plan:
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:
-    """Return the factor by which compilation may lengthen the start of a trial, first step
-    included.
-    """
+    """Return the factor by which compilation may lengthen a trial's start, first step included."""
     mode = str(knobs["compile"])
     if mode == "none":
         return 1.0
@@ -351,9 +350,7 @@ def facts_of(launcher: Launcher) -> Facts:
 
 
 def spread(asked: TrialRequest) -> TrialRequest:
-    """Return the trial; under DataParallel one rank does the work of all, with the resources of
-    all.
-    """
+    """Return the trial; under DataParallel one rank does all work with the resources of all."""
     if asked.knobs["parallelism"] != "data_parallel":
         return asked
     ranks, limit = asked.world_size, asked.memory_per_rank

@@ -66,8 +66,9 @@ class Grid:
         return self._values.keys() <= params.keys()
 
     def encode(self, params: Params) -> NDArray[np.int64]:
-        """Return the index of each parameter's value; for a number off the grid, of the nearest
-        one.
+        """Return the index of each parameter's value.
+
+        For a number off the grid it is that of the nearest one.
         """
         return np.array([self._index(name, params[name]) for name in self.names], dtype=np.int64)
 
@@ -131,9 +132,7 @@ class Grid:
     def distinct(
         self, rows: Rows, names: Collection[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the first row of each combination of these parameters, and the combination of each
-        row.
-        """
+        """Return the first row of each combination of these parameters, and each row's combination."""
         axes = [axis for axis, name in enumerate(self.names) if name in names]
         sizes = [len(self._values[self.names[axis]]) for axis in axes]
         if math.prod(sizes) > _MOST_NUMBERED:

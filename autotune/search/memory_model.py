@@ -122,15 +122,17 @@ class MemoryModel:
         return (self._grid.numbers(rows, ACCUMULATION) > 1).astype(float)
 
     def _shifted(self, rows: Rows) -> Matrix:
-        """Return (rows, shifts): 1 where a shift applies to a row, else 0; the last is that of
-        waiting gradients.
+        """Return (rows, shifts): 1 where a shift applies to a row, else 0.
+
+        The last shift is that of waiting gradients.
         """
         known = self._grid.indicators(rows, self._names)
         return np.column_stack([known, self._waiting(rows)])
 
     def _untouched(self, rows: Rows) -> Vector:
-        """Return the risk while nothing has failed: it grows with the distance beyond what has
-        fitted.
+        """Return the risk while nothing has failed.
+
+        It grows with the distance beyond what has fitted.
         """
         known = self._fits_to
         largest = float(known.max()) if len(known) else float(self._octaves(self._all()).min())

@@ -17,8 +17,7 @@ _DRAWN_PER_VALUE = 500
 
 
 def outline(space: Space, global_batch: int | None) -> Iterator[str]:
-    """Yield the number of configurations that remain, and the values without a partner among the
-    others.
+    """Yield the number of remaining configurations, and the values that are in none of them.
 
     Args:
         space: search space of the study.

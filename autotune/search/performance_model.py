@@ -92,9 +92,7 @@ class Prediction:
         return float(self.draws.mean())
 
     def chance_of_more(self, share: float) -> float:
-        """Return the probability that another configuration beats the finalists by more than this
-        share.
-        """
+        """Return the probability that something beats the finalists by more than this share."""
         return float((self.draws > share).mean())
 
 

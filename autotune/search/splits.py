@@ -30,12 +30,11 @@ class Splits:
 def splits(
     listed: Mapping[str, Sequence[KnobValue]], baseline: Mapping[str, KnobValue], facts: Facts
 ) -> Splits | None:
-    """Return the splits that a study tries; None if any global batch may compete, or no split
-    varies.
+    """Return the splits that a study tries; None if there is no choice.
 
-    The split is one choice. A study that lists values of either knob gets every pair whose micro-
-    batch or whose accumulation lies within the listed values, the baseline's included. A knob that
-    is listed with one value only keeps it.
+    Any global batch may compete then, or no split varies. The split is one choice. A study that
+    lists values of either knob gets every pair whose micro-batch or whose accumulation lies within
+    the listed values, the baseline's included. A knob that is listed with one value only keeps it.
 
     Args:
         listed: values per knob of the study; other knobs may be present.

@@ -1,5 +1,4 @@
-"""Bayesian model of the time of a step: coefficients of autotune.search.step_parts, learnt from
-measurements.
+"""Bayesian model of the time of a step: the coefficients of autotune.search.step_parts.
 
 The logarithm of a time is that of the sum of parts, plus a small residual over all knobs for what
 the sum cannot express (overlap, for one), plus noise. Bases and effects have Gaussian priors. The
@@ -138,9 +137,7 @@ class StepModel:
         return _gain(mean - self._incumbent, np.abs(own - shared) / np.sqrt(own + noise))
 
     def promise(self, rows: Rows) -> Vector:
-        """Return the rank value of each row: mean and standard deviation together, larger for
-        faster rows.
-        """
+        """Return the rank value of each row, larger for faster ones: mean and deviation together."""
         drawn = self._drawn(rows)
         promise: Vector = drawn.std(axis=1) - drawn.mean(axis=1)
         return promise
@@ -198,9 +195,7 @@ class StepModel:
                 self._size(prior, weighted, alpha, inverse, alike)
 
     def _linear(self) -> tuple[Vector, Matrix, Vector]:
-        """Return the model around the coefficients: prior variances, slopes, and the targets of the
-        slopes.
-        """
+        """Return prior variances, slopes and targets of the model around the coefficients."""
         parts = self._parts
         sizes = np.append(self._sizes.effects, 1.0)[parts.knob]
         value, slopes = parts.slopes(self._features, self._coefficients)
@@ -273,9 +268,7 @@ class StepModel:
         return self._sizes.residual * self._alike(rows, self._rows)
 
     def _moments(self, rows: Rows) -> tuple[Vector, Vector, Vector, float]:
-        """Return moments of the log time: mean, variance, covariance with the incumbent, its
-        variance.
-        """
+        """Return mean, variance, covariance with the incumbent, and its variance, of the log time."""
         covariance, residual = self._residual(rows), self._sizes.residual
         drawn = self._value(rows, covariance)
         mean = drawn.mean(axis=1)

@@ -176,8 +176,9 @@ class Parts:
         return value
 
     def slopes(self, features: Features, coefficients: Vector) -> tuple[Vector, Matrix]:
-        """Return (rows,) the log time for one vector of coefficients, and (rows, coefficients) its
-        derivatives.
+        """Return the log time for one vector of coefficients, and its derivatives.
+
+        Their shapes are (rows,) and (rows, coefficients).
         """
         times = self._times(features, coefficients[:, None])
         total = sum(times.values(), np.zeros(()))
@@ -193,8 +194,9 @@ class Parts:
         }
 
     def _root(self, name: str) -> Matrix:
-        """Return a root of the correlation between effects of a knob's values: none, except between
-        numbers.
+        """Return a root of the correlation between effects of a knob's values.
+
+        Only effects of numbers are correlated.
         """
         rows = np.zeros((self._grid.count(name), len(self._grid.names)), dtype=np.int64)
         rows[:, self._grid.names.index(name)] = np.arange(len(rows))
@@ -242,8 +244,9 @@ def _span(grid: Grid, name: str) -> float:
 
 
 def _acting_on(part: str, grid: Grid) -> list[str]:
-    """Return the knobs that change the size of a part; a knob of which nothing is known may change
-    any.
+    """Return the knobs that change the size of a part.
+
+    A knob of which nothing is known may change any part.
     """
     return [
         name

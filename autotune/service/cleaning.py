@@ -48,8 +48,9 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
 
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:
-    """Yield folders of studies that this storage has, or had; others may be needed by other
-    storages.
+    """Yield folders of studies that this storage has, or had.
+
+    Others may be needed by other storages.
     """
     yield from StudyPaths(workdir, "").signed(str(repository.database))
 

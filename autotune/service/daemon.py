@@ -111,8 +111,7 @@ class Daemon:
             self._let_go()
 
     def shut_down(self) -> None:
-        """Leave after clearing away the running trial; its study stays in the queue for the next
-        daemon.
+        """Leave after clearing away the running trial; its study stays in the queue.
 
         May be called from a signal handler.
         """
@@ -224,8 +223,9 @@ class Daemon:
     def _try_later(
         self, lease: Lease, study: StoredStudy, error: LauncherError, ran: float
     ) -> None:
-        """Put the study back into the queue for a later try: machines recover by themselves or are
-        repaired.
+        """Put the study back into the queue for a later try.
+
+        Machines recover by themselves, or are repaired.
         """
         retry = retrying.retry(study.retries, error, ran)
         told = retrying.describe(retry)
@@ -459,8 +459,9 @@ class _Session:
             self._not_written(target, str(error.strerror))
 
     def _measured_in(self) -> dict[str, Any] | None:
-        """Return the environment of the measurements; by now the launcher may have agents
-        elsewhere.
+        """Return the environment of the measurements.
+
+        By now the launcher may have agents elsewhere.
         """
         return measured_in(self._repository, self._repository.attempts.of(self._study.id))
 

@@ -11,8 +11,9 @@ _LONGEST_NAME = 80
 
 
 def queue(url: str, study: str) -> str:
-    """Queue a stored study's settings as a new study, and make sure a daemon runs it; return its
-    name.
+    """Queue a stored study's settings as a new study; return its name.
+
+    A daemon is started if none runs.
 
     Args:
         url: URL of the storage.

@@ -30,10 +30,10 @@ _LONGEST_FOLDER = 80
 
 @contextlib.contextmanager
 def watched(best: BestConfig, options: WatchOptions) -> Iterator[str]:
-    """Have this process, which becomes the job inside, watched; yield the address for its ranks'
-    reports.
+    """Have this process watched, which becomes the job inside.
 
-    If the body returns, the process has not become a job, and there is nothing to watch.
+    Yield the address for the reports of its ranks. If the body returns, the process has not become
+    a job, and there is nothing to watch.
 
     Raises:
         BadInput: the port is taken, or a package is missing.

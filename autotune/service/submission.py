@@ -78,9 +78,7 @@ def resume_study(repository: Repository, name: str) -> None:
 
 
 def _local_queue(known: StoredStudy, spec: StudySpec) -> str | None:
-    """Return the caller's queue on the study's host or cluster; None if the caller is on another
-    one.
-    """
+    """Return the caller's queue on the study's host or cluster; None if the caller is elsewhere."""
     here = cluster_of(spec)
     return here if place_of(here) == place_of(known.cluster) else None
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
-from launchers.base import Launcher, Schedule, Slot, TrialWatch
+from launchers.base import Launcher, Slot, TrialWatch, TurnSchedule
 from launchers.replay import blocks
 from launchers.replay.answers import Answer, Behaviour, Launch
 from launchers.replay.interleaved import InterleavedReplay
@@ -174,7 +174,7 @@ class ReplaySlot(Slot):
         return waits.launched if waits and waits.takes(request) else ""
 
     def run_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: Schedule
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
     ) -> list[TrialReport]:
         self._ending = False
         launched = [self._launched(place, request) for place, request in enumerate(requests)]

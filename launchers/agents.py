@@ -226,10 +226,10 @@ class Agents:
                 self._inbox.put((index, from_line(line)))
         except ValueError as error:
             self.losses[index] = (
-                f"the agent of {self.name_of(index)} says what this version does not understand "
+                f"the agent of {self.name_of(index)} sent a message that this version does not understand "
                 f"({error}): "
                 "autotune was upgraded under a running daemon, or is not the same on all nodes; restart "
-                "the daemon, and upgrade whichever node is behind"
+                "the daemon, and upgrade the node with the older version"
             )
             _log.warning("%s", self.losses[index])
             link.close()
@@ -277,7 +277,7 @@ def _check_protocol(node: str, hello: Hello) -> None:
     """Check that an agent and this side speak the same protocol.
 
     Raises:
-        LauncherError: they do not; the message says which side to upgrade.
+        LauncherError: the protocols differ; the message says which side to upgrade.
     """
     if hello.protocol == PROTOCOL:
         return
@@ -309,7 +309,7 @@ class MessagePump:
         """Pass on the agents' messages until no more are expected.
 
         Args:
-            nodes: of which something is still to come.
+            nodes: nodes of which a message is still expected.
             on_message: takes a message (None: the agent is lost) and what has stalled until then.
             deadline: monotonic time at which `on_timeout` is called; None: never.
         """
@@ -330,7 +330,7 @@ class MessagePump:
         seconds.
 
         Args:
-            nodes: of which something is still to come.
+            nodes: nodes of which a message is still expected.
             patience: longest wait in seconds; None: a moment.
         """
         silent = [node for node in sorted(nodes) if self._silence[node] > SILENT_SECONDS]

@@ -145,7 +145,9 @@ class Driver:
 
     def _telling(self, waits: Callable[[str], object]) -> _OnWait:
         since = time.strftime("%H:%M:%S")
-        text = f"since {since}: the Ray cluster at {self._where} does not let us in yet"
+        text = (
+            f"since {since}: the Ray cluster at {self._where} has not accepted the connection yet"
+        )
         return lambda seconds: waits(text if seconds > _TELL_SECONDS else "")
 
     def _ask(self, name: str, **arguments: Any) -> _Answers:

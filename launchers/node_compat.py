@@ -76,7 +76,7 @@ def check_device(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: 
     """Check that this machine has the wanted kind of device, if one is given.
 
     Raises:
-        NotHere: it has another kind.
+        NotHere: the machine has another kind.
     """
     there = device_kind(from_agent(environment), on_gpu=on_gpu)
     if wanted and there != wanted:

@@ -310,7 +310,7 @@ def _knock(address: str) -> None:
     """Check that the address answers; Ray itself takes a minute to find that it does not.
 
     Raises:
-        OSError: it does not.
+        OSError: the address does not answer.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in address:

@@ -150,7 +150,7 @@ class Cluster:
         others = "; ".join(self.driver.call("others")) or "no job that Ray knows of"
         return (
             f"since {since}: the Ray cluster at {self._address} has not {wanted} free on "
-            f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}; there run: {others}"
+            f"{layout.nodes} node{'s' if layout.nodes > 1 else ''}; running there: {others}"
         )
 
 

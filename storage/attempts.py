@@ -209,7 +209,7 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
     The default is what a plain script does, so that is what ran then.
 
     Args:
-        values: in the order of _NAMES.
+        values: column values in the order of _NAMES.
     """
     id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
     state, *result = rest

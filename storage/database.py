@@ -262,7 +262,7 @@ def parse(url: str) -> URL:
     """Return the URL, checked, with the driver that is used here.
 
     Raises:
-        BadInput: it is no URL, or names an unsupported database.
+        BadInput: the text is no URL, or names an unsupported database.
     """
     try:
         parsed = make_url(url)

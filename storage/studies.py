@@ -155,7 +155,7 @@ class Studies:
 
         Raises:
             StudyNotFound: there is none of that name.
-            BadInput: it waits or runs.
+            BadInput: the study waits or runs.
         """
         with self._transactions.writing() as session:
             row = self._locked(session, name)
@@ -245,7 +245,7 @@ class Studies:
         which is still to be spent.
 
         Args:
-            study: as it was claimed.
+            study: study as claimed.
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study.id)

@@ -20,7 +20,7 @@ def critical_value(rivals: int, df: float, confidence: float = 0.95) -> float:
 
     Args:
         rivals: number of arms in the comparison, each measured as often as the arm in question.
-        df: of s; 0: nothing is known of it.
+        df: degrees of freedom of s; 0: s is unknown.
         confidence: simultaneous confidence for all differences.
     """
     if rivals < 1:

@@ -161,7 +161,7 @@ class MemberMonitor(TimedMonitor):
         """
         result = super().result(report)
         if report.outcome is not None and not report.lost_agent:
-            cause = f"{result.cause} (others were resident; it is measured again alone)"
+            cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
             return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
         rate = self._group.rate(self._number)
         if result.state != AttemptState.COMPLETE or rate is None:

@@ -54,7 +54,7 @@ class TimedMonitor:
             return AttemptResult(AttemptState.ERROR, watch.problem, **common)
         watch.close()
         if not watch.kept and self._hurried:
-            cause = f"no step within the {report.wall_seconds:.0f} s that it could have"
+            cause = f"did not finish its first step within {report.wall_seconds:.0f} s"
             return AttemptResult(AttemptState.PRUNED, cause, **common)
         if not watch.kept:
             return AttemptResult(
@@ -176,7 +176,7 @@ class FitMonitor(_FullRunMonitor):
         if failed := _failure(report):
             return failed
         if len(self.seen) < self._blocks:
-            cause = "its time was over before all that training keeps in memory was there"
+            cause = "ended before everything that training keeps in memory was allocated"
             return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
         return AttemptResult(AttemptState.COMPLETE, **_common(report))
 

@@ -126,7 +126,7 @@ class Plan:
         """Check that the baseline can run here.
 
         Raises:
-            BadInput: it cannot; the message has the reasons.
+            BadInput: the baseline cannot run; the message has the reasons.
         """
         problems = infeasible(self.baseline, self.facts)
         if refusal := self.launcher.refusal(self.baseline):

@@ -50,7 +50,7 @@ def _split(space: Space, global_batch: int | None) -> str:
         return "of any global batch"
     today = space.complete(_today(space))
     own = f"{today[MICRO_BATCH]} x {today[ACCUMULATION]}"
-    text = f"all of a global batch of {global_batch:,} as yours"
+    text = f"all with your global batch of {global_batch:,}"
     if space.splits is None or len(space.splits.steps) == 1:
         return f"{text}, in micro_batch x accumulation_steps of {own}"
     return (

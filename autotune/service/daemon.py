@@ -448,7 +448,9 @@ class _Session:
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)
         target = Path(self._study.workdir) / self._spec.export
         if verdict.trial == BASELINE and self._is_of_another_study(target):
-            self._not_written(target, "it is of another study, and this one recommends no change")
+            self._not_written(
+                target, "it belongs to another study, and this one recommends no change"
+            )
             return
         if writing.not_ours(target):
             self._not_written(target, "autotune has not written what is there now")

@@ -128,7 +128,7 @@ def detached(repository: Repository, name: str) -> str:
         study = repository.studies.named(name)
         holder = repository.leases.holder(study.cluster)
     except StorageUnreachable as error:
-        return f"\nDetached; whether {name} runs on cannot be told: {error}"
+        return f"\nDetached; whether {name} runs on is unknown: {error}"
     if study.state.ended:
         return f"\nDetached; {name} is {study.state}. autotune status {name}"
     if holder is None:

@@ -174,7 +174,7 @@ def _row(names: Sequence[str], row: Mapping[str, str]) -> Row:
     """Return a line of the file, parsed.
 
     Raises:
-        ValueError: it is no possible result of a run.
+        ValueError: the line is no possible result of a run.
     """
     rate, state = float(row[THROUGHPUT]) if row[THROUGHPUT] else None, row[STATE]
     if state not in _STATES:

@@ -315,7 +315,9 @@ def test_what_an_agent_says_that_nobody_understands_counts_as_its_loss() -> None
     cluster.links[0].say(b'{"kind": "OfTheFuture"}\n')
     report = cluster.run(go_on)
     assert report.lost_agent
-    assert report.cause.startswith("the agent of node 0 says what this version does not understand")
+    assert report.cause.startswith(
+        "the agent of node 0 sent a message that this version does not understand"
+    )
     assert "restart the daemon" in report.cause
 
 

@@ -226,8 +226,8 @@ class Agents:
                 self._inbox.put((index, from_line(line)))
         except ValueError as error:
             self.losses[index] = (
-                f"the agent of {self.name_of(index)} sent a message that this version does not understand "
-                f"({error}): "
+                f"the agent of {self.name_of(index)} sent a message that this version does not "
+                f"understand ({error}): "
                 "autotune was upgraded under a running daemon, or is not the same on all nodes; restart "
                 "the daemon, and upgrade the node with the older version"
             )

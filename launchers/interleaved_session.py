@@ -73,39 +73,41 @@ class InterleavedSession:
         self._lock = threading.Lock()
 
     @property
-    def rests(self) -> bool:
+    def idle(self) -> bool:
         """True if the schedule is done and warm workers wait."""
-        return self._over and any(self._resting(run) for run in self._runs.values())
+        return self._over and any(self._is_idle(run) for run in self._runs.values())
 
     @property
     def knobs(self) -> Knobs | None:
         """Configuration of the first warm worker that waits; None if there is none."""
-        resting = (run.knobs for _, run in sorted(self._runs.items()) if self._resting(run))
-        return next(resting, None)
+        idle = (run.knobs for _, run in sorted(self._runs.items()) if self._is_idle(run))
+        return next(idle, None)
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether warm workers still wait, as far as is known."""
         while not self.agents.lost:
             try:
                 self._on_message(*self.agents.receive(timeout=0.0), stalled="")
             except queue.Empty:
-                return self.rests
+                return self.idle
         return False
 
-    def left_to(self, requests: Sequence[TrialRequest]) -> dict[int, WarmMember]:
+    def claim(self, requests: Sequence[TrialRequest]) -> dict[int, WarmMember]:
         """Return the warm workers that can take these requests, by number of the request.
 
         All others are ended.
         """
         for number, run in self._runs.items():
-            if not (self._resting(run) and number < len(requests) and run.takes(requests[number])):
+            if not (
+                self._is_idle(run) and number < len(requests) and run.accepts(requests[number])
+            ):
                 run.end()
         self._wait()
-        return {number: run for number, run in self._runs.items() if self._resting(run)}
+        return {number: run for number, run in self._runs.items() if self._is_idle(run)}
 
     @staticmethod
-    def _resting(run: TrialSession) -> TypeGuard[WarmMember]:
-        return isinstance(run, WarmMember) and run.rests
+    def _is_idle(run: TrialSession) -> TypeGuard[WarmMember]:
+        return isinstance(run, WarmMember) and run.idle
 
     @property
     def lost_agent(self) -> bool:
@@ -230,7 +232,7 @@ class InterleavedSession:
             self._over = True
             for run in self._runs.values():
                 if isinstance(run, WarmMember):
-                    run.rest()
+                    run.become_idle()
                 else:
                     run.end()
 

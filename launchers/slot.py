@@ -75,7 +75,7 @@ class AgentSlot(Slot):
             return self._lost_before_it_began(request, error, started)
         self._follow(run, [request], _until(request, started))
         self._outdated |= self._preloading.learn(run.built)
-        if isinstance(run, WarmSession) and run.rests:
+        if isinstance(run, WarmSession) and run.idle:
             self._stays = run
         elif self._outdated:
             self.close()
@@ -86,7 +86,7 @@ class AgentSlot(Slot):
         with self._lock:
             self._ending = False
         before = self._stays
-        if isinstance(before, WarmSession) and before.takes(request) and before.lives():
+        if isinstance(before, WarmSession) and before.accepts(request) and before.is_alive():
             self._stays = None
             return WarmSession(request, before.agents, watch, before)
         agents = self._ready()
@@ -98,7 +98,7 @@ class AgentSlot(Slot):
 
     @property
     def resident(self) -> dict[str, Any] | None:
-        return self._stays.knobs if self._stays and self._stays.lives() else None
+        return self._stays.knobs if self._stays and self._stays.is_alive() else None
 
     def dismiss(self) -> None:
         stays, self._stays = self._stays, None
@@ -120,7 +120,7 @@ class AgentSlot(Slot):
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
         self._follow(residents, requests, _until(requests[0], started))
-        if residents.rests and self._agents is residents.agents:
+        if residents.idle and self._agents is residents.agents:
             self._stays = residents
         return residents.reports()
 
@@ -129,8 +129,8 @@ class AgentSlot(Slot):
     ) -> InterleavedSession:
         """Start several trials in warm workers, or in new processes; raise as `_ready` does."""
         before = self._stays
-        if isinstance(before, InterleavedSession) and before.lives():
-            waiting = before.left_to(requests)
+        if isinstance(before, InterleavedSession) and before.is_alive():
+            waiting = before.claim(requests)
             sound = not (before.lost_agent or before.agent_leaves or before.unfit)
             if waiting and sound:
                 self._stays = None

@@ -39,7 +39,7 @@ class WarmSession(TrialSession):
         self._request = request
         self._taken_over = before is not None
         self._given: int = before._given if before else 0
-        self._rests = False
+        self._idle = False
         if before:
             agents.send(Configure(launched.trial, request))
         else:
@@ -47,13 +47,13 @@ class WarmSession(TrialSession):
         self._go_on()
 
     @property
-    def rests(self) -> bool:
+    def idle(self) -> bool:
         """True if the trial is over and its ranks wait for the next one."""
-        return self._rests and not self._ending and bool(self.nodes)
+        return self._idle and not self._ending and bool(self.nodes)
 
     @property
     def awaited(self) -> set[int]:
-        return set() if self.rests else self.nodes
+        return set() if self.idle else self.nodes
 
     @property
     def knobs(self) -> Knobs:
@@ -65,13 +65,13 @@ class WarmSession(TrialSession):
         """Agents of the ranks."""
         return self._agents
 
-    def takes(self, request: TrialRequest) -> bool:
+    def accepts(self, request: TrialRequest) -> bool:
         """Return whether the waiting ranks can measure this request next."""
         return _as_launched(request) == _as_launched(self.launched) and not why_not_live(
             self._request.knobs, request.knobs
         )
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether all ranks still wait, as far as is known."""
         while not self._agents.lost:
             try:
@@ -93,13 +93,13 @@ class WarmSession(TrialSession):
             return
         self.blocks.append(block)
         if self._watch(block) or len(self.blocks) == self._request.blocks.max_blocks:
-            self.rest()
+            self.become_idle()
         else:
             self._go_on()
 
-    def rest(self) -> None:
+    def become_idle(self) -> None:
         """Let the ranks wait for the next trial, as enough blocks have come."""
-        self._rests = True
+        self._idle = True
 
     def _go_on(self) -> None:
         self._given += 1

@@ -171,7 +171,7 @@ class ReplaySlot(Slot):
     def _launched(self, place: int, request: TrialRequest) -> str:
         """Return the trial that launched the warm worker which a request takes over; empty if none."""
         waits = self._stays.get(place)
-        return waits.launched if waits and waits.takes(request) else ""
+        return waits.launched if waits and waits.accepts(request) else ""
 
     def run_interleaved(
         self, requests: Sequence[TrialRequest], schedule: TurnSchedule
@@ -267,7 +267,7 @@ class _WarmProcesses:
     launched: str
     """Name of the trial that launched the processes."""
 
-    def takes(self, request: TrialRequest) -> bool:
+    def accepts(self, request: TrialRequest) -> bool:
         alike = request.takes_turns == self.request.takes_turns
         return request.stays and alike and not why_not_live(self.request.knobs, request.knobs)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import autotune
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.watch import Limits, Watch
+from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
 
@@ -79,7 +79,7 @@ def over_recommended(job: list[float], promised: Mapping[str, float]) -> Ratio:
 
 def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
     """Samples per second of the configuration as a trial."""
-    watch = Watch(Limits(warmup=1.0, longest=SECONDS, precision=0.0001))
+    watch = StopRule(Limits(warmup=1.0, longest=SECONDS, precision=0.0001))
     request = TrialRequest(
         trial=log_dir,
         factory="autotune.workloads.gpt:build",
@@ -95,7 +95,7 @@ def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
     return watched(slot, request, watch)
 
 
-def watched(slot: Slot, request: TrialRequest, watch: Watch) -> float:
+def watched(slot: Slot, request: TrialRequest, watch: StopRule) -> float:
     """Samples per second of a trial, watched to its end."""
     report = slot.run(request, watch)
     if report.outcome:

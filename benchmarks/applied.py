@@ -27,7 +27,7 @@ from agreement import watched
 
 from autotune.config import load
 from autotune.measurement.estimate import paired_ratio
-from autotune.measurement.watch import Limits, Watch
+from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.runs.plan import Plan, launcher_of
 from autotune.worker.protocol import BlockPlan
 
@@ -143,7 +143,7 @@ def _of_trial(plan: Plan, knobs: dict[str, Any], folder: Path, name: str, second
     """Samples per second of a configuration as a trial of its study."""
     slot = plan.launcher.slots[0]
     asked = plan.request(slot, knobs, name=name, workdir=folder, log_dir=folder / "logs" / name)
-    watch = Watch(Limits(warmup=WARM_UP, longest=seconds, precision=1e-9))
+    watch = StopRule(Limits(warmup=WARM_UP, longest=seconds, precision=1e-9))
     blocks = BlockPlan(BLOCK_SECONDS, asked.blocks.min_steps)
     return watched(slot, dataclasses.replace(asked, blocks=blocks), watch)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from autotune.measurement import equivalence
-from autotune.measurement.equivalence import Answer, distance
+from autotune.measurement.equivalence import Equivalence, distance
 from autotune.measurement.numerics import MOST_SEEDS
 
 ASSUMED = (0.0, 0.1, 0.15, 0.2)
@@ -45,8 +45,8 @@ def passes(generator: np.random.Generator, mean: float, between: float, within: 
     while len(runs) < MOST_SEEDS:
         runs.append(course(generator, mean, between, within))
         answer = distance(runs).within(LIMIT, MOST_SEEDS)
-        if answer is not Answer.OPEN:
-            return answer is Answer.EQUIVALENT
+        if answer is not Equivalence.OPEN:
+            return answer is Equivalence.EQUIVALENT
     return False
 
 

@@ -38,10 +38,10 @@ import turns
 from scipy import stats
 
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.noise import Noise, Run, run_noise, total_half_width
-from autotune.measurement.watch import Limits
-from autotune.runs.in_turn import InTurn, taking_turns
-from autotune.runs.judging import TimedRun
+from autotune.measurement.noise import RepeatedRun, RunNoise, run_noise, total_half_width
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
@@ -105,7 +105,7 @@ class Bench:
     def run(self, knobs: dict[str, Any], limits: Limits, **planted: Any) -> Measured:
         """One trial in new processes."""
         request, at = self._request(knobs, planted), time.time()
-        judge = TimedRun(limits)
+        judge = TimedMonitor(limits)
         result = checked(judge.result(self._slot.run(request, judge)))
         assert result.throughput is not None and result.block_half_width is not None
         return Measured(
@@ -124,10 +124,10 @@ class Bench:
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Of runs of it that are resident at once and take turns."""
-        group = InTurn([limits] * len(planted))
-        requests = [taking_turns(self._request(USUAL, one)) for one in planted]
-        reports = self._slot.run_in_turn(requests, group)
-        judged = zip(group.judges, reports, strict=True)
+        group = InterleavedSchedule([limits] * len(planted))
+        requests = [interleaved(self._request(USUAL, one)) for one in planted]
+        reports = self._slot.run_interleaved(requests, group)
+        judged = zip(group.monitors, reports, strict=True)
         return [checked(judge.result(report)).throughput or 0.0 for judge, report in judged]
 
     @functools.cached_property
@@ -222,7 +222,7 @@ def combinations(space: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
 
 
 def agreement(
-    bench: Bench, configurations: Sequence[dict[str, Any]], known: Noise, draw: random.Random
+    bench: Bench, configurations: Sequence[dict[str, Any]], known: RunNoise, draw: random.Random
 ) -> dict[str, Any]:
     """Trials against runs ten times longer."""
     errors, covered, settled = [], 0, []
@@ -279,15 +279,17 @@ def noise_of(rounds: Rounds) -> float:
     return math.sqrt(statistics.fmean(squares) / 2)
 
 
-def known_of(rounds: Rounds) -> Noise:
+def known_of(rounds: Rounds) -> RunNoise:
     """The same as a study would know it from its baseline: what their own blocks do not explain."""
     equals = [r[name] for r in rounds for name in ("a", "a again")]
-    return run_noise([Run(m.rate, m.block_half_width, m.at, m.block_freedom) for m in equals])
+    return run_noise(
+        [RepeatedRun(m.rate, m.block_half_width, m.at, m.block_freedom) for m in equals]
+    )
 
 
-def within(run: Measured, known: Noise) -> float:
+def within(run: Measured, known: RunNoise) -> float:
     """Relative half-width of the interval that a study gives a run."""
-    return total_half_width(run.block_half_width, known.sigma_run, known.freedom)
+    return total_half_width(run.block_half_width, known.sigma_run, known.df)
 
 
 def judged(rounds: Rounds) -> dict[str, Any]:
@@ -334,7 +336,7 @@ def observers(rounds: Rounds) -> dict[str, Any]:
 def device_time(
     bench: Bench,
     configurations: Sequence[dict[str, Any]],
-    known: Noise,
+    known: RunNoise,
     draw: random.Random,
 ) -> dict[str, Any]:
     """Racing and adaptive stop against the same trials at their full length."""

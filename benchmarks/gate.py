@@ -40,7 +40,7 @@ from autotune.measurement.numerics import (
     agreement,
     trajectory,
 )
-from autotune.runs.judging import TrajectoryRun
+from autotune.runs.monitors import TrajectoryMonitor
 from autotune.worker.protocol import BlockReport, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
@@ -122,7 +122,7 @@ class Bench:
         while True:
             seed = run * MOST_SEEDS + len(earlier)
             reference = self._reference(seed)
-            found = self._train(seed, knobs, fault, TrajectoryRun(reference, formats=formats))
+            found = self._train(seed, knobs, fault, TrajectoryMonitor(reference, formats=formats))
             answer = agreement(found, reference, formats=formats, earlier=earlier)
             if fault in ("", "other_dropout"):
                 self._note(found, reference, formats)
@@ -144,11 +144,11 @@ class Bench:
     def _reference(self, seed: int) -> Trajectory:
         if seed not in self._references:
             plain = {**defaults(), **TRAINED}
-            self._references[seed] = self._train(seed, plain, "", TrajectoryRun())
+            self._references[seed] = self._train(seed, plain, "", TrajectoryMonitor())
         return self._references[seed]
 
     def _train(
-        self, seed: int, knobs: dict[str, Any], fault: str, judge: TrajectoryRun
+        self, seed: int, knobs: dict[str, Any], fault: str, judge: TrajectoryMonitor
     ) -> Trajectory:
         """Both ranks have the same blocks, and so come to the same end."""
         ranks = self._context.world_size

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measurement.estimate import paired_ratio
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs import plan
-from autotune.runs.judging import TimedRun
+from autotune.runs.monitors import TimedMonitor
 from autotune.views.catalogue import knobs_page, recorded_effects
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Launcher, Resources, open_launcher
@@ -123,7 +123,7 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
         workdir=str(folder.parent),
         log_dir=str(folder),
     )
-    judge = TimedRun(COMPILED if knobs["compile"] != "none" else LIMITS)
+    judge = TimedMonitor(COMPILED if knobs["compile"] != "none" else LIMITS)
     return judge.result(slot.run(plan.spread(asked), judge)).throughput
 
 

@@ -40,8 +40,8 @@ from residents import leaving
 
 from autotune.analysis.contenders import most_promising_first
 from autotune.config import load
-from autotune.measurement.watch import Limits
-from autotune.runs.in_turn import InTurn, taking_turns
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
@@ -229,12 +229,12 @@ def worths(kind: str, several: Iterable[Knobs], best: Knobs) -> dict[str, float]
             order = random.Random(round_).sample(others, len(others))
             for start in range(0, len(order), _TOGETHER - 1):
                 members = [best, *order[start : start + _TOGETHER - 1]]
-                group = InTurn([_TRUTH] * len(members))
+                group = InterleavedSchedule([_TRUTH] * len(members))
                 requests = [_request(kind, knobs, folder, next(numbers)) for knobs in members]
-                reports = launcher.slots[0].run_in_turn(requests, group)
+                reports = launcher.slots[0].run_interleaved(requests, group)
                 rates = [
                     judge.result(report).throughput or math.nan
-                    for judge, report in zip(group.judges, reports, strict=True)
+                    for judge, report in zip(group.monitors, reports, strict=True)
                 ]
                 for member, rate in zip(members[1:], rates[1:], strict=True):
                     found.setdefault(key(member), []).append(rate / rates[0])
@@ -247,7 +247,7 @@ def _distinct(several: Iterable[Knobs]) -> dict[str, Knobs]:
 
 def _request(kind: str, knobs: Knobs, folder: str, number: int) -> TrialRequest:
     factory, args = KINDS[kind]
-    return taking_turns(
+    return interleaved(
         TrialRequest(
             trial=f"worth-{number}",
             factory=factory,

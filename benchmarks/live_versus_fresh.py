@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from autotune.measurement.cycles import abba_order
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.turns import forth_and_back
 from autotune.runs.plan import profiled
 from autotune.runs.probe import Shape, as_timed
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
@@ -72,7 +72,7 @@ class Baton:
         self._order = [
             member
             for cycle in range(cycles)
-            for member in forth_and_back([(n + cycle) % members for n in range(members)])
+            for member in abba_order([(n + cycle) % members for n in range(members)])
         ]
         self._warm = [0] * members
         self._changed = threading.Condition()

@@ -117,7 +117,7 @@ def _between(attempt: StoredAttempt) -> float:
 
 
 def _beside(trial: int, every: Any) -> float:
-    pace = (a for a in every if a.purpose == Purpose.PACE and a.round == trial)
+    pace = (a for a in every if a.purpose == Purpose.PAIRED and a.round == trial)
     return math.fsum(a.result.wall_seconds for a in pace)
 
 

@@ -23,12 +23,12 @@ from typing import Any, Protocol
 from scipy import stats
 
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.watch import Limits
-from autotune.runs.in_turn import InTurn, taking_turns
-from autotune.runs.judging import TimedRun
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Slot
-from launchers.replay import Answer, Launch, ReplayLauncher, Unrest
+from launchers.replay import Answer, Launch, ReplayLauncher, SpeedVariation
 from search_spaces import defaults
 
 SECONDS = 4.0
@@ -157,15 +157,15 @@ class Simulated:
 
     def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
         """Of a run by itself."""
-        judge = TimedRun(limits)
+        judge = TimedMonitor(limits)
         return judge.result(self.slot.run(self._request(planted), judge)).throughput or 0.0
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Of runs that take turns."""
-        group = InTurn([limits] * len(planted))
-        requests = [taking_turns(self._request(one)) for one in planted]
-        reports = self.slot.run_in_turn(requests, group)
-        judged = zip(group.judges, reports, strict=True)
+        group = InterleavedSchedule([limits] * len(planted))
+        requests = [interleaved(self._request(one)) for one in planted]
+        reports = self.slot.run_interleaved(requests, group)
+        judged = zip(group.monitors, reports, strict=True)
         return [judge.result(report).throughput or 0.0 for judge, report in judged]
 
     def _request(self, planted: Mapping[str, Any]) -> TrialRequest:
@@ -188,10 +188,10 @@ def answer(launch: Launch) -> Answer:
     return Answer(rate=rate, startup=0.5, block_sigma=0.02)
 
 
-def simulated(wandering: Unrest, count: int) -> dict[str, Any]:
+def simulated(wandering: SpeedVariation, count: int) -> dict[str, Any]:
     """So many rounds on a machine that wanders so."""
     planted = {name: {"share": 0.03} for name in PLANTED}
-    slot = ReplayLauncher(answer, workers=1, unrest=wandering).slots[0]
+    slot = ReplayLauncher(answer, workers=1, variation=wandering).slots[0]
     variants: dict[str, dict[str, Any]] = {"a": {}, "a again": {}, **planted}
     return compared(Simulated(slot), variants, count, random.Random(0))
 
@@ -203,7 +203,7 @@ def main() -> None:
     report = {}
     for seconds in (1.0, 5.0, 10.0, 30.0):
         name = f"wanders by 8 %, forgets it in {seconds:g} s"
-        report[name] = simulated(Unrest(0.08, seconds), 60)
+        report[name] = simulated(SpeedVariation(0.08, seconds), 60)
     if as_json:
         print(json.dumps(report, indent=2))
         return

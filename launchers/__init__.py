@@ -1,22 +1,25 @@
-"""Where ranks run. `launchers.open_launcher` picks one; Ray is imported by its driver's process only."""
+"""Launchers: the places where ranks run.
+
+`launchers.open_launcher` picks one. Ray is imported by its driver's process only.
+"""
 
 from collections.abc import Mapping
 
 from launchers.base import Launcher, Resources, Slot, TrialWatch
-from launchers.reservation import NOBODY, Busy, Rival, refuse
-from launchers.residents import left_out
+from launchers.interleaved_session import untimed_steps
+from launchers.reservation import NO_RIVAL, Busy, Rival, refuse
 
 __all__ = [
-    "NOBODY",
+    "NO_RIVAL",
     "Busy",
     "Launcher",
     "Resources",
     "Rival",
     "Slot",
     "TrialWatch",
-    "left_out",
     "open_launcher",
     "refuse",
+    "untimed_steps",
 ]
 
 
@@ -28,21 +31,21 @@ def open_launcher(
     busy: Busy = refuse,
     env: Mapping[str, str] | None = None,
 ) -> Launcher:
-    """An opened launcher; close it to give everything back.
+    """Return an opened launcher; closing it gives everything back.
 
     Args:
         kind: 'local' or 'ray'.
-        resources: of one trial.
-        log_dir: folder for the agents' own messages, on each node.
-        address: of a running Ray cluster; None starts a Ray on this machine. Ray only.
-        busy: called again and again while another study measures on this machine; may raise.
-        env: variables for the agents, and so for torch as it is imported there: TORCHINDUCTOR_* and
-            PYTORCH_CUDA_ALLOC_CONF are read by then. No knob needs an agent of its own for that:
-            what the allocator can be told by one, it can be told at run time.
+        resources: resources of one trial.
+        log_dir: folder on each node for the agents' own messages.
+        address: address of a running Ray cluster; None starts a Ray on this machine. Ray only.
+        busy: called repeatedly while another study measures on this machine; may raise.
+        env: variables for the agents. TORCHINDUCTOR_* and PYTORCH_CUDA_ALLOC_CONF are read when
+            torch is imported there. No knob needs an agent of its own for that, because the
+            allocator takes its settings at run time as well.
 
     Raises:
-        NotHere: this machine has not the resources, or Ray is not installed.
-        LauncherError: they are not to be had at present.
+        NotHere: this machine lacks the resources, or Ray is not installed.
+        LauncherError: the resources are not available at present.
     """
     if kind == "ray":
         from launchers.ray_cluster import RayLauncher

@@ -1,4 +1,4 @@
-"""The agents of a slot: started on its nodes, told what to do, and heard."""
+"""The agents of a slot: starting them, sending commands, receiving messages."""
 
 import contextlib
 import dataclasses
@@ -29,44 +29,46 @@ from launchers.preloading import Preloading
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 180.0
-"""How long agents may take to import torch and look at their node."""
+"""Timeout of an agent's start, which imports torch and inspects the node."""
 SILENT_SECONDS = 60.0
-"""Then an agent is given up that runs a trial: it says every five seconds that it is there, unless it
-clears away, for half a minute at most."""
-STOOD_SECONDS = 12.0
-"""Without a word of an agent, or a look of its own at its ranks: then they stood still as well, or their
-messages did, and what was timed meanwhile is no measurement."""
+"""Timeout after which a silent agent with a running trial is given up.
+
+It sends a heartbeat every five seconds, except while it clears away, for half a minute at most."""
+STALL_SECONDS = 12.0
+"""Silence of an agent, or a gap in its own checks of its ranks, that counts as a stall.
+
+The ranks or their messages stood still as well, so what was timed meanwhile is no measurement."""
 _LISTEN_SECONDS = 1.0
-_HEED_SECONDS = 0.5
+_WAIT_POLL_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One node of a slot: how to start its agent, and how many ranks it takes."""
+    """A node of a slot: how to start its agent, and the number of ranks that it takes."""
 
     connect: Callable[[], Link]
     ranks: int
 
 
 class AgentDied(LauncherError):
-    """An agent was gone before it was ready."""
+    """An agent that was gone before it was ready."""
 
     def __init__(self, cause: str, loss: str) -> None:
         super().__init__(cause)
         self.loss = loss
-        """Why its node, or its cluster, was lost; empty: it was not."""
+        """Reason why its node or its cluster was lost; empty: it was not."""
 
 
-class NotBegun(AgentDied):
-    """Nothing is to run any more: there was no need for agents."""
+class StartCancelled(AgentDied):
+    """Cancellation of a trial before its agents started."""
 
 
 class SlotGone(ClusterAway):
-    """The nodes of a slot are lost or taken, and there are no others for it at present."""
+    """Loss of the nodes of a slot, with no others available at present."""
 
     @property
     def loss(self) -> str:
-        """The same."""
+        """Reason of the loss."""
         return str(self)
 
 
@@ -74,29 +76,31 @@ class Agents:
     """The agents of a slot, all ready; their messages arrive in one queue."""
 
     def __init__(
-        self, nodes: Sequence[Node], preloading: Preloading, heed: Callable[[], object]
+        self, nodes: Sequence[Node], preloading: Preloading, on_wait: Callable[[], object]
     ) -> None:
-        """
+        """Start the agents and wait until all are ready.
+
         Args:
-            heed: called again and again until they are ready; may raise.
+            on_wait: called repeatedly until they are ready; may raise.
         """
         self._nodes = nodes
-        self._heed = heed
+        self._on_wait = on_wait
         self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
         self.links: list[Link] = []
         self.lost = False
-        """One of them is gone: a new trial needs new ones."""
+        """True if an agent is gone: a new trial needs new agents."""
         self.losses: dict[int, str] = {}
-        """Why, by node, where more is known than that it died."""
+        """Reason of a loss by node, where more is known than that the agent died."""
         self.not_its_own: dict[int, str] = {}
-        """The same, where its node or its cluster was lost, or has stood still."""
+        """Reason of a loss by node, where the node or its cluster was lost, or has stalled."""
         self.silent: frozenset[int] = frozenset()
-        """Nodes that have not said anything for too long, while something runs there."""
+        """Nodes with something running that have been silent for too long."""
         self.delays = [0.0] * len(nodes)
-        """Seconds for which each node has kept the last that was asked of it waiting."""
+        """Seconds by which each node has delayed the latest command."""
         self._asked: dict[tuple[int, int], float] = {}
-        """Nodes that keep something waiting and the thread that waits, as a trial is ended by another
-        thread than its own: by the monotonic clock since when."""
+        """Monotonic start time of each pending command, by node and sending thread.
+
+        A trial may be ended by another thread than its own."""
         self._ended: set[int] = set()
         """Nodes whose agents have ended by themselves."""
         self._closing = False
@@ -115,17 +119,20 @@ class Agents:
         self.environments = [hello.environment for hello in hellos]
         self.cuda_devices = hellos[0].devices
         self.fit = not any(hello.unfit for hello in hellos)
-        """Ranks can be forked from what they have imported."""
+        """True if ranks can be forked from what the agents have imported."""
         self._store_port = hellos[0].store_port
         self._interfaces = [hello.interface for hello in hellos]
 
     def nodes_of(self, request: TrialRequest) -> set[int]:
-        """Those that have ranks of a trial: what has fewer than the slot has is on the first ones."""
+        """Return the nodes that have ranks of a trial.
+
+        A trial with fewer ranks than the slot uses the first nodes.
+        """
         first_ranks = self._first_ranks()
         return {node for node, first in enumerate(first_ranks) if first < request.world_size}
 
     def _first_ranks(self) -> list[int]:
-        """Of each node."""
+        """Return the first rank of each node."""
         return list(itertools.accumulate((node.ranks for node in self._nodes[:-1]), initial=0))
 
     def start(self, request: TrialRequest) -> None:
@@ -147,7 +154,7 @@ class Agents:
                 link.send(StartTrial(request, placement).to_line())
 
     def send(self, message: Message) -> None:
-        """The same command to all."""
+        """Send the same command to all agents."""
         line = message.to_line()
         for node, link in enumerate(self.links):
             with self._asking(node):
@@ -155,7 +162,10 @@ class Agents:
 
     @contextlib.contextmanager
     def _asking(self, node: int) -> Iterator[None]:
-        """What is asked of a node that stands still waits as long as that, and nobody listens."""
+        """Account for a command as pending while it is sent.
+
+        A stalled node delays its commands, and meanwhile no messages are read.
+        """
         waiting = node, threading.get_ident()
         began = self._asked[waiting] = time.monotonic()
         try:
@@ -165,22 +175,22 @@ class Agents:
             self.delays[node] = time.monotonic() - began
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message | None]:
-        """(node, message); the message is None when that agent is gone.
+        """Return (node, message); the message is None when that agent is gone.
 
         Raises:
-            queue.Empty: nothing came in time.
+            queue.Empty: no message came in time.
         """
         return self._inbox.get(timeout=timeout)
 
     def name_of(self, node: int) -> str:
-        """For people."""
+        """Return the name of a node, for messages."""
         where = self.links[node].where
         return f"node {node}, {where}," if where else f"node {node}"
 
-    def bring(self, folders: Collection[Path]) -> None:
-        """Have here what trials have left in these folders on nodes that do not share them."""
+    def fetch_files(self, folders: Collection[Path]) -> None:
+        """Copy the files of trials in these folders from nodes that do not share them."""
         asking = [
-            threading.Thread(target=self._bring, args=(index, folders), daemon=True)
+            threading.Thread(target=self._fetch_files, args=(index, folders), daemon=True)
             for index, link in enumerate(self.links)
             if link.where and index not in self._ended and index not in self.silent
         ]
@@ -189,14 +199,14 @@ class Agents:
         for thread in asking:
             thread.join()
 
-    def _bring(self, node: int, folders: Collection[Path]) -> None:
+    def _fetch_files(self, node: int, folders: Collection[Path]) -> None:
         for folder in folders:
             with self._asking(node):
-                self.links[node].bring(folder)
+                self.links[node].fetch_files(folder)
 
-    def away(self) -> list[str]:
-        """What of them is lost or silent at present, in words."""
-        since = time.monotonic() - STOOD_SECONDS
+    def unreachable(self) -> list[str]:
+        """Return descriptions of the agents that are lost or silent at present."""
+        since = time.monotonic() - STALL_SECONDS
         asked = self._asked.copy().items()
         silent = self.silent | {node for (node, _), began in asked if began < since}
         return [
@@ -206,7 +216,7 @@ class Agents:
         ]
 
     def close(self) -> str:
-        """End all agents; what is left of them, in words."""
+        """End all agents; return a description of what is left of them."""
         self._closing = True
         return ", ".join(filter(None, [link.close() for link in self.links]))
 
@@ -216,15 +226,15 @@ class Agents:
                 self._inbox.put((index, from_line(line)))
         except ValueError as error:
             self.losses[index] = (
-                f"the agent of {self.name_of(index)} says what this version does not understand "
-                f"({error}): "
+                f"the agent of {self.name_of(index)} sent a message that this version does not "
+                f"understand ({error}): "
                 "autotune was upgraded under a running daemon, or is not the same on all nodes; restart "
-                "the daemon, and upgrade whichever node is behind"
+                "the daemon, and upgrade the node with the older version"
             )
             _log.warning("%s", self.losses[index])
             link.close()
         finally:
-            if loss := link.loss():
+            if loss := link.loss_reason():
                 self.not_its_own[index] = loss
             if not self._closing:
                 self._ended.add(index)
@@ -235,10 +245,10 @@ class Agents:
         ready: dict[int, Hello] = {}
         give_up = time.monotonic() + START_SECONDS
         while len(ready) < len(self.links):
-            self._heed()
+            self._on_wait()
             left = give_up - time.monotonic()
             try:
-                index, message = self.receive(timeout=max(0.0, min(left, _HEED_SECONDS)))
+                index, message = self.receive(timeout=max(0.0, min(left, _WAIT_POLL_SECONDS)))
             except queue.Empty:
                 if left <= 0:
                     raise self._too_late(ready) from None
@@ -258,16 +268,16 @@ class Agents:
     def _too_late(self, ready: Collection[int]) -> LauncherError:
         late = [index for index in range(len(self.links)) if index not in ready]
         for index in late:
-            self.links[index].give_up()
+            self.links[index].mark_suspect()
         names = " and ".join(map(self.name_of, late))
         return LauncherError(f"the agent of {names} was not ready after {START_SECONDS:g} s")
 
 
 def _check_protocol(node: str, hello: Hello) -> None:
-    """Whether an agent and this side understand each other.
+    """Check that an agent and this side speak the same protocol.
 
     Raises:
-        LauncherError: they do not; which of them is to be mended.
+        LauncherError: the protocols differ; the message says which side to upgrade.
     """
     if hello.protocol == PROTOCOL:
         return
@@ -279,47 +289,49 @@ def _check_protocol(node: str, hello: Hello) -> None:
     )
 
 
-class Ear:
-    """What the agents of a slot say while something runs on it."""
+class MessagePump:
+    """Reader of the agents' messages while something runs on their slot."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._silence = [0.0] * len(agents.links)
         """Seconds since each node was heard last, as far as this process has listened."""
-        self.stood = ""
-        """What has stood still until the last message came, in words; empty: nothing has."""
+        self.stalled = ""
+        """Description of what has stalled until the last message came; empty: nothing."""
 
     def follow(
         self,
         nodes: Callable[[], Collection[int]],
-        hear: Callable[[int, Message | None, str], None],
-        until: Callable[[], float | None],
-        late: Callable[[], None],
+        on_message: Callable[[int, Message | None, str], None],
+        deadline: Callable[[], float | None],
+        on_timeout: Callable[[], None],
     ) -> None:
-        """Pass on what the agents say until nothing more is to come.
+        """Pass on the agents' messages until no more are expected.
 
         Args:
-            nodes: of which something is still to come.
-            hear: takes in what a node says (None: it is lost), and what has stood still until then.
-            until: by the monotonic clock, when `late` is called; None: never.
+            nodes: nodes of which a message is still expected.
+            on_message: takes a message (None: the agent is lost) and what has stalled until then.
+            deadline: monotonic time at which `on_timeout` is called; None: never.
         """
         while waited_for := nodes():
-            end = until()
+            end = deadline()
             heard = self.listen(waited_for, None if end is None else end - time.monotonic())
             if heard is not None:
-                hear(*heard, self.stood)
+                on_message(*heard, self.stalled)
             elif end is not None and end <= time.monotonic():
-                late()
+                on_timeout()
 
     def listen(
         self, nodes: Collection[int], patience: float | None
     ) -> tuple[int, Message | None] | None:
-        """What comes next; None if that is nothing for a moment. A node that has been silent for too
-        long is lost: its agent says every few seconds that it is there.
+        """Return the next message; None if none comes for a moment.
+
+        A node that has been silent for too long is lost: its agent sends a heartbeat every few
+        seconds.
 
         Args:
-            nodes: of which something is still to come.
-            patience: seconds; None: a moment.
+            nodes: nodes of which a message is still expected.
+            patience: longest wait in seconds; None: a moment.
         """
         silent = [node for node in sorted(nodes) if self._silence[node] > SILENT_SECONDS]
         if silent:
@@ -328,27 +340,30 @@ class Ear:
         with contextlib.suppress(queue.Empty):
             shortest = _LISTEN_SECONDS if patience is None else min(_LISTEN_SECONDS, patience)
             heard = self._agents.receive(max(0.0, shortest))
-        # Where this process was stopped itself, so may have been the others.
+        # If this process itself was suspended, the others may have been, too.
         listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
         self._silence = [silence + listened for silence in self._silence]
-        self.stood = self._stood(*heard, nodes) if heard else ""
-        self._agents.silent = frozenset(n for n in nodes if self._silence[n] > STOOD_SECONDS)
+        self.stalled = self._stalled(*heard, nodes) if heard else ""
+        self._agents.silent = frozenset(n for n in nodes if self._silence[n] > STALL_SECONDS)
         return heard
 
-    def _stood(self, node: int, message: Message | None, nodes: Collection[int]) -> str:
-        """This node, by its own clock or its silence, or another one while it was to take its part in
-        this block. One that clears away says nothing, either."""
+    def _stalled(self, node: int, message: Message | None, nodes: Collection[int]) -> str:
+        """Return a description of the node that has stalled; empty if none has.
+
+        That is this node, by its own clock or its silence, or another node that was to take its
+        part in this block. A node that clears away is silent, too.
+        """
         silence, still = self._silence[node], {}
         self._silence[node] = 0.0
         if isinstance(message, Alive):
             still[node] = max(silence, message.still)
         elif isinstance(message, BlockReport):
-            # While a node keeps a command waiting, nobody listens.
+            # While a node delays a command, no messages are read.
             silences = map(max, self._silence, self._agents.delays)
             still = {other: long for other, long in enumerate(silences) if other in nodes}
             still.pop(node, None)
         longest = max(still, key=still.__getitem__, default=node)
-        if still.get(longest, 0.0) <= STOOD_SECONDS:
+        if still.get(longest, 0.0) <= STALL_SECONDS:
             return ""
         name = self._agents.name_of(longest)
         return f"{name} stood still, or was cut off, for {still[longest]:.0f} s"
@@ -356,7 +371,7 @@ class Ear:
     def _given_up(self, node: int) -> tuple[int, None]:
         link = self._agents.links[node]
         self._agents.lost = True
-        link.give_up()
+        link.mark_suspect()
         self._agents.losses[node] = (
             f"the agent of {self._agents.name_of(node)} has not said anything for "
             f"{SILENT_SECONDS:g} s: it is frozen, or waits for a disk or a file system "

@@ -10,33 +10,33 @@ from typing import Any, Protocol, Self
 from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
 
 TrialWatch = Callable[[BlockReport], bool]
-"""Called with each block as it arrives; True ends the trial: enough has been seen."""
+"""Called with each block as it arrives; True ends the trial, as enough blocks have come."""
 
 
-class Turns(Protocol):
-    """Who trains when, of several trials that are resident on a slot at once, numbered from 0."""
+class TurnSchedule(Protocol):
+    """The order in which trials train that are resident on a slot at once, numbered from 0."""
 
     def next(self) -> int | None:
-        """The one that trains the next block. None: enough has been seen of all."""
+        """Return the trial that trains the next block; None ends all of them."""
 
     def trained(self, member: int, block: BlockReport) -> None:
-        """Take in the block that has come of a turn."""
+        """Take in the block of a turn."""
 
     def lost(self, member: int) -> None:
-        """One has failed, or is over: it has no turn any more."""
+        """Drop a trial that has failed or is over."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one trial takes.
+    """Resources of one trial.
 
     Attributes:
-        workers: ranks; None: one per visible CUDA device, or two on the CPU.
+        workers: number of ranks; None: one per visible CUDA device, or two on the CPU.
         gpus_per_worker: CUDA devices per rank; None: one each if the machine has enough, else none.
         cpus_per_worker: threads per rank.
-        slots: trials at a time; None: as many as fit.
-        device: name of the devices, or on the CPU of the processors, that all trials run on; None: of
-            several kinds, that on which most ranks can run.
+        slots: number of concurrent trials; None: as many as fit.
+        device: name of the devices (on the CPU: of the processors) that all trials run on; None:
+            the kind on which most ranks can run.
     """
 
     workers: int | None
@@ -50,12 +50,12 @@ DEFAULT_CPU_WORKERS = 2
 
 
 class Link(ABC):
-    """A line to one agent. `read` blocks; both ends survive the death of the other."""
+    """A connection to one agent. `read` blocks; both ends survive the death of the other."""
 
     host: str
-    """Address at which ranks elsewhere reach the agent's store."""
+    """Address at which ranks on other nodes reach the agent's store."""
     where: str = ""
-    """Name of its node, where there are others."""
+    """Name of its node, where there are several."""
 
     @abstractmethod
     def send(self, line: bytes) -> bool:
@@ -63,18 +63,21 @@ class Link(ABC):
 
     @abstractmethod
     def read(self) -> bytes:
-        """The agent's next report; empty once it is gone and nothing of it is left."""
+        """Return the agent's next report; empty once it is gone and nothing of it is left."""
 
-    def loss(self) -> str:
-        """Why it ended by itself, in words, where its node or its cluster did; empty: it alone."""
+    def loss_reason(self) -> str:
+        """Return why the node or the cluster of an ended agent was lost.
+
+        Empty: only the agent ended.
+        """
         return ""
 
-    def bring(self, folder: Path) -> None:
-        """Bring what a trial has left in its folder on another node to this machine."""
+    def fetch_files(self, folder: Path) -> None:
+        """Copy a trial's files in a folder on another node to this machine."""
         return
 
-    def give_up(self) -> None:
-        """It has not said anything for too long: it is not to be tried there again for now."""
+    def mark_suspect(self) -> None:
+        """Avoid the node of an agent that has been silent for too long, for now."""
         return
 
     @abstractmethod
@@ -82,7 +85,7 @@ class Link(ABC):
         """End the agent and everything that it started, within half a minute.
 
         Returns:
-            What cannot be ended, in words; empty if nothing is left.
+            Description of what cannot be ended; empty if nothing is left.
         """
 
 
@@ -91,69 +94,87 @@ class Slot(ABC):
 
     name: str
     environment: dict[str, Any]
-    """Fingerprint of the first node, see autotune.worker.node.environment; where there are several
-    nodes, those of the others under `others`. Of the agents that ran last: those that replace them
-    may be elsewhere."""
+    """Fingerprint of the first node, see autotune.worker.node.environment; those of other nodes
+    under `others`.
+
+    It describes the agents that ran last: agents that replace them may be elsewhere."""
     device: str
     """'cpu' or 'cuda'."""
     devices_per_rank: float
     nodes: int
     unusable: str = ""
-    """Why nothing can be measured here any more, in words: something of an earlier trial is there still,
-    and nobody can end it, or a device has failed. Empty as long as all is well."""
+    """Reason why nothing can be measured here any more; empty as long as all is well.
+
+    Something of an earlier trial is left and cannot be ended, or a device has failed."""
     gone: str = ""
-    """Why it is no more, in words: its nodes are lost or taken. The launcher may open another."""
+    """Reason why the slot no longer exists: its nodes are lost or taken. The launcher may open
+    another."""
 
     @property
     def usable(self) -> bool:
-        """Whether anything can be run on it."""
+        """True if trials can run on the slot."""
         return not self.unusable and not self.gone
 
-    def away(self) -> Sequence[str]:
-        """What of it is lost or silent at present, in words; empty: it works. From any thread."""
+    def unreachable(self) -> Sequence[str]:
+        """Return descriptions of agents that are lost or silent at present; empty: all work.
+
+        May be called from any thread.
+        """
         return ()
 
     @property
     @abstractmethod
     def resident(self) -> dict[str, Any] | None:
-        """The configuration of processes that wait for another one; None: there are none. To be asked
-        while nothing runs."""
+        """Configuration of the warm worker that waits; None if there is none.
+
+        To be read while nothing runs.
+        """
 
     @abstractmethod
     def dismiss(self) -> None:
-        """End the processes that wait, if any do, and wait until they are gone. While nothing runs."""
+        """End the warm worker, if there is one, and wait until it is gone.
+
+        To be called while nothing runs.
+        """
 
     @abstractmethod
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
-        """Run a trial to its end. When it returns no process of the trial is left, or the slot is
-        `unusable` from then on.
+        """Run a trial to its end.
 
-        Of a trial that `stays` the processes are left, silent, unless it has failed or was ended by
-        `end` or its `seconds`. They take over the next one if that stays as well and differs in nothing
-        but what acts on a step; before anything else runs they are ended.
+        On return no process of the trial is left, or the slot is `unusable` from then on.
 
-        Called by one thread at a time. A dead agent is replaced before the next trial.
+        The processes of a trial that `stays` are left as a warm worker, silent, unless the trial
+        has failed or was ended by `end` or its `seconds`. They take the next trial if that stays as
+        well and differs in nothing but what acts on a step; before anything else runs they are
+        ended.
+
+        To be called by one thread at a time. A dead agent is replaced before the next trial.
 
         Raises:
             LauncherError: no agent can be started, or the slot is unusable.
         """
 
     @abstractmethod
-    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
-        """Run several trials that are resident at once, of which one at a time trains: block by block,
-        as `turns` says, while all others are silent. One is launched when it has its first turn. The
-        first step after each change from one to another is not timed.
+    def run_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
+    ) -> list[TrialReport]:
+        """Run several resident trials interleaved, block by block.
 
-        One that fails leaves the others as they are. Those that stay wait for the next ones that take
-        turns, of which that in the same place takes them over where it can; the others of them are
-        ended. All else is as for `run`, the time included that all of them have together.
+        One trial trains at a time, as `schedule` says, while all others are silent. A trial is
+        launched at its first turn. The first step after each change from one trial to another is
+        not timed.
+
+        A trial that fails leaves the others as they are. Trials that stay wait for the next
+        interleaved group: the trial in the same place takes their processes over where it can; the
+        other processes are ended. Everything else is as for `run`; all trials share one time limit.
 
         Args:
-            requests: each `takes_turns`, all with the same `seconds`.
-            turns: asked after every block.
+            requests: requests with `takes_turns`, all with the same `seconds`.
+            schedule: asked after every block.
 
         Returns:
-            Of each request, in order. Its `wall_seconds` are those of its turns, launch included.
+            A report per request, in order. Its `wall_seconds` are those of its turns, launch
+            included.
 
         Raises:
             LauncherError: no agent can be started, or the slot is unusable.
@@ -161,19 +182,22 @@ class Slot(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """End whatever runs, if anything does, from another thread: `run` then returns, or
-        `run_in_turn`."""
+        """End the running trials, if there are any, from another thread.
+
+        `run` or `run_interleaved` then returns.
+        """
 
 
 class Launcher(ABC):
-    """Holds slots until it is closed."""
+    """Holder of slots until it is closed."""
 
     slots: Sequence[Slot]
-    """There may be more as time goes on, behind those that were there."""
+    """Slots that are added later come behind the earlier ones."""
     workers: int
-    """Ranks of a trial."""
+    """Number of ranks of a trial."""
     is_remote: bool = False
-    """What it closes is elsewhere, and may take long: what came of a study is written before that."""
+    """True if closing acts on other machines and may take long; a study's result is written before
+    that."""
 
     @abstractmethod
     def close(self) -> None:
@@ -181,24 +205,30 @@ class Launcher(ABC):
 
     @property
     def planned(self) -> int:
-        """How many slots there are once all that is lost or taken is back."""
+        """Number of slots once everything that is lost or taken is back."""
         return len(self.slots)
 
-    def news(self) -> list[str]:
-        """What there is to say since this was last asked: nodes that are left out, and why."""
+    def notices(self) -> list[str]:
+        """Return messages since the last call, such as which nodes are left out and why."""
         return []
 
     @property
     def several_nodes(self) -> bool:
-        """Whether a trial that loses its agent can be launched on another node."""
+        """True if a trial that loses its agent can be launched on another node."""
         return False
 
     def clock(self) -> float:
-        """Seconds since some moment, in the time in which trials run; never less than before."""
+        """Return seconds since a fixed moment, in the time in which trials run.
+
+        It never decreases.
+        """
         return time.monotonic()
 
     def refusal(self, knobs: Knobs) -> str:
-        """Why this configuration cannot run here, whatever constraints say of it; empty: it can."""
+        """Return why this configuration cannot run here; empty if it can.
+
+        This is independent of the constraints.
+        """
         return ""
 
     def __enter__(self) -> Self:

@@ -13,18 +13,18 @@ from launchers.layout import NodeCapacity
 VISIBLE = VISIBLE_DEVICES
 _BY_ID = ("GPU-", "MIG-")
 _NONE_WANTED = ("", "-1", "none", "NoDevFiles")
-"""Usual ways to hide all devices on purpose."""
+"""Usual values that hide all devices on purpose."""
 _DEVICE_NODE = re.compile(r"nvidia[0-9]+")
 
 
 def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/dev")) -> list[str]:
-    """Names of the CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES takes them.
+    """Return names of the CUDA devices that this process may use, as for CUDA_VISIBLE_DEVICES.
 
-    CUDA numbers what it can open, from 0, whatever the numbers in the names of the files are: a
-    container that holds /dev/nvidia3 alone has device 0. What follows an invalid name is invisible.
+    CUDA numbers the devices that it can open from 0, whatever the numbers in the file names are: a
+    container that holds /dev/nvidia3 alone has device 0. Names after an invalid one are ignored.
 
     Raises:
-        NotHere: CUDA_VISIBLE_DEVICES names a device, and this machine has no such one.
+        NotHere: CUDA_VISIBLE_DEVICES names a device that this machine does not have.
     """
     present = [str(number) for number in range(sum(map(_is_device, folder.iterdir())))]
     asked = environment.get(VISIBLE)
@@ -42,12 +42,12 @@ def visible(environment: Mapping[str, str] = os.environ, folder: Path = Path("/d
 
 
 def this_machine() -> NodeCapacity:
-    """What this process may use."""
+    """Return the processors and devices that this process may use."""
     return NodeCapacity(cpus=len(os.sched_getaffinity(0)), gpus=len(visible()))
 
 
 def processors() -> list[str]:
-    """Names of those that this process may use; two studies can only share them."""
+    """Return names of the processors that this process may use; studies can only share them."""
     return [f"processor {number}" for number in sorted(os.sched_getaffinity(0))]
 
 

@@ -1,4 +1,4 @@
-"""The process that talks to Ray, seen from the one that must outlive it."""
+"""The process that talks to Ray, seen from the process that must outlive it."""
 
 import contextlib
 import itertools
@@ -21,14 +21,15 @@ from autotune.worker.processes import without_storage
 from launchers.ray_folder import OwnFolder
 
 SILENT_SECONDS = 20.0
-"""Then a driver is given up: its head is gone, or it is frozen. Ray itself waits for a minute, and then
-ends its process."""
+"""Timeout after which a silent driver is given up: its head is gone, or it is frozen.
+
+Ray itself waits for a minute, and then ends its process."""
 _PING_SECONDS = 3.0
 _LISTEN_SECONDS = 0.5
 _TELL_SECONDS = 15.0
-"""Then joining a cluster takes longer than it should."""
+"""Longest usual time to join a cluster; after that the user is told."""
 _START_SECONDS = 120.0
-"""A Ray of our own takes five seconds to start; on a busy machine half a minute."""
+"""Timeout of a Ray of our own: its start takes five seconds, on a busy machine half a minute."""
 _LEAVE_SECONDS = 25.0
 _LOG = "ray.log"
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -40,20 +41,20 @@ _BOOT = (
 
 
 class DriverLost(ClusterAway):
-    """The Ray driver, the raylet beside it or the head of the cluster is gone."""
+    """Loss of the Ray driver, of the raylet beside it or of the head of the cluster."""
 
 
 class Refused(LauncherError):
-    """Ray has answered a call with an error."""
+    """An error with which Ray has answered a call."""
 
 
 class Wire:
-    """What one agent reports, as the driver passes it on."""
+    """Reports of one agent, as the driver passes them on."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.node_lost = False
-        """It ended because its node did."""
+        """True if the agent ended because its node did."""
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def put(self, line: bytes) -> None:
@@ -61,32 +62,33 @@ class Wire:
         self._lines.put(line)
 
     def read(self) -> bytes:
-        """The next one; blocks."""
+        """Return the next line; blocks until there is one."""
         return self._lines.get()
 
 
-_Heed = Callable[[float], object]
-"""Called again and again with the seconds that something takes already; may raise."""
+_OnWait = Callable[[float], object]
+"""Called repeatedly with the seconds that a call has taken; may raise."""
 _Answers = queue.SimpleQueue[dict[str, Any] | None]
-"""Of one call: one, or None when there will be none."""
+"""Answer to one call, or None when there will be none."""
 
 
 class Driver:
-    """A child process with a Ray driver. When it ends, all that waits for it is told."""
+    """A child process with a Ray driver. When it ends, all pending calls fail."""
 
     def __init__(
         self, address: str | None, log_dir: str, waits: Callable[[str], object] | None = None
     ) -> None:
-        """Start it and have it join a cluster.
+        """Start the driver and have it join a cluster.
 
         Args:
-            address: of the cluster; None: it starts a Ray of its own on this machine.
-            log_dir: for what Ray has to say.
-            waits: told again and again what it waits for, and nothing as long as it does not wait for
-                long; may raise.
+            address: address of the cluster; None: the driver starts a Ray of its own on this
+                machine.
+            log_dir: folder for Ray's messages.
+            waits: called repeatedly with what the driver waits for, empty while the wait is short;
+                may raise.
 
         Raises:
-            ClusterAway: there is no such cluster.
+            ClusterAway: the cluster cannot be reached.
         """
         self._where = address or "this machine"
         self._lock = threading.Lock()
@@ -94,9 +96,9 @@ class Driver:
         self._waiting: dict[int, _Answers] = {}
         self._wires: dict[int, Wire] = {}
         self.lost = ""
-        """Why nothing more comes of it, in words; empty as long as all is well."""
+        """Reason why no more answers come; empty as long as all is well."""
         self.address = ""
-        """Of the cluster, once it has joined that."""
+        """Address of the cluster, once the driver has joined it."""
         self._closing = False
         self._folder = None if address else OwnFolder()
         self._process, self._line = _started(log_dir)
@@ -104,8 +106,8 @@ class Driver:
         try:
             own = str(self._folder.path) if self._folder else None
             joined = self._ask("connect", address=address, folder=own)
-            heed = self._telling(waits) if waits else None
-            self.address = str(self._answer_of(joined, _START_SECONDS, heed))
+            on_wait = self._telling(waits) if waits else None
+            self.address = str(self._answer_of(joined, _START_SECONDS, on_wait))
         except LauncherError as error:
             self.close()
             raise ClusterAway(
@@ -119,31 +121,33 @@ class Driver:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Id of the driver's process."""
         return self._process.pid
 
     def call(
         self,
         name: str,
         seconds: float = SILENT_SECONDS,
-        heed: Callable[[], object] | None = None,
+        on_wait: Callable[[], object] | None = None,
         **arguments: Any,
     ) -> Any:
-        """What Ray answers.
+        """Return Ray's answer to a call.
 
         Args:
-            heed: called again and again until then; may raise.
+            on_wait: called repeatedly until the answer comes; may raise.
 
         Raises:
-            DriverLost: nothing, and it never will.
-            Refused: an error.
+            DriverLost: no answer will come.
+            Refused: Ray has answered with an error.
         """
         answers = self._ask(name, **arguments)
-        return self._answer_of(answers, seconds, (lambda _: heed()) if heed else None)
+        return self._answer_of(answers, seconds, (lambda _: on_wait()) if on_wait else None)
 
-    def _telling(self, waits: Callable[[str], object]) -> _Heed:
+    def _telling(self, waits: Callable[[str], object]) -> _OnWait:
         since = time.strftime("%H:%M:%S")
-        text = f"since {since}: the Ray cluster at {self._where} does not let us in yet"
+        text = (
+            f"since {since}: the Ray cluster at {self._where} has not accepted the connection yet"
+        )
         return lambda seconds: waits(text if seconds > _TELL_SECONDS else "")
 
     def _ask(self, name: str, **arguments: Any) -> _Answers:
@@ -155,8 +159,8 @@ class Driver:
         self._say({"id": number, "call": name, **arguments})
         return answers
 
-    def _answer_of(self, answers: _Answers, seconds: float, heed: _Heed | None = None) -> Any:
-        answer = self._awaited(answers, seconds, heed)
+    def _answer_of(self, answers: _Answers, seconds: float, on_wait: _OnWait | None = None) -> Any:
+        answer = self._awaited(answers, seconds, on_wait)
         if answer is None:
             self.give_up(f"the Ray cluster at {self._where} has not answered for {seconds:g} s")
             raise DriverLost(self.lost)
@@ -165,7 +169,7 @@ class Driver:
         return answer["value"]
 
     def wire(self) -> Wire:
-        """A new line to an agent that is yet to be started."""
+        """Return a new line to an agent that is yet to be started."""
         wire = Wire(next(self._numbers))
         with self._lock:
             self._wires[wire.number] = wire
@@ -174,42 +178,45 @@ class Driver:
         return wire
 
     def close(self) -> None:
-        """Have it give everything back and leave."""
+        """Have the driver give everything back and leave."""
         with self._lock:
             self._closing = True
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_WR)
-        if self.address:  # else it waits for Ray, holds nothing yet, and does not listen
+        if self.address:  # otherwise it waits for Ray, holds nothing yet, and does not listen
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LEAVE_SECONDS)
         self._kill()
         self._line.close()
 
     def give_up(self, why: str) -> None:
-        """Nothing more is expected of it."""
+        """Fail all pending calls and kill the driver."""
         self._end(why)
         self._kill()
 
     def _awaited(
-        self, answers: _Answers, seconds: float, heed: _Heed | None
+        self, answers: _Answers, seconds: float, on_wait: _OnWait | None
     ) -> dict[str, Any] | None:
-        """None: nothing has come while this process has listened for so long."""
+        """Return the answer; None if none came while this process listened for this long."""
         listened = 0.0
         while listened < seconds:
-            if heed:
-                heed(listened)
+            if on_wait:
+                on_wait(listened)
             began = time.monotonic()
             with contextlib.suppress(queue.Empty):
                 answer = answers.get(timeout=_LISTEN_SECONDS)
                 if answer is None:
                     raise DriverLost(self.lost)
                 return answer
-            # Where this process was stopped itself, so may have been the other.
+            # If this process itself was suspended, the driver may have been, too.
             listened += min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
         return None
 
     def _say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError), self._lock:  # who listens sees that it is gone
+        with (
+            contextlib.suppress(OSError),
+            self._lock,
+        ):  # the listening thread notices that it is gone
             self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def _listen(self) -> None:
@@ -241,7 +248,7 @@ class Driver:
                     self.give_up(f"the Ray cluster at {self._where}: {why}")
 
     def _end(self, why: str) -> None:
-        """Tell everybody who waits."""
+        """Fail all pending calls and end all lines."""
         with self._lock:
             self.lost = self.lost or why
             for answers in self._waiting.values():
@@ -250,7 +257,7 @@ class Driver:
                 wire.put(b"")
 
     def _kill(self) -> None:
-        # Its group: a Ray that it has started itself goes with it.
+        # The process group: a Ray that the driver has started goes with it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,4 +1,4 @@
-"""How the ranks of a trial spread over nodes, and how many trials fit. Pure."""
+"""Layout of a trial's ranks on nodes, and the number of trials that fit. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from autotune.worker.places import devices_needed
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6
-"""Shares such as 0.1 have no exact binary form."""
+"""Tolerance for shares such as 0.1, which have no exact binary form."""
 
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """What a node has."""
+    """Processors and devices of a node."""
 
     cpus: int
     gpus: int
@@ -22,14 +22,14 @@ class NodeCapacity:
 
 @dataclass(frozen=True)
 class Layout:
-    """Every slot has the same shape, so that its trials are comparable.
+    """Shape of every slot; all have the same, so that their trials are comparable.
 
     Attributes:
-        nodes: per slot.
-        ranks_per_node: the same on each.
+        nodes: number of nodes per slot.
+        ranks_per_node: number of ranks on each node.
         gpus_per_worker: CUDA devices per rank.
         bundle: Ray resources per node of a slot.
-        slots: trials at a time.
+        slots: number of concurrent trials.
     """
 
     nodes: int
@@ -39,8 +39,10 @@ class Layout:
     slots: int
 
     def devices_of(self, slot: int, devices: int) -> range:
-        """By number, the CUDA devices of a slot on a node of so many; slots with a share of one are
-        dealt out over them."""
+        """Return the indices of a slot's CUDA devices on a node with this many devices.
+
+        Slots with a share of one device are dealt out over the devices.
+        """
         amount = self.bundle.get("GPU", 0.0)
         if 0 < amount < 1:
             return range(slot % devices, slot % devices + 1)
@@ -48,13 +50,13 @@ class Layout:
 
 
 def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
-    """The layout with the fewest nodes per trial.
+    """Return the layout with the fewest nodes per trial.
 
-    The number of slots, where it is not given: on CUDA devices as many as fit; on the CPU one per
-    node, because trials on the same cores and memory disturb each other's figures.
+    Where the number of slots is not given, it is as many as fit on CUDA devices. On the CPU it is
+    one per node, because trials on the same cores and memory disturb each other's figures.
 
     Raises:
-        NotHere: these nodes are too small.
+        NotHere: the nodes are too small.
     """
     workers = _workers(resources, capacities)
     gpus = _gpus_per_worker(resources, workers, capacities)
@@ -99,7 +101,7 @@ def _gpus_per_worker(
 
 
 def _devices(ranks: int, share: float) -> float:
-    """Devices of a bundle: a share of one, or whole ones."""
+    """Return the devices of a bundle: a share of one, or whole ones."""
     return ranks * share if ranks * share < 1 else float(devices_needed(ranks, share))
 
 
@@ -114,7 +116,7 @@ def _times(bundle: dict[str, float], capacity: NodeCapacity) -> int:
 
 
 def _slots(fitting: Sequence[int], nodes: int) -> int:
-    """How many slots of so many different nodes can be taken, if node i holds fitting[i] bundles."""
+    """Return how many slots of this many different nodes fit, if node i holds fitting[i] bundles."""
     slots = 0
     while sum(min(times, slots + 1) for times in fitting) >= nodes * (slots + 1):
         slots += 1

@@ -10,22 +10,22 @@ from launchers import devices
 from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
+from launchers.node_compat import check_device
 from launchers.reservation import Busy, Reservation
-from launchers.sameness import check
 from launchers.slot import AgentSlot
 
 _LOOPBACK = "127.0.0.1"
 
 
 class LocalLink(Link):
-    """An agent that is a child of this process."""
+    """Connection to an agent that is a child of this process."""
 
     host = _LOOPBACK
 
     def __init__(
         self, log_dir: str, env: Mapping[str, str], devices: Mapping[str, str] | None = None
     ) -> None:
-        """Start the agent; env and devices are as AgentProcess takes them."""
+        """Start the agent; env and devices are as for AgentProcess."""
         log = str(Path(log_dir) / "agent.log")
         self._agent = AgentProcess(_LOOPBACK, log, env, devices)
 
@@ -52,14 +52,14 @@ class LocalLauncher(Launcher):
         self.slots = []
         self._reservation = Reservation(busy)
         if left := processes.sweep():
-            raise LauncherError(f"what is left of an earlier study cannot be ended: {left}")
+            raise LauncherError(f"processes of an earlier study cannot be ended: {left}")
         try:
             if not layout.gpus_per_worker:
                 self._reservation.take(devices.processors())
             for number in range(layout.slots):
                 self.slots.append(_open_slot(layout, log_dir, number, env))
             on_gpu = bool(layout.gpus_per_worker)
-            check(resources.device, self.slots[0].environment, on_gpu=on_gpu)
+            check_device(resources.device, self.slots[0].environment, on_gpu=on_gpu)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         except BaseException:
             self.close()
@@ -79,6 +79,8 @@ def _open_slot(layout: Layout, log_dir: str, number: int, env: Mapping[str, str]
     if indices := layout.devices_of(number, len(visible)):
         own = {devices.VISIBLE: ",".join(visible[index] for index in indices)}
     elif visible:
-        own = {devices.VISIBLE: ""}  # a script would take what is there, whatever the slot is for
+        own = {
+            devices.VISIBLE: ""
+        }  # a script would use any visible device, also in a slot without devices
     node = Node(connect=lambda: LocalLink(log_dir, env, own), ranks=layout.ranks_per_node)
     return AgentSlot(f"local-{number}", [node], gpus_per_worker=layout.gpus_per_worker)

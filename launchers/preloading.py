@@ -1,15 +1,19 @@
-"""What the agents of a slot import once for all trials, learnt from the first trial that got so far."""
+"""Modules that the agents of a slot import once for all trials, learnt from an early trial."""
 
 from collections.abc import Mapping
 
 from autotune.worker.protocol import Built, Preload
 
 _WORTH_NEW_AGENTS_SECONDS = 1.0
-"""To build a workload, in every trial: new agents take two or three, once."""
+"""Seconds to build a workload, in every trial, that justify new agents. These take two or three,
+once."""
 
 
 class Preloading:
-    """Nothing at first, then what building the workload has imported, if that saves time."""
+    """Modules to preload: at first none, then those that building the workload imported.
+
+    They are preloaded only if that saves time.
+    """
 
     def __init__(self, nodes: int) -> None:
         self.by_node = [Preload()] * nodes
@@ -17,11 +21,11 @@ class Preloading:
 
     @property
     def wanted(self) -> bool:
-        """There is something to import."""
+        """True if there are modules to import."""
         return any(preload.modules for preload in self.by_node)
 
     def learn(self, built: Mapping[int, Built]) -> bool:
-        """Take in what the nodes tell of a trial; whether new agents would save time from now on."""
+        """Take in what the nodes report of a trial; return whether new agents would save time."""
         if self._learnt or len(built) < len(self.by_node):
             return False
         self._learnt = True
@@ -29,6 +33,6 @@ class Preloading:
             self.by_node = [built[node].preload for node in range(len(self.by_node))]
         return self.wanted
 
-    def give_up(self) -> None:
-        """It does harm: import nothing."""
+    def disable(self) -> None:
+        """Import nothing any more, because it does harm."""
         self.by_node = [Preload()] * len(self.by_node)

@@ -18,15 +18,15 @@ from launchers.agents import Node
 from launchers.base import Launcher, Resources
 from launchers.driver import Driver, Refused
 from launchers.layout import plan
-from launchers.ray_ground import Ground
+from launchers.node_compat import check_device
 from launchers.ray_link import RayLink
 from launchers.ray_nodes import Cluster
-from launchers.reservation import NOBODY, Busy, Reservation, Rival
-from launchers.sameness import check
+from launchers.ray_placement import SlotPlacement
+from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
 from launchers.slot import AgentSlot
 
 _SETTLE_SECONDS = 3.0
-"""What has just been given back is not free at once: only then others hold it."""
+"""Time until freed resources show as free. Only after that are they held by others."""
 _POLL_SECONDS = 0.5
 _GROW_SECONDS = 3.0
 
@@ -34,8 +34,8 @@ _GROW_SECONDS = 3.0
 class RayLauncher(Launcher):
     """Slots on a Ray cluster; on a Ray of its own on this machine when no address is given.
 
-    On a cluster that others use as well it begins with as many slots as there is room for, one at least,
-    and adds others as room comes.
+    On a shared cluster it begins with as many slots as there is room for, at least one, and adds
+    others as room comes.
     """
 
     slots: list[AgentSlot]
@@ -57,7 +57,7 @@ class RayLauncher(Launcher):
         self._log = str(Path(log_dir) / "agent.log")
         self._env = dict(env)
         self._busy = busy
-        self._grounds: list[Ground] = []
+        self._placements: list[SlotPlacement] = []
         self._numbers = itertools.count()
         self._closing = threading.Event()
         self._growth: threading.Thread | None = None
@@ -78,31 +78,31 @@ class RayLauncher(Launcher):
             self.close()
             raise
         except BaseException:
-            if self._driver:  # nobody waits for it any more, and it may take long to leave
+            if self._driver:  # it is no longer needed, and may take long to leave
                 self._driver.give_up("its study is not to run")
             self.close()
             raise
 
     @property
     def address(self) -> str:
-        """Of the cluster."""
+        """Address of the cluster."""
         return self._cluster.driver.address
 
     @property
     def planned(self) -> int:
-        """As many as all nodes had room for that were ever there at once."""
+        """Largest number of slots that the cluster has ever had room for."""
         return self._planned
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         found: list[str] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._cluster.news.get_nowait())
+                found.append(self._cluster.notices.get_nowait())
         return found
 
     @property
     def several_nodes(self) -> bool:
-        """Agents may be lost on one and not on another."""
+        """True if agents may be lost on one node and not on another."""
         return self._cluster.size > 1
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class RayLauncher(Launcher):
         try:
             for slot in self.slots:
                 slot.close()
-            for ground in self._grounds:
-                ground.release()
+            for placement in self._placements:
+                placement.release()
             if self._driver:
                 self._driver.close()
             if self._growth:
@@ -120,11 +120,11 @@ class RayLauncher(Launcher):
             self._reservation.close()
 
     def _joining(self, address: str | None) -> Callable[[str], object]:
-        return lambda text: self._busy(Rival(0, text) if text and address else NOBODY)
+        return lambda text: self._busy(Rival(0, text) if text and address else NO_RIVAL)
 
-    def _heed(self) -> None:
-        """Hear, as it opens, that it need not."""
-        self._busy(NOBODY)
+    def _check_busy(self) -> None:
+        """Raise if the launcher is no longer wanted while it opens."""
+        self._busy(NO_RIVAL)
 
     def _open(self, address: str | None) -> None:
         layout = self._cluster.layout
@@ -132,62 +132,62 @@ class RayLauncher(Launcher):
         self._planned = layout.slots
         self._wait_for_room()
         for _ in range(layout.slots - 1):
-            if not self._add_slot(self._heed) and address is None:
+            if not self._add_slot(self._check_busy) and address is None:
                 raise LauncherError(f"Ray has not granted {layout.slots} x {layout.bundle}")
-        if address is None:  # others' clusters keep account themselves
+        if address is None:  # a shared cluster does its own accounting
             on_gpu = bool(layout.gpus_per_worker)
-            check(self._cluster.device, self.slots[0].environment, on_gpu=on_gpu)
+            check_device(self._cluster.device, self.slots[0].environment, on_gpu=on_gpu)
             self._reservation.take(name for slot in self.slots for name in slot.cuda_devices)
         else:
             self._growth = threading.Thread(target=self._grow, name="growth", daemon=True)
             self._growth.start()
 
     def _wait_for_room(self) -> None:
-        """Open the first slot as soon as others leave room for it."""
+        """Open the first slot as soon as other jobs leave room for it."""
         began, since = time.monotonic(), time.strftime("%H:%M:%S")
-        while not self._add_slot(self._heed):
+        while not self._add_slot(self._check_busy):
             settled = time.monotonic() - began > _SETTLE_SECONDS
-            self._busy(Rival(0, self._cluster.busy(since)) if settled else NOBODY)
+            self._busy(Rival(0, self._cluster.busy(since)) if settled else NO_RIVAL)
             time.sleep(_POLL_SECONDS)
 
-    def _add_slot(self, heed: Callable[[], object]) -> bool:
-        """Open one more if there is room; whether there was.
+    def _add_slot(self, on_wait: Callable[[], object]) -> bool:
+        """Open one more slot if there is room; return whether there was.
 
         Args:
-            heed: called again and again meanwhile; may raise.
+            on_wait: called repeatedly meanwhile; may raise.
         """
-        ground = Ground(self._cluster, heed)
-        if not ground.take():
+        placement = SlotPlacement(self._cluster, on_wait)
+        if not placement.reserve():
             return False
-        self._grounds.append(ground)
+        self._placements.append(placement)
         layout = self._cluster.layout
         ranks = layout.ranks_per_node
-        nodes = [Node(self._connecting(ground, b), ranks) for b in range(layout.nodes)]
+        nodes = [Node(self._connecting(placement, b), ranks) for b in range(layout.nodes)]
         name = f"ray-{next(self._numbers)}"
         try:
-            slot = AgentSlot(name, nodes, gpus_per_worker=layout.gpus_per_worker, heed=heed)
+            slot = AgentSlot(name, nodes, gpus_per_worker=layout.gpus_per_worker, on_wait=on_wait)
         except BaseException:
-            ground.release()
+            placement.release()
             raise
-        if not self._cluster.are_fit(ground.nodes, slot.environment):
+        if not self._cluster.are_fit(placement.nodes, slot.environment):
             slot.close()
-            ground.release()
-            self._grounds.remove(ground)
+            placement.release()
+            self._placements.remove(placement)
             return False
-        ground.heed = slot.heed
+        placement.on_wait = slot.check_cancelled
         self.slots.append(slot)
         return True
 
-    def _connecting(self, ground: Ground, bundle: int) -> Callable[[], RayLink]:
+    def _connecting(self, placement: SlotPlacement, bundle: int) -> Callable[[], RayLink]:
         def connect() -> RayLink:
             if bundle == 0:
-                ground.stand()
-            return RayLink(ground, bundle, self._log, self._env)
+                placement.ensure()
+            return RayLink(placement, bundle, self._log, self._env)
 
         return connect
 
     def _grow(self) -> None:
-        """Add slots as room comes: others leave, nodes come, or come back."""
+        """Add slots as room comes: other jobs leave, nodes join or return."""
         while not self._closing.wait(_GROW_SECONDS):
             with contextlib.suppress(LauncherError):
                 wanted = self._cluster.plan(self._cluster.nodes()).slots

@@ -1,9 +1,11 @@
-"""The Ray driver, a process of its own: Ray ends the process that it lives in when the raylet beside it,
-or the head, is gone.
+"""The Ray driver in a process of its own.
 
-It is asked by lines of JSON (`call`, `id`, arguments) and answers by lines with the same `id`; what
-agents report comes in between, with the number of their `link`. When whoever asks is gone it gives
-everything back and leaves. Imported by nobody else: launchers.driver is the other side.
+Ray ends the process that it lives in when the raylet beside it, or the head, is gone.
+
+Requests are lines of JSON (`call`, `id`, arguments), answers are lines with the same `id`. Reports
+of agents come in between, with the number of their `link`. When the requesting process is gone the
+driver gives everything back and leaves. Only this process imports this module; launchers.driver is
+the other side.
 """
 
 import base64
@@ -33,40 +35,41 @@ from ray.util.scheduling_strategies import (
 )
 
 from autotune.worker.node.agent_process import AgentProcess
-from launchers import look
+from launchers import node_info
 from launchers.ray_token import own_token, read_again
 
 _LOOPBACK = "127.0.0.1"
 _CALL_SECONDS = 30.0
 _KNOCK_SECONDS = 5.0
 _FAREWELL_SECONDS = 1.0
-"""How long an agent whose actor has died takes to notice and to clear its node."""
+"""Time that an agent whose actor has died takes to notice and to clear its node."""
 _LEAVE_SECONDS = 15.0
-"""Ray may wait for ever for a head that is gone."""
+"""Timeout of the shutdown: Ray may wait for ever for a head that is gone."""
 _DOUBT_SECONDS = 3.0
-"""Within which a raylet that has died no longer answers."""
+"""Time within which a raylet that has died stops answering."""
 _DAEMON_SECONDS = 30.0
-"""A daemon that asks nothing for so long, and has asked every few seconds before, is paused: another one
-may have its studies by now, and needs what is held for it."""
+"""Silence of the daemon, which asks every few seconds, after which it counts as paused.
+
+Another daemon may have its studies by now, and needs what is held for it."""
 _TICK_SECONDS = 1.0
 _MOST_SHOWN = 120
-"""Characters of a command line."""
+"""Longest shown part of a command line, in characters."""
 _READ_AND_SEND_AND_CLOSE = 3
-"""Threads of an actor: a blocked `read` must not keep a `send` or `close` waiting."""
+"""Threads of an actor: a blocked `read` must not delay a `send` or `close`."""
 
 
 def main(descriptor: int) -> NoReturn:
     """Serve until the other end of the socket is closed."""
     with socket.socket(fileno=descriptor) as line:
-        server = _Server(line)
+        server = _CallServer(line)
         with contextlib.suppress(OSError):
             server.serve()
     sys.stderr.flush()
     os._exit(0)
 
 
-class _Server:
-    """Answers calls: each method without an underscore is one."""
+class _CallServer:
+    """Server of the calls: each method without an underscore is one."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -74,15 +77,18 @@ class _Server:
         self._groups: dict[int, PlacementGroup] = {}
         self._actors: dict[int, Any] = {}
         self._unasked = 0.0
-        """Seconds for which this process has run since it was asked anything."""
+        """Seconds for which this process has run since the last call."""
 
     def serve(self) -> None:
-        """Until the line ends, or nothing comes of it any more; then everything is given back."""
+        """Serve until the line ends or the daemon is silent for too long.
+
+        Then everything is given back.
+        """
         for text in self._line.makefile("rb"):
             self._unasked = 0.0
             asked = json.loads(text)
             if asked["call"] == "connect":
-                # Here: what Ray starts for itself dies with the thread that has started it.
+                # In this thread: processes of Ray die with the thread that has started them.
                 self._answer(asked)
                 threading.Thread(target=self._watch_daemon, daemon=True).start()
             else:
@@ -92,7 +98,7 @@ class _Server:
     # Calls
 
     def connect(self, address: str | None, folder: str | None) -> str:
-        """Join the cluster, or start one with its files in this folder; its address."""
+        """Join the cluster, or start one with its files in this folder; return its address."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address is None:
             with own_token():
@@ -111,7 +117,7 @@ class _Server:
         return str(ray.get_runtime_context().gcs_address)
 
     def ping(self) -> str:
-        """What is wrong with this driver, if the head answers at all; empty: nothing."""
+        """Return what is wrong with this driver, if the head answers at all; empty: nothing."""
         if not _answers(ray.get_runtime_context().get_node_id()):
             return "the raylet beside its driver is gone"
         for group in list(self._groups):
@@ -121,7 +127,7 @@ class _Server:
         return ""
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Living nodes that are not about to go, with what they have and what of it is free."""
+        """Return living nodes that are not about to leave, with their total and free resources."""
         free, leaving = state.available_resources_per_node(), state.state.get_draining_nodes()
         return [
             {
@@ -135,13 +141,13 @@ class _Server:
             if node["Alive"] and node["NodeID"] not in leaving
         ]
 
-    def look(self, nodes: list[str], patience: float) -> dict[str, dict[str, Any]]:
-        """What nodes say of themselves (launchers.look), as far as they do in so many seconds."""
-        cloudpickle.register_pickle_by_value(look)  # autotune need not be there
+    def node_info(self, nodes: list[str], patience: float) -> dict[str, dict[str, Any]]:
+        """Return the node information (launchers.node_info) of the nodes that answer in time."""
+        cloudpickle.register_pickle_by_value(node_info)  # autotune need not be there
         asked = {}
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
-            task = ray.remote(look.look).options(
+            task = ray.remote(node_info.node_info).options(
                 num_cpus=0, max_retries=0, scheduling_strategy=there
             )
             asked[task.remote()] = node
@@ -155,7 +161,7 @@ class _Server:
         return found
 
     def others(self) -> list[str]:
-        """Jobs of others that run on the cluster, in words."""
+        """Return descriptions of other jobs on the cluster."""
         own = ray.get_runtime_context().get_job_id()
         return [
             f"{_called(job)} (process {job['DriverPid']} on {job['DriverIPAddress']})"
@@ -166,7 +172,7 @@ class _Server:
     def reserve(
         self, group: int, bundles: list[dict[str, float]], strategy: str, patience: float
     ) -> bool:
-        """Take all of the bundles, or none; whether they were granted in so many seconds."""
+        """Reserve all of the bundles or none; return whether they were granted in time."""
         made = placement_group(bundles, strategy=strategy)
         self._groups[group] = made
         granted = bool(made.wait(patience))
@@ -175,16 +181,16 @@ class _Server:
         return granted
 
     def release(self, group: int) -> None:
-        """Give them back."""
+        """Give the bundles of a group back."""
         if made := self._groups.pop(group, None):
             remove_placement_group(made)
 
     def stands(self, group: int) -> str:
-        """Of a group: CREATED, RESCHEDULING, REMOVED and so on."""
+        """Return the state of a group: CREATED, RESCHEDULING, REMOVED and so on."""
         return str(placement_group_table(self._groups[group])["state"])
 
     def where(self, group: int) -> list[str]:
-        """The node of each bundle."""
+        """Return the node of each bundle."""
         table = placement_group_table(self._groups[group])["bundles_to_node_id"]
         return [str(table[bundle]) for bundle in sorted(table)]
 
@@ -198,7 +204,7 @@ class _Server:
         log: str,
         env: dict[str, str],
     ) -> None:
-        """Start an agent; what it reports follows."""
+        """Start an agent, whose reports follow."""
         # AgentProcess imports no Ray and none of our top-level packages: a worker finds it by name
         # whatever else the user's working directory holds.
         actor_class = ray.remote(AgentProcess).options(
@@ -210,7 +216,7 @@ class _Server:
             ),
         )
         node = self.where(group)[bundle]
-        # Ray itself has told the actor which devices it has.
+        # Ray itself tells the actor which devices it has.
         self._actors[link] = actor_class.remote(host, log, env)
         threading.Thread(target=self._pass_on, args=(link, node), daemon=True).start()
 
@@ -223,12 +229,12 @@ class _Server:
             return False
 
     def taken(self, link: int, folder: str, token: str) -> dict[str, str]:
-        """What a trial has left on a node, in base 64, by name."""
+        """Return a trial's files on a node, in base 64, by name."""
         files = ray.get(self._actors[link].taken.remote(folder, token), timeout=_CALL_SECONDS)
         return {name: base64.b64encode(content).decode() for name, content in files.items()}
 
     def end(self, link: int) -> str:
-        """End an agent; what cannot be ended, in words."""
+        """End an agent; return a description of what cannot be ended."""
         actor = self._actors.pop(link, None)
         if actor is None:
             return ""
@@ -238,11 +244,11 @@ class _Server:
         except ray.exceptions.GetTimeoutError:
             left = f"the actor of its agent has not answered for {_CALL_SECONDS:g} s"
         except ray.exceptions.RayError:
-            pass  # it is gone, and its node maybe, too
+            pass  # it is gone, perhaps with its node
         ray.kill(actor)
         return left
 
-    # What is no call
+    # Internals
 
     def _answer(self, asked: dict[str, Any]) -> None:
         number, name = asked.pop("id"), asked.pop("call")
@@ -285,7 +291,7 @@ class _Server:
 
 
 def first_line(error: Exception) -> str:
-    """Of what an error says: Ray adds its state and the stacks of its own processes."""
+    """Return the first line of an error: Ray adds its state and stacks of its own processes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -301,10 +307,10 @@ def _counted(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _knock(address: str) -> None:
-    """Whether anybody answers; Ray itself takes a minute to find that nobody does.
+    """Check that the address answers; Ray itself takes a minute to find that it does not.
 
     Raises:
-        OSError: nobody does.
+        OSError: the address does not answer.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in address:
@@ -312,7 +318,10 @@ def _knock(address: str) -> None:
 
 
 def _is_well(node_id: str) -> bool:
-    """Whether a node still has a raylet. Ray itself may take half a minute to see that it has not."""
+    """Return whether a node still has a raylet.
+
+    Ray itself may take half a minute to see that it has not.
+    """
     time.sleep(_DOUBT_SECONDS)
     return _answers(node_id)
 

@@ -1,4 +1,4 @@
-"""Where a Ray of our own keeps its sockets and logs: a folder that goes with it, whoever is killed."""
+"""Folder for sockets and logs of a Ray of our own, removed with it even if processes are killed."""
 
 import contextlib
 import fcntl
@@ -9,23 +9,24 @@ from pathlib import Path
 
 _PREFIX = "autotune-ray-"
 _USUAL = "/tmp"
-"""Names of sockets have to be short: wherever else temporary files are, these are here."""
+"""Default parent folder. Names of sockets have to be short, so it is not the folder of temporary
+files."""
 
 
 class OwnFolder:
-    """Held as long as this process lives, or until it is removed."""
+    """A folder held as long as this process lives, or until it is removed."""
 
     def __init__(self) -> None:
-        """Make one, and remove those of processes that are dead."""
+        """Make a folder, and remove those of dead processes."""
         base = Path(os.environ.get("RAY_TMPDIR") or _USUAL)
         sweep(base)
         self._lock: int | None = None
         while self._lock is None:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-            self._lock = _locked(self.path)  # unless another took it for one of a dead process
+            self._lock = _locked(self.path)  # unless another process took it for that of a dead one
 
     def remove(self) -> None:
-        """With all that is in it: nothing of Ray runs any more."""
+        """Remove the folder with its content; nothing of Ray runs any more."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -33,7 +34,7 @@ class OwnFolder:
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders below this one that nobody holds."""
+    """Remove the folders below this one that no process holds."""
     for folder in base.glob(f"{_PREFIX}*"):
         lock = _locked(folder)
         if lock is not None:
@@ -42,7 +43,7 @@ def sweep(base: Path) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """Its descriptor; None if it is another process's, another user's or gone."""
+    """Return the descriptor of the locked folder; None if it is held, another user's or gone."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

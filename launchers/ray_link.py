@@ -1,4 +1,4 @@
-"""A line to an agent through the Ray actor that owns it."""
+"""Connection to an agent through the Ray actor that owns it."""
 
 import base64
 import contextlib
@@ -10,17 +10,19 @@ from typing import Any
 from autotune.worker.files import make_private
 from launchers.base import Link
 from launchers.driver import DriverLost, Refused
-from launchers.ray_ground import Ground
 from launchers.ray_nodes import ANSWER_SECONDS
+from launchers.ray_placement import SlotPlacement
 
 _LOOPBACK = "127.0.0.1"
 
 
 class RayLink(Link):
-    """A line to an agent through the actor that owns it."""
+    """Connection to an agent through the actor that owns it."""
 
-    def __init__(self, ground: Ground, bundle: int, log: str, env: Mapping[str, str]) -> None:
-        self._cluster, self._node = ground.cluster, ground.nodes[bundle]
+    def __init__(
+        self, placement: SlotPlacement, bundle: int, log: str, env: Mapping[str, str]
+    ) -> None:
+        self._cluster, self._node = placement.cluster, placement.nodes[bundle]
         layout = self._cluster.layout
         self.host = _LOOPBACK if layout.nodes == 1 else self._node.address
         self.where = str(self._node) if self._cluster.is_shared else ""
@@ -29,7 +31,7 @@ class RayLink(Link):
         self._cluster.driver.call(
             "start",
             link=self._wire.number,
-            group=ground.group,
+            group=placement.group,
             bundle=bundle,
             resources=layout.bundle,
             host=self.host,
@@ -49,15 +51,15 @@ class RayLink(Link):
             self._cluster.avoided.add(self._node.id)
         return line
 
-    def loss(self) -> str:
+    def loss_reason(self) -> str:
         if self._cluster.driver.lost:
             return self._cluster.driver.lost
         return f"node {self._node} was lost" if self._wire.node_lost else ""
 
-    def give_up(self) -> None:
+    def mark_suspect(self) -> None:
         self._cluster.avoided.add(self._node.id)
 
-    def bring(self, folder: Path) -> None:
+    def fetch_files(self, folder: Path) -> None:
         token = f"brought-{secrets.token_hex(8)}"
         with contextlib.suppress(DriverLost, Refused, OSError):
             make_private(folder)

@@ -1,4 +1,7 @@
-"""A token for a Ray of our own: its ports run code for whoever reaches them: every local user."""
+"""Token of a Ray of our own.
+
+Its ports run code for every process that reaches them: for every local user.
+"""
 
 import contextlib
 import importlib
@@ -10,17 +13,17 @@ from typing import Any
 MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
 SINCE = (2, 52)
-"""The first Ray that heeds them; earlier ones ask nobody."""
+"""The first version of Ray that checks tokens; earlier ones let every client in."""
 _token = secrets.token_hex(32)
-"""One for as long as this process lives."""
+"""One token for the lifetime of this process."""
 
 
 @contextlib.contextmanager
 def own_token() -> Iterator[None]:
-    """A Ray that is started meanwhile wants a token that only it and this process have.
+    """Give a Ray that is started meanwhile a token that only it and this process have.
 
-    Ray itself would make one, from 2.60 on, and leave it in a file that others may be able to read. What
-    the user has said in RAY_AUTH_MODE stays.
+    Ray itself would make one, from 2.60 on, and leave it in a file that others may be able to read.
+    A value of RAY_AUTH_MODE that the user has set stays.
     """
     if MODE in os.environ:
         yield
@@ -39,9 +42,11 @@ def own_token() -> Iterator[None]:
 
 
 def read_again() -> None:
-    """Have Ray, which reads these variables as it is imported, read them once more. No Ray may be
-    connected."""
-    with contextlib.suppress(ImportError, AttributeError):  # of a version without tokens
+    """Have Ray read these variables once more; it reads them as it is imported.
+
+    No Ray may be connected.
+    """
+    with contextlib.suppress(ImportError, AttributeError):  # a version without tokens
         raylet: Any = importlib.import_module("ray._raylet")
-        raylet.Config.initialize("")  # first: what still runs then looks for no token that is gone
+        raylet.Config.initialize("")  # first, so that nothing looks for a token that is gone
         raylet.AuthenticationTokenLoader.instance().reset_cache()

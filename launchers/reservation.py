@@ -1,4 +1,4 @@
-"""One study at a time on a device of this machine: two would spoil each other's figures."""
+"""Exclusive use of this machine's devices: two studies would spoil each other's figures."""
 
 import contextlib
 import os
@@ -15,14 +15,15 @@ from pathlib import Path
 from autotune.errors import DevicesTaken
 
 IGNORED_USERS = "AUTOTUNE_IGNORE_USERS"
-"""Variable with users that are not waited for: names or numbers, parted by commas; `*`: all others."""
+"""Variable with users that are not waited for: names or numbers, separated by commas; `*`: all
+others."""
 _PREFIX = "autotune"
 _LISTENING = Path("/proc/net/unix")
 _LISTENS = 0x10000
-"""Flag of a socket there: others can connect to it."""
+"""Flag of a listening socket in that file."""
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 1.0
-"""Who lets go again within this has only looked, too."""
+"""Time within which a process that only checks lets go again."""
 _RETRY_SECONDS = 0.1
 _MOST_ASKERS = 128
 _CREDENTIALS = struct.Struct("3i")
@@ -31,26 +32,27 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class Rival:
-    """Who holds what another wants."""
+    """Process that holds what another one wants."""
 
     pid: int
-    """0 if that cannot be told, as of another container."""
+    """0 if it cannot be told, as for a process of another container."""
     text: str
 
 
-NOBODY = Rival(0, "")
-"""Something takes its time, and it is nobody's doing: there is nothing to say, but maybe to raise."""
+NO_RIVAL = Rival(0, "")
+"""A wait without a rival: there is nothing to report, but the callback may raise."""
 Busy = Callable[[Rival], bool]
-"""Called again and again as long as somebody else has what is wanted; may raise. True: ignore them."""
+"""Called repeatedly as long as another process holds what is wanted; may raise. True: ignore that
+process."""
 
 
 def refuse(rival: Rival) -> bool:
-    """Do not wait.
+    """Raise instead of waiting.
 
     Raises:
-        DevicesTaken: there is somebody to be waited for.
+        DevicesTaken: another process holds the devices.
     """
-    if rival == NOBODY:
+    if rival == NO_RIVAL:
         return False
     raise DevicesTaken(
         f"{rival.text}, and two at a time would spoil each other's figures; wait for it, or give each "
@@ -59,11 +61,11 @@ def refuse(rival: Rival) -> bool:
 
 
 class Reservation:
-    """Holds names on this machine until it is closed or its process dies, however it dies.
+    """Names held on this machine until it is closed or its process dies, however it dies.
 
-    Whoever listens on an abstract Unix socket below a name holds it. All users see all of these; each
-    has an end that nobody can guess, so that none is taken before its time, and the kernel says whose
-    process it is. This process does not wait for itself.
+    A process holds a name by listening on an abstract Unix socket below it. These sockets are
+    visible to all users. Each has a random suffix, so that no name can be occupied in advance, and
+    the kernel tells the process behind it. This process does not wait for itself.
     """
 
     def __init__(self, busy: Busy) -> None:
@@ -71,30 +73,34 @@ class Reservation:
         self._sockets: list[socket.socket] = []
 
     def take(self, names: Iterable[str]) -> None:
-        """Wait until nobody else holds any of the names, and hold them all.
+        """Wait until no other process holds any of the names, and hold them all.
 
         Raises:
-            Exception: whatever `busy` raises; then none of them is held.
-            OSError: this machine lets nobody listen on such a socket, or see who does.
+            Exception: anything that `busy` raises; then none of the names is held.
+            OSError: this machine forbids listening on such a socket, or seeing its owner.
         """
         wanted = sorted(set(names))
         ignored: set[str] = set()
         patient_until = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            self._listen(wanted)  # before looking: of two that do so at once, one sees the other
+            self._listen(
+                wanted
+            )  # before checking: of two simultaneous processes one sees the other
             with contextlib.closing(_others(wanted, ignored)) as others:
                 other = next(others, None)
             if other is None:
                 return
-            # Who waits holds nothing: two that wait for each other would wait for ever.
+            # A waiting process holds nothing: two that wait for each other would wait for ever.
             self.close()
             with other.line:
                 if self._is_to_be_ignored(other, patient_until - time.monotonic()):
                     ignored.add(other.address)
-            time.sleep(random.uniform(0, _RETRY_SECONDS))  # and not in step with the other
+            time.sleep(
+                random.uniform(0, _RETRY_SECONDS)
+            )  # at a random moment, not in step with the other
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Let go of all names."""
         while self._sockets:
             self._sockets.pop().close()
 
@@ -106,7 +112,7 @@ class Reservation:
             listener.listen(_MOST_ASKERS)
 
     def _is_to_be_ignored(self, other: "_Other", patience: float) -> bool:
-        """Wait until a holder is gone; True if it need not be waited for."""
+        """Wait until a holder is gone; return True if it need not be waited for."""
         if patience > 0 and other.is_gone_within(patience):
             return False
         while not self._busy(other.rival):
@@ -117,16 +123,16 @@ class Reservation:
 
 @dataclass(frozen=True)
 class _Other:
-    """Who listens below a name, with a line there that ends when they let go."""
+    """Process that listens below a name, with a connection that ends when it lets go."""
 
     address: str
     line: socket.socket
     is_connected: bool
-    """Not, if there are so many that ask that no more can."""
+    """False if so many processes ask that no more can connect."""
     rival: Rival
 
     def is_gone_within(self, seconds: float) -> bool:
-        """Whether they let go in that time; they never send anything."""
+        """Return whether the process lets go in that time; it never sends anything."""
         if not self.is_connected:
             time.sleep(min(seconds, _RETRY_SECONDS))
             return True  # perhaps: ask again
@@ -140,8 +146,11 @@ class _Other:
 
 
 def _others(names: Collection[str], ignored: Collection[str]) -> Generator[_Other, None, None]:
-    """Other processes that hold one of the names, but for those at ignored addresses and of users that
-    nobody here waits for. The line of each is closed when the next is asked for, but for the last."""
+    """Yield other processes that hold one of the names.
+
+    Those at ignored addresses and of ignored users are left out. The connection of each is closed
+    when the next is requested, except for the last.
+    """
     for address, name in _listeners(names):
         if address in ignored:
             continue
@@ -163,7 +172,7 @@ def _others(names: Collection[str], ignored: Collection[str]) -> Generator[_Othe
 
 
 def _listeners(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """(address, name) of all sockets below the names, of whomever."""
+    """Yield (address, name) of all sockets below the names, for all users."""
     for entry in _LISTENING.read_bytes().decode(errors="surrogateescape").splitlines():
         fields = entry.split(
             maxsplit=7
@@ -177,7 +186,10 @@ def _listeners(names: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def _listens(flags: str) -> bool:
-    """Anybody can write into that file by the name of a socket, lines included."""
+    """Return whether the flags are those of a listening socket.
+
+    The name of a socket may put any text into that file, line breaks included.
+    """
     try:
         return bool(int(flags, 16) & _LISTENS)
     except ValueError:
@@ -185,14 +197,14 @@ def _listens(flags: str) -> bool:
 
 
 def _peer(connected: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them."""
+    """Return the process and user at the other end, as the kernel knows them."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(credentials)
     return pid, user
 
 
 def _is_ignored(user: int | None) -> bool:
-    """Whether whoever started this process has said that this user is not to be waited for."""
+    """Return whether the environment says that this user is not to be waited for."""
     if user == os.geteuid():
         return False
     told = {word.strip() for word in os.environ.get(IGNORED_USERS, "").split(",")}
@@ -208,7 +220,7 @@ def _called(user: int) -> str:
 
 def _described(pid: int, user: int | None) -> str:
     if user is None:
-        return "a process that lets nobody ask whose it is"
+        return "a process whose owner cannot be determined"
     whose = "" if user == os.geteuid() else f" of user {_called(user)}"
     try:
         return f"process {pid}{whose}, working in {Path(f'/proc/{pid}/cwd').readlink()},"
@@ -219,5 +231,5 @@ def _described(pid: int, user: int | None) -> str:
 def _advice(user: int | None) -> str:
     if user == os.geteuid():
         return ""
-    whom = "*" if user is None else _called(user)
-    return f" (with {IGNORED_USERS}={whom} in the environment of the daemon it is not waited for)"
+    name = "*" if user is None else _called(user)
+    return f" (with {IGNORED_USERS}={name} in the environment of the daemon it is not waited for)"

@@ -1,4 +1,4 @@
-"""A slot over the agents of one or more nodes; the same for every launcher."""
+"""A slot over the agents of one or more nodes, the same for every launcher."""
 
 import threading
 import time
@@ -13,16 +13,16 @@ from autotune.worker.protocol import (
     TrialReport,
     TrialRequest,
 )
-from launchers.agents import AgentDied, Agents, Node, NotBegun, SlotGone
-from launchers.base import Slot, TrialWatch, Turns
+from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
+from launchers.base import Slot, TrialWatch, TurnSchedule
+from launchers.interleaved_session import InterleavedSession
 from launchers.preloading import Preloading
-from launchers.residents import Residents
-from launchers.running import Run, not_ended
-from launchers.staying import StayingRun
+from launchers.session import TrialSession, describe_leftovers
+from launchers.warm_session import WarmSession
 
 
 class AgentSlot(Slot):
-    """Runs trials through one agent per node."""
+    """Slot that runs trials through one agent per node."""
 
     def __init__(
         self,
@@ -30,75 +30,75 @@ class AgentSlot(Slot):
         nodes: Sequence[Node],
         *,
         gpus_per_worker: float,
-        heed: Callable[[], object] = lambda: None,
+        on_wait: Callable[[], object] = lambda: None,
     ) -> None:
         """Start the agents.
 
         Args:
-            heed: called again and again until they are ready; may raise.
+            on_wait: called repeatedly until they are ready; may raise.
 
         Raises:
-            LauncherError: one of them does not come up, or has too few CUDA devices.
+            LauncherError: an agent does not start, or has too few CUDA devices.
         """
         self.name = name
         self._nodes = nodes
         self._agents: Agents | None = None
-        self._away: list[str] = []
-        """Of its last agents, as they were closed."""
+        self._unreachable: list[str] = []
+        """Unreachable agents at the time when the last agents were closed."""
         self._preloading = Preloading(len(nodes))
-        self._run: Run | Residents | None = None
-        self._stays: StayingRun | Residents | None = None
-        """What waits for the next trial, or the next ones that take turns."""
+        self._run: TrialSession | InterleavedSession | None = None
+        self._stays: WarmSession | InterleavedSession | None = None
+        """Warm worker that waits for the next trial or interleaved group."""
         self._outdated = False
-        """Agents that have imported more would save time."""
+        """True if agents that have imported more would save time."""
         self._ending = False
         self._lock = threading.Lock()
-        self._agents = Agents(nodes, self._preloading, heed)  # nothing is preloaded: they are fit
+        self._agents = Agents(nodes, self._preloading, on_wait)  # without preloading they are fit
         self.environment = _of_all(self._agents.environments)
         self.devices_per_rank = gpus_per_worker
         self.device = "cuda" if gpus_per_worker else "cpu"
         self.nodes = len(nodes)
         taken = self._agents.cuda_devices if gpus_per_worker else ()
         self.cuda_devices = [f"CUDA device {uuid}" for uuid in taken]
-        """Of the first node: names that no other device of the machine has."""
+        """Devices of the first node, by names that no other device of the machine has."""
         self._check_devices()
 
-    def away(self) -> list[str]:
+    def unreachable(self) -> list[str]:
         agents = self._agents
-        return agents.away() if agents else self._away
+        return agents.unreachable() if agents else self._unreachable
 
     def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
         started = time.monotonic()
         try:
-            run = self._begun(request, watch)
+            run = self._started(request, watch)
         except (AgentDied, SlotGone) as error:
             return self._lost_before_it_began(request, error, started)
         self._follow(run, [request], _until(request, started))
         self._outdated |= self._preloading.learn(run.built)
-        if isinstance(run, StayingRun) and run.rests:
+        if isinstance(run, WarmSession) and run.idle:
             self._stays = run
         elif self._outdated:
             self.close()
         return run.report(time.monotonic() - started)
 
-    def _begun(self, request: TrialRequest, watch: TrialWatch) -> Run:
-        """A trial in processes that wait for it, or in new ones; raises as `_ready` does."""
+    def _started(self, request: TrialRequest, watch: TrialWatch) -> TrialSession:
+        """Start a trial in a warm worker, or in new processes; raise as `_ready` does."""
         with self._lock:
             self._ending = False
         before = self._stays
-        if isinstance(before, StayingRun) and before.takes(request) and before.lives():
+        if isinstance(before, WarmSession) and before.accepts(request) and before.is_alive():
             self._stays = None
-            return StayingRun(request, before.agents, watch, before)
+            return WarmSession(request, before.agents, watch, before)
         agents = self._ready()
         if request.stays:
-            return StayingRun(request, agents, watch)
-        run = Run(request, agents, watch)
+            return WarmSession(request, agents, watch)
+        run = TrialSession(request, agents, watch)
         agents.start(request)
         return run
 
     @property
     def resident(self) -> dict[str, Any] | None:
-        return self._stays.knobs if self._stays and self._stays.lives() else None
+        return self._stays.knobs if self._stays and self._stays.is_alive() else None
 
     def dismiss(self) -> None:
         stays, self._stays = self._stays, None
@@ -109,32 +109,36 @@ class AgentSlot(Slot):
                 self.close()
             self.unusable = stays.unfit or self.unusable
 
-    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+    def run_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
+    ) -> list[TrialReport]:
         started = time.monotonic()
         with self._lock:
             self._ending = False
         try:
-            residents = self._begun_in_turn(requests, turns)
+            residents = self._started_interleaved(requests, schedule)
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
         self._follow(residents, requests, _until(requests[0], started))
-        if residents.rests and self._agents is residents.agents:
+        if residents.idle and self._agents is residents.agents:
             self._stays = residents
         return residents.reports()
 
-    def _begun_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> Residents:
-        """Several trials, in processes that wait for them or in new ones; raises as `_ready` does."""
+    def _started_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
+    ) -> InterleavedSession:
+        """Start several trials in warm workers, or in new processes; raise as `_ready` does."""
         before = self._stays
-        if isinstance(before, Residents) and before.lives():
-            waiting = before.left_to(requests)
+        if isinstance(before, InterleavedSession) and before.is_alive():
+            waiting = before.claim(requests)
             sound = not (before.lost_agent or before.agent_leaves or before.unfit)
             if waiting and sound:
                 self._stays = None
-                return Residents(requests, before.agents, turns, waiting, before.given)
-        return Residents(requests, self._ready(), turns)
+                return InterleavedSession(requests, before.agents, schedule, waiting, before.given)
+        return InterleavedSession(requests, self._ready(), schedule)
 
     def _ready(self) -> "Agents":
-        """Agents for what runs next, beside nothing that waits.
+        """Return agents for the next trial, after ending the warm worker.
 
         Raises:
             LauncherError: the slot is unusable, or no agents can be started.
@@ -146,30 +150,32 @@ class AgentSlot(Slot):
 
     def _follow(
         self,
-        run: "Run | Residents",
+        run: "TrialSession | InterleavedSession",
         requests: Sequence[TrialRequest],
         until: float | None,
     ) -> None:
-        """Wait for the end of what runs; whatever becomes of its agents. What it has printed is brought
-        at once, though its ranks may stay: whoever takes them over prints elsewhere.
+        """Wait for the end of a trial or group, also if agents die.
+
+        Its printed output is fetched at once, though its ranks may stay: the trial that reuses them
+        prints elsewhere.
 
         Args:
-            requests: what runs.
-            until: by the monotonic clock, when it is ended.
+            requests: requests of what runs.
+            until: monotonic time at which it is ended.
         """
         agents = self._agents
         assert agents is not None
         with self._lock:
             self._run = run
-            if self._ending:  # asked for before all agents had heard of the trial
+            if self._ending:  # requested before all agents had received the trial
                 run.end()
         try:
             run.wait(until)
         finally:
             with self._lock:
                 self._run = None
-        run.wait()  # where it was ended at its very end
-        agents.bring([Path(request.log_dir) for request in requests])
+        run.wait()  # for a trial that was ended in its last moment
+        agents.fetch_files([Path(request.log_dir) for request in requests])
         if run.lost_agent or run.agent_leaves:
             self.close()
         self.unusable = run.unfit or self.unusable
@@ -180,22 +186,22 @@ class AgentSlot(Slot):
             if self._run:
                 self._run.end()
 
-    def heed(self) -> None:
-        """Hear, while agents start, that nothing is to run.
+    def check_cancelled(self) -> None:
+        """Raise, while agents start, if the trial was cancelled.
 
         Raises:
-            NotBegun: that is so.
+            StartCancelled: the trial was cancelled.
         """
         if self._ending:
             why = "it was ended before it began"
-            raise NotBegun(why, loss=why)
+            raise StartCancelled(why, loss=why)
 
     def close(self) -> None:
-        """End the agents; what cannot be ended makes the slot unusable."""
+        """End the agents; processes that cannot be ended make the slot unusable."""
         self._stays, self._outdated = None, False
         if self._agents:
-            self._away = self._agents.away()
-            self.unusable = not_ended(self._agents.close()) or self.unusable
+            self._unreachable = self._agents.unreachable()
+            self.unusable = describe_leftovers(self._agents.close()) or self.unusable
             self._agents = None
 
     def _check_devices(self) -> None:
@@ -217,7 +223,7 @@ class AgentSlot(Slot):
             self.gone = str(error)
         return TrialReport(
             request.trial,
-            None if isinstance(error, NotBegun) else Outcome.CRASH,
+            None if isinstance(error, StartCancelled) else Outcome.CRASH,
             str(error),
             (),
             time.monotonic() - started,
@@ -237,24 +243,24 @@ class AgentSlot(Slot):
     def _new_agents(self) -> "Agents":
         if self._preloading.wanted:
             try:
-                agents = Agents(self._nodes, self._preloading, self.heed)
+                agents = Agents(self._nodes, self._preloading, self.check_cancelled)
                 if agents.fit and _of_all(agents.environments) == self.environment:
                     return agents
                 agents.close()
-            except (SlotGone, NotBegun):
-                raise  # that has nothing to do with what they import
+            except (SlotGone, StartCancelled):
+                raise  # unrelated to preloading
             except LauncherError:
                 pass
-            self._preloading.give_up()
-        return Agents(self._nodes, self._preloading, self.heed)
+            self._preloading.disable()
+        return Agents(self._nodes, self._preloading, self.check_cancelled)
 
 
 def _until(request: TrialRequest, started: float) -> float | None:
-    """When a trial that was started then is ended, by the monotonic clock; None: its watch says."""
+    """Return the monotonic time at which a trial is ended; None: its watch decides."""
     return None if request.seconds is None else started + request.seconds
 
 
 def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Where the trials of a slot run: its first node, and the others below that."""
+    """Return the environment of a slot: its first node, with the other nodes below it."""
     first, *others = environments
     return {**first, "others": others} if others else dict(first)

@@ -1,4 +1,4 @@
-"""What is kept: Optuna's tables for the trials, `autotune_*` tables for everything else."""
+"""Persistence: Optuna's tables for the trials, `autotune_*` tables for everything else."""
 
 from storage.attempts import AttemptFeed
 from storage.database import Database

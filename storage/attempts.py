@@ -46,10 +46,10 @@ class AttemptRecords:
         *,
         round_: int = 0,
     ) -> StoredAttempt:
-        """Record that a trial is about to be launched, once more if it was before.
+        """Record that a trial is about to be launched, as its next attempt.
 
         Args:
-            round_: of the confirmation, or of the calibration.
+            round_: number of the round of the confirmation or of the calibration.
         """
         with self._transactions.fenced(lease) as session:
             earlier = session.scalar(
@@ -85,7 +85,7 @@ class AttemptRecords:
         blocks: Sequence[StoredBlock],
         environment_id: int | None = None,
     ) -> None:
-        """Record what came of an attempt, with its blocks, in one transaction.
+        """Record the result of an attempt with its blocks, in one transaction.
 
         Raises:
             LeaseLost: the lease is gone, or the attempt was given up or recorded by another daemon.
@@ -102,17 +102,17 @@ class AttemptRecords:
             session.add_all(BlockRow(attempt_id=attempt_id, **vars(block)) for block in blocks)
 
     def of(self, study_id: int) -> list[StoredAttempt]:
-        """All attempts of a study, in the order in which they were started."""
+        """Return all attempts of a study, in the order in which they were started."""
         return self.since(study_id, 0)
 
     def since(
         self, study_id: int, last: int, still_open: Sequence[int] = ()
     ) -> list[StoredAttempt]:
-        """Some attempts of a study, in the order in which they were started.
+        """Return some attempts of a study, in the order in which they were started.
 
         Args:
-            last: those with a higher id,
-            still_open: and those with one of these ids.
+            last: include attempts with a higher id than this.
+            still_open: include also the attempts with these ids.
         """
         known = defaults()
         with self._transactions.reading() as session:
@@ -127,7 +127,7 @@ class AttemptRecords:
             return [_attempt(row, known) for row in rows]
 
     def summary(self, study_id: int) -> Summary:
-        """Where a study stands: for ten thousand attempts it costs little more than for ten."""
+        """Return the progress of a study, at nearly the same cost for any number of attempts."""
         own = AttemptRow.study_id == study_id
         search = (own, AttemptRow.purpose == Purpose.SEARCH)
         complete = (*search, AttemptRow.state == AttemptState.COMPLETE)
@@ -154,7 +154,7 @@ class AttemptRecords:
             )
 
     def blocks(self, attempt_id: int) -> list[StoredBlock]:
-        """The timed blocks of an attempt, in order."""
+        """Return the timed blocks of an attempt, in order."""
         with self._transactions.reading() as session:
             rows = session.scalars(
                 select(BlockRow).where(BlockRow.attempt_id == attempt_id).order_by(BlockRow.index)
@@ -163,10 +163,10 @@ class AttemptRecords:
 
 
 class AttemptFeed:
-    """The attempts of one study for whoever looks again and again: its daemon, or who follows it.
+    """Incremental reader of the attempts of one study.
 
-    Each look reads only what may have changed since the last one: attempts that are new, and those
-    that were running then. So it costs the same however long the study is.
+    Each read fetches only what may have changed since the last one: new attempts, and those that
+    were running then. Its cost does not grow with the study.
     """
 
     def __init__(self, attempts: AttemptRecords, study_id: int) -> None:
@@ -176,7 +176,7 @@ class AttemptFeed:
         self._running: list[int] = []
 
     def read(self) -> list[StoredAttempt]:
-        """All attempts of the study, in the order in which they were started."""
+        """Return all attempts of the study, in the order in which they were started."""
         last = next(reversed(self._seen), 0)
         changed = self._attempts.since(self._study_id, last, self._running)
         self._seen.update((attempt.id, attempt) for attempt in changed)
@@ -187,10 +187,10 @@ class AttemptFeed:
 def abandon(
     session: Session, study_id: int, at: float, *, orphaned_before: int | None = None
 ) -> None:
-    """Give up the attempts of a study that are under way; they are to be repeated.
+    """Mark the running attempts of a study as ABANDONED, to be repeated.
 
     Args:
-        orphaned_before: those of a lower epoch than this were left behind by daemons that died.
+        orphaned_before: attempts of a lower epoch were left behind by daemons that died.
     """
     given_up = (
         update(AttemptRow)
@@ -204,10 +204,12 @@ def abandon(
 
 
 def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttempt:
-    """The record; a knob newer than it was at its default then: what a plain script does.
+    """Return the record of a row; a knob that is newer than the row has its default value.
+
+    The default is what a plain script does, so that is what ran then.
 
     Args:
-        values: in the order of _NAMES.
+        values: column values in the order of _NAMES.
     """
     id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
     state, *result = rest

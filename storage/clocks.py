@@ -1,7 +1,7 @@
-"""The clock of a database, and beside that of SQLite one that nobody sets.
+"""Clocks by which leases expire: the database's, and for SQLite the time since boot.
 
-All who use a SQLite file are on one machine. Its wall clock may be set back or forwards under a lease,
-which would then hold for hours, or end at once; the time since the machine was booted only goes on.
+All users of a SQLite file are on one machine. Its wall clock may be set back or forwards while a
+lease is held, which would then last for hours or end at once. The time since boot only increases.
 """
 
 import time
@@ -15,12 +15,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Moment:
-    """Now.
+    """A reading of the clocks.
 
     Attributes:
         wall: seconds since the epoch, by the database's clock.
-        boot: which start of the machine; None where the database is on a server.
-        ticks: seconds since then, those asleep among them.
+        boot: identifier of the machine's boot; None where the database is on a server.
+        ticks: seconds since boot, time asleep included.
     """
 
     wall: float
@@ -28,20 +28,20 @@ class Moment:
     ticks: float = 0.0
 
     def left(self, row: LeaseRow) -> float:
-        """Seconds until a lease runs out; negative once it has."""
+        """Return the seconds until a lease expires; negative once it has."""
         if self.boot is None or row.boot is None or row.boot_expires is None:
             return row.expires - self.wall
         if row.boot != self.boot:
-            return min(0.0, row.expires - self.wall)  # its holder has gone down with the machine
+            return min(0.0, row.expires - self.wall)  # its holder ended when the machine went down
         return row.boot_expires - self.ticks
 
     def until(self, seconds: float) -> dict[str, float | str | None]:
-        """What the row of a lease is to hold, so that so many are left of it."""
+        """Return the columns of a lease that expires in this many seconds."""
         ticks = None if self.boot is None else self.ticks + seconds
         return {"expires": self.wall + seconds, "boot": self.boot, "boot_expires": ticks}
 
 
 def on_this_machine(wall: float) -> Moment:
-    """Now, of a database that all use from here."""
+    """Return the present moment for a database whose users are all on this machine."""
     ticks = time.clock_gettime(time.CLOCK_BOOTTIME)
     return Moment(wall, _BOOT_ID.read_text().strip(), ticks)

@@ -1,4 +1,4 @@
-"""One database: its URL, its engine, its schema, its clock."""
+"""A database: its URL, engine, schema and clock."""
 
 import contextlib
 import fcntl
@@ -24,13 +24,13 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from autotune.errors import BadInput, StorageError
 from storage import postgres
-from storage.fence import keep_late_writers_out
-from storage.sqlite_terms import explained
+from storage.fence import install_fence
+from storage.sqlite_errors import explain_sqlite_error
 
 VERSION_TABLE = "autotune_alembic_version"
-"""Optuna's own migrations use Alembic's default name."""
+"""Not Alembic's default name, which Optuna's own migrations use."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_SCHEMA_LOCK = 0x6175746F  # any number that no other program takes; 'auto'
+_SCHEMA_LOCK = 0x6175746F  # an arbitrary number, 'auto', that no other program takes
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _BUSY_SECONDS = 60
 _BUSY_POLL_SECONDS = 0.05
@@ -57,7 +57,7 @@ _LOCAL_FILE_SYSTEMS = {
     *("fuseblk", "vfat", "exfat", "ntfs", "ntfs3", "hfsplus", "apfs", "ubifs"),
     *("squashfs", "erofs", "iso9660", "udf"),  # where SQLite itself says that it cannot write
 }
-"""As in /proc/mounts. Those that machines share have too many names to be listed."""
+"""Names as in /proc/mounts. Shared file systems have too many names to be listed."""
 _SECRET_WORDS = ("password", "passwd", "secret", "token", "sslkey", "sslpassword")
 _OF_USER = 0o600
 """Mode of new files."""
@@ -71,7 +71,7 @@ class Database:
     """An open database with both schemas, ours and Optuna's, at the newest version."""
 
     def __init__(self, url: str) -> None:
-        """Open it; create or upgrade the tables.
+        """Open the database; create or upgrade the tables.
 
         Args:
             url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
@@ -93,7 +93,7 @@ class Database:
             raise BadInput(f"storage {self}: an option of the URL is wrong: {error}") from None
 
     def __str__(self) -> str:
-        """The URL without its secrets."""
+        """Return the URL without its secrets."""
         hidden = self.url.update_query_dict(
             {
                 key: "***"
@@ -105,16 +105,16 @@ class Database:
 
     @property
     def folder(self) -> Path | None:
-        """Where the file of SQLite lies; None of a server."""
+        """Folder of the SQLite file; None for a server."""
         sqlite = self.url.get_backend_name() == "sqlite"
         return Path(str(self.url.database)).parent if sqlite else None
 
     def now(self) -> str:
-        """SQL for the database's own clock, seconds since the epoch."""
+        """Return SQL for the database's own clock, in seconds since the epoch."""
         return _NOW[self.engine.dialect.name]
 
     def optuna(self) -> RDBStorage:
-        """The trials, through Optuna."""
+        """Return Optuna's storage, which holds the trials."""
         return self._optuna
 
     @functools.cached_property
@@ -125,26 +125,29 @@ class Database:
             engine_kwargs=_engine_arguments(self.url),
             skip_table_creation=True,
         )
-        keep_late_writers_out(found.engine)
+        install_fence(found.engine)
         return found
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that writes: SQLite takes its write lock at the start, not half-way."""
+        """Open a write transaction. SQLite takes its write lock at the start, not half-way."""
         with _writing(self.engine) as connection:
             yield connection
 
     def forget_connections(self) -> None:
-        """Make new ones from now on: those of PostgreSQL may lead to a server that is no primary any
-        more, and would do so for ever."""
+        """Drop pooled connections.
+
+        Connections of PostgreSQL may lead to a server that is no longer the primary, and would do
+        so for ever.
+        """
         if self.folder is None:
             self.engine.dispose()
             self.optuna().engine.dispose()
 
     def reason(self, error: BaseException) -> str:
-        """What the database driver said, in one line without secrets; of SQLite in its own terms."""
+        """Return the driver's message in one line without secrets; for SQLite, an explanation."""
         if self.folder:
-            return explained(_original(error), Path(str(self.url.database)))
+            return explain_sqlite_error(_original(error), Path(str(self.url.database)))
         text = cause_of(error)
         secrets = [self.url.password, *self.url.query.values()]
         for secret in secrets:
@@ -173,8 +176,11 @@ class Database:
         return not path.exists() or (path.is_file() and path.stat().st_size == 0)
 
     def _create_aside(self) -> None:
-        """A new SQLite file under its name only once it is whole: Optuna's tables are not created in
-        one transaction there, and half of them would never be completed."""
+        """Create a new SQLite file and give it its name once it is complete.
+
+        Optuna's tables are not created in one transaction there, and half of them would never be
+        completed.
+        """
         path = Path(str(self.url.database))
         unfinished = path.with_name(path.name + ".new")
         for leftover in path.parent.glob(f"{glob.escape(unfinished.name)}*"):
@@ -200,12 +206,12 @@ class Database:
 
     @contextlib.contextmanager
     def _schema_lock(self) -> Iterator[None]:
-        """Keep others from creating the tables at the same time."""
+        """Keep other processes from creating the tables at the same time."""
         if self.engine.dialect.name == "postgresql":
             with self.engine.connect() as connection:
                 for unlimited in postgres.unlimited():
                     connection.execute(text(unlimited))
-                # Of the transaction: whatever happens, it ends with it.
+                # The lock belongs to the transaction: in any case it ends with it.
                 connection.execute(
                     text("select pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK}
                 )
@@ -225,7 +231,7 @@ class Database:
 
 @functools.cache
 def _revisions() -> tuple[str | None, frozenset[str]]:
-    """Of our migrations: the newest, and all."""
+    """Return the newest of our migrations, and all of them."""
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     script = ScriptDirectory.from_config(config)
@@ -233,7 +239,7 @@ def _revisions() -> tuple[str | None, frozenset[str]]:
 
 
 def _create_tables(url: URL, engine: Engine) -> None:
-    """Optuna's tables and ours, at their newest versions."""
+    """Create Optuna's tables and ours at their newest versions."""
     optunas = RDBStorage(
         url.render_as_string(hide_password=False), engine_kwargs=_engine_arguments(url)
     )
@@ -253,10 +259,10 @@ def _writing(engine: Engine) -> Iterator[Connection]:
 
 
 def parse(url: str) -> URL:
-    """The URL, checked, with the driver that we use.
+    """Return the URL, checked, with the driver that is used here.
 
     Raises:
-        BadInput: it is no URL, or of a database that we do not use.
+        BadInput: the text is no URL, or names an unsupported database.
     """
     try:
         parsed = make_url(url)
@@ -277,7 +283,9 @@ def parse(url: str) -> URL:
         )
     parsed = parsed.set(drivername=_DRIVERS[backend])
     if "@" in (parsed.host or ""):
-        raise BadInput("storage: write an @ in the password as %40, so that the host can be told")
+        raise BadInput(
+            "storage: write an @ in the password as %40, so that the host can be recognised"
+        )
     if backend == "sqlite":
         return _checked_file(parsed)
     return parsed
@@ -299,7 +307,10 @@ def _checked_file(url: URL) -> URL:
 
 
 def _where(path: Path) -> Path:
-    """Where the file lies, or will: SQLite follows links, too, and writes beside it."""
+    """Return the real path of the file, which may not exist yet.
+
+    SQLite follows links, too, and writes beside the real file.
+    """
     try:
         real = path.resolve()
     except (OSError, RuntimeError):
@@ -311,12 +322,15 @@ def _where(path: Path) -> Path:
 
 
 def is_local(kind: str) -> bool:
-    """Whether a file system of this kind, as `file_system` names it, is surely of one machine alone."""
+    """Return whether a file system surely belongs to one machine alone.
+
+    Names are those that `file_system` returns.
+    """
     return kind in _LOCAL_FILE_SYSTEMS
 
 
 def file_system(path: Path) -> str:
-    """Kind of the file system that holds the path, as in /proc/mounts; '' if unknown."""
+    """Return kind of the file system that holds the path, as in /proc/mounts; '' if unknown."""
     resolved = str(path.resolve())
     best, kind = "", ""
     for line in Path("/proc/mounts").read_text().splitlines():
@@ -358,7 +372,10 @@ def _on_sqlite_connect(connection: Any, _: ConnectionPoolEntry) -> None:
 
 
 def _switch_to_wal(cursor: Any) -> None:
-    """Readers do not wait for the writer any more. SQLite's busy timeout does not hold for this."""
+    """Turn on the write-ahead log, so that readers do not wait for the writer.
+
+    SQLite's busy timeout does not apply to this statement.
+    """
     give_up = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -376,14 +393,14 @@ def _on_sqlite_begin(connection: Connection) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """What the database driver said, in one line."""
+    """Return the database driver's message in one line."""
     original = _original(error)
     lines = str(original).strip().splitlines()
     return lines[0] if lines else type(original).__name__
 
 
 def _original(error: BaseException) -> BaseException:
-    """The driver's own error."""
+    """Return the driver's own error."""
     while isinstance(error, StorageInternalError) and error.__cause__:
         error = error.__cause__
     if isinstance(error, DBAPIError) and error.orig is not None:

@@ -1,4 +1,4 @@
-"""Room on the disks that a study writes to."""
+"""Free space on the disks that a study writes to."""
 
 import errno
 import os
@@ -9,12 +9,12 @@ from autotune.worker.files import make_private
 from storage.records import AttemptResult, AttemptState
 
 _LEAST_BYTES = 2**20
-"""Below this a disk counts as full: a trial's logs and the database's next pages need some."""
+"""A disk with less room counts as full: a trial's logs and the database's next pages need some."""
 _WORDS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 def is_full(folder: Path) -> bool:
-    """Whether next to no room is left on the disk of a folder; quotas are not seen."""
+    """Return whether next to no room is left on the disk of a folder; quotas are not seen."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -22,32 +22,32 @@ def is_full(folder: Path) -> bool:
     return found.f_bavail * found.f_frsize < _LEAST_BYTES
 
 
-def tells_of_full_disk(cause: str) -> bool:
-    """Whether somebody's words say that a disk or a quota was full."""
+def mentions_full_disk(cause: str) -> bool:
+    """Return whether a message says that a disk or a quota was full."""
     return any(words in cause for words in _WORDS)
 
 
 def has_failed(result: AttemptResult, folder: Path) -> bool:
-    """Whether it may have been a full disk that a run has failed of.
+    """Return whether a run may have failed because a disk was full.
 
     Args:
-        result: of the run.
-        folder: that it writes to.
+        result: result of the run.
+        folder: folder that the run writes to.
     """
     failed = result.state in (AttemptState.ERROR, AttemptState.CRASH)
-    return failed and (is_full(folder) or tells_of_full_disk(result.cause))
+    return failed and (is_full(folder) or mentions_full_disk(result.cause))
 
 
 def full(folder: Path) -> str:
-    """That a folder's disk is full, in words."""
+    """Return the message that a folder's disk is full."""
     return f"no room is left on the disk of {folder}"
 
 
 def make(folder: Path) -> None:
-    """Make a folder, for this user alone, unless it is there.
+    """Make a folder for this user alone unless it exists.
 
     Raises:
-        AutotuneError: it may not be made, or no room is left.
+        AutotuneError: making it is not permitted, or no room is left.
     """
     try:
         make_private(folder)

@@ -1,4 +1,4 @@
-"""Where figures were measured."""
+"""Environments in which figures were measured."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ class Environments:
         self._transactions = transactions
 
     def record(self, lease: Lease, body: dict[str, Any]) -> int:
-        """The id of this environment, stored once."""
+        """Store an environment unless it is stored already; return its id."""
         canonical = json.dumps(body, sort_keys=True)
         fingerprint = hashlib.sha256(canonical.encode()).hexdigest()
         known = select(EnvironmentRow.id).where(EnvironmentRow.fingerprint == fingerprint)
@@ -32,7 +32,7 @@ class Environments:
             return session.scalars(known).one()
 
     def of_attempt(self, attempt_id: int) -> dict[str, Any] | None:
-        """Where an attempt ran; None while it has not ended."""
+        """Return the environment of an attempt; None while the attempt has not ended."""
         with self._transactions.reading() as session:
             return session.scalar(
                 select(EnvironmentRow.body)

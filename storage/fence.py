@@ -1,8 +1,9 @@
-"""The proof that a daemon still has its lease, for every transaction in which it writes.
+"""Proof of the lease in every transaction in which a daemon writes.
 
-Our own tables are written through `storage.transactions`, which proves first. Optuna opens its own
-transactions, several for one trial: inside `fencing` each of them proves before its first write, too, so
-that a daemon which wakes late in the middle of asking for a trial leaves none behind.
+Our own tables are written through `storage.transactions`, which proves the lease first. Optuna
+opens its own transactions, several for one trial. Inside `fencing` each of them proves the lease
+before its first write, too, so that a daemon which wakes late while it asks for a trial leaves none
+behind.
 """
 
 import contextlib
@@ -19,11 +20,11 @@ from storage.records import Lease
 
 _WRITER: ContextVar[Lease | None] = ContextVar("writer", default=None)
 _PROVEN = "autotune_lease_proven"
-"""Of a connection whose transaction holds the row of the lease already."""
+"""Key in the info of a connection whose transaction holds the row of the lease already."""
 
 
 def prove(connection: Connection, lease: Lease) -> None:
-    """Hold the row of a lease until the transaction ends.
+    """Lock the row of a lease until the transaction ends.
 
     Raises:
         LeaseLost: another daemon has the lease, or it was revoked.
@@ -47,7 +48,7 @@ def prove(connection: Connection, lease: Lease) -> None:
 
 @contextlib.contextmanager
 def fencing(lease: Lease | None) -> Iterator[None]:
-    """Inside, in this thread, whatever Optuna writes is written under the lease; None: as ever."""
+    """Write what Optuna writes in this thread under the lease; None: without a lease."""
     before = _WRITER.set(lease)
     try:
         yield
@@ -55,8 +56,8 @@ def fencing(lease: Lease | None) -> Iterator[None]:
         _WRITER.reset(before)
 
 
-def keep_late_writers_out(engine: Engine) -> None:
-    """Have `fencing` hold for all transactions of an engine, which is Optuna's."""
+def install_fence(engine: Engine) -> None:
+    """Make `fencing` apply to all transactions of Optuna's engine."""
     event.listen(engine, "begin", _on_begin)
     event.listen(engine, "before_cursor_execute", _on_statement)
 
@@ -76,11 +77,14 @@ def _on_statement(
     lease = _WRITER.get()
     if lease is None or connection.info.get(_PROVEN) or not _locks(statement, context):
         return
-    connection.info[_PROVEN] = True  # first of all: the proof is a statement as well
+    connection.info[_PROVEN] = True  # before the proof, which is a statement as well
     prove(connection, lease)
 
 
 def _locks(statement: str, context: Any) -> bool:
-    """Whether a statement writes, or locks what is to be written: the lease is locked before that."""
+    """Return whether a statement writes, or locks rows for a write.
+
+    The lease must be locked before that.
+    """
     writes = context is not None and (context.isinsert or context.isupdate or context.isdelete)
     return writes or "FOR UPDATE" in statement.upper()

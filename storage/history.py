@@ -1,4 +1,4 @@
-"""The attempts of a study, asked in the study's own words. Pure."""
+"""Queries over the attempts of a study, in the study's own terms. Pure."""
 
 import bisect
 import functools
@@ -12,9 +12,9 @@ Knobs = Mapping[str, Any]
 
 
 class Attempts:
-    """Attempts in the order in which they were begun, with the baseline that they are compared with.
+    """Attempts in the order in which they began, with the baseline that they are compared with.
 
-    Every question answers with attempts again, so that questions can be put in a row.
+    Every query returns attempts again, so queries can be chained.
 
     Attributes:
         harmless: names of the study's own knobs that cannot change what is computed.
@@ -26,10 +26,10 @@ class Attempts:
         baseline: Knobs,
         harmless: Collection[str] = frozenset(),
     ) -> None:
-        """Take them in.
+        """Take in the attempts of a study.
 
         Args:
-            attempts: of one study, in the order in which they were begun.
+            attempts: attempts of one study, in the order in which they began.
             baseline: a value for every knob.
             harmless: names of the study's own knobs that cannot change what is computed.
         """
@@ -45,82 +45,84 @@ class Attempts:
 
     @property
     def first(self) -> StoredAttempt | None:
-        """The one that was begun first; None if there is none."""
+        """The attempt that began first; None if there is none."""
         return self._attempts[0] if self._attempts else None
 
     @property
     def last(self) -> StoredAttempt | None:
-        """The one that was begun last; None if there is none."""
+        """The attempt that began last; None if there is none."""
         return self._attempts[-1] if self._attempts else None
 
     def of(self, *purposes: Purpose) -> "Attempts":
-        """Those for these purposes."""
+        """Return the attempts for these purposes."""
         if len(purposes) == 1:
             of_it = self._by_purpose.get(purposes[0], ())
             return Attempts(of_it, self._baseline, self.harmless)
-        return self._such(lambda attempt: attempt.purpose in purposes)
+        return self._where(lambda attempt: attempt.purpose in purposes)
 
     def of_trial(self, trial: int | None) -> "Attempts":
-        """Those of this trial."""
-        return self._such(lambda attempt: attempt.trial == trial)
+        """Return the attempts of this trial."""
+        return self._where(lambda attempt: attempt.trial == trial)
 
     def in_round(self, number: int) -> "Attempts":
-        """Those of this round of a comparison in turn."""
-        return self._such(lambda attempt: attempt.round == number)
+        """Return the attempts of this round."""
+        return self._where(lambda attempt: attempt.round == number)
 
     def with_knobs(self, knobs: Knobs) -> "Attempts":
-        """Those of this configuration."""
-        return self._such(lambda attempt: attempt.knobs == knobs)
+        """Return the attempts of this configuration."""
+        return self._where(lambda attempt: attempt.knobs == knobs)
 
     def in_environment(self, number: int | None) -> "Attempts":
-        """Those that ran there; None: not known where."""
-        return self._such(lambda attempt: attempt.environment == number)
+        """Return the attempts that ran in this environment; None: in an unknown one."""
+        return self._where(lambda attempt: attempt.environment == number)
 
     def ended_in(self, *states: AttemptState) -> "Attempts":
-        """Those that stand so, or ended so."""
-        return self._such(lambda attempt: attempt.result.state in states)
+        """Return the attempts in one of these states."""
+        return self._where(lambda attempt: attempt.result.state in states)
 
     def recorded(self) -> "Attempts":
-        """Those with a result of their own: neither under way, nor given up, nor lost."""
-        return self._such(lambda attempt: attempt.recorded)
+        """Return the attempts with a result of their own: neither running, nor abandoned, nor lost."""
+        return self._where(lambda attempt: attempt.recorded)
 
     def complete(self) -> "Attempts":
-        """Those that ended well."""
+        """Return the attempts that ended well."""
         return self.ended_in(AttemptState.COMPLETE)
 
     def measured(self) -> "Attempts":
-        """Those with a throughput."""
-        return self._such(lambda attempt: attempt.result.throughput is not None)
+        """Return the attempts with a throughput."""
+        return self._where(lambda attempt: attempt.result.throughput is not None)
 
     def searched(self) -> "Attempts":
-        """The recorded trials of the search."""
+        """Return the recorded trials of the search."""
         return self._searched
 
     def of_baseline(self) -> "Attempts":
-        """Those of the baseline's configuration."""
+        """Return the attempts of the baseline's configuration."""
         return self.with_knobs(self._baseline)
 
     def baseline(self) -> StoredAttempt | None:
-        """The baseline's own trial of the search, once it is complete."""
+        """Return the baseline's own trial of the search, once it is complete."""
         return self._own_trial
 
-    def pacer_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
-        """The baseline that took turns with a trial of the search; None if it ran by itself. Both were
-        begun one right after the other."""
+    def paired_baseline_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
+        """Return the baseline that was interleaved with a trial; None if the trial ran alone.
+
+        The two begin one right after the other.
+        """
         place = bisect.bisect_left(self._attempts, attempt.id, key=lambda one: one.id)
         before = self._attempts[max(0, place - 1) : place]
         if attempt.purpose != Purpose.SEARCH or not before:
             return None
-        paces = before[0].purpose == Purpose.PACE and before[0].round == attempt.trial
+        paces = before[0].purpose == Purpose.PAIRED and before[0].round == attempt.trial
         return before[0] if paces else None
 
     def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
-        """Launches of the same run before this one that have lost their agent or their daemon, one after
-        another.
+        """Return consecutive earlier launches of the run that lost their agent or daemon.
 
         A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
-        confused. Of launches side by side that one incident has ended only the first counts, and what
-        somebody wanted to be given up does not count, nor what was lost with its node or its cluster.
+        confused. Where one incident ended several launches side by side, only the first counts.
+        Launches that were stopped on request do not count, nor those lost with their node or
+        cluster.
         """
         found: list[StoredAttempt] = []
         lost_at = -math.inf
@@ -133,22 +135,22 @@ class Attempts:
         return found
 
     def saw_daemon_die(self, attempt: StoredAttempt) -> bool:
-        """Whether that was the end of the last launch of the same run before this one."""
+        """Return whether the last launch of the same run before this one ended with its daemon."""
         last = self._launched_before(attempt).last
         return last is not None and _orphaned(last)
 
     def _launched_before(self, attempt: StoredAttempt) -> "Attempts":
-        """Launches of the same run that had ended by then."""
+        """Return launches of the same run that had ended before this one began."""
         same = self.of(attempt.purpose).of_trial(attempt.trial).in_round(attempt.round)
-        return same.with_knobs(attempt.knobs)._such(
+        return same.with_knobs(attempt.knobs)._where(
             lambda one: one.ended is not None and one.ended <= attempt.started
         )
 
     def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":
-        """All of them, changed one by one."""
+        """Return all attempts, each of them changed."""
         return Attempts(map(change, self._attempts), self._baseline, self.harmless)
 
-    # What nearly every question of a turn begins with is found once, whatever the study has by then.
+    # The starting points of nearly every query are computed once.
 
     @functools.cached_property
     def _by_purpose(self) -> dict[Purpose, list[StoredAttempt]]:
@@ -165,7 +167,7 @@ class Attempts:
     def _own_trial(self) -> StoredAttempt | None:
         return self._searched.of_baseline().complete().first
 
-    def _such(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
+    def _where(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
         return Attempts(filter(wanted, self._attempts), self._baseline, self.harmless)
 
 

@@ -1,24 +1,29 @@
-"""Whether a process that holds a lease still lives, as far as that can be told: on its own machine."""
+"""Liveness of the process that holds a lease, as far as its own machine can tell."""
 
 import os
 import socket
 from pathlib import Path
 
 _START_TIME = 19
-"""Its place in /proc/PID/stat behind the name of the program; see proc_pid_stat(5)."""
+"""Index in /proc/PID/stat, counted behind the name of the program; see proc_pid_stat(5)."""
 
 
 def this_host() -> str:
-    """This machine since it was booted, told apart from containers that share its name, and from others
-    of the same name."""
+    """Return an identifier of this machine since its boot.
+
+    It differs between containers that share a host name, and between machines of the same name.
+    """
     space = Path("/proc/self/ns/pid").readlink()
     boot = Path("/proc/sys/kernel/random/boot_id")
     return " ".join((socket.gethostname(), str(space), boot.read_text().strip()))
 
 
 def started(host: str, pid: int) -> int | None:
-    """When a process of this machine was started, in ticks since boot, which tells it from a later one
-    of the same number. None: it is on another machine, it is gone, or nobody lets us see it."""
+    """Return when a process of this machine was started, in ticks since boot.
+
+    That tells it from a later process of the same number. None: it runs on another machine, it is
+    gone, or /proc hides it.
+    """
     if host != this_host():
         return None
     try:
@@ -30,11 +35,11 @@ def started(host: str, pid: int) -> int | None:
 
 
 def is_gone(host: str, pid: int, since: int | None) -> bool:
-    """Whether a process is known to be dead.
+    """Return whether a process is known to be dead.
 
     Args:
-        host: as `this_host` told it where the process runs.
-        since: what `started` told of it then.
+        host: value of `this_host` where the process runs.
+        since: value of `started` at that time.
     """
     if host != this_host() or since is None or started(host, pid) == since:
         return False

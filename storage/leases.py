@@ -17,15 +17,15 @@ _TOKEN_BYTES = 16
 
 
 class Leases:
-    """Who may run the studies of a cluster, by the database's clock."""
+    """Leases on clusters, judged by the database's clock."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
     def acquire(self, cluster: str, host: str, pid: int, seconds: float) -> Lease | None:
-        """Take the lease of a cluster if nobody holds it; None if somebody does.
+        """Take the lease of a cluster if it is free; return None if it is held.
 
-        A holder on this machine whose process is dead holds it no more.
+        A holder on this machine whose process is dead no longer holds it.
         """
         with self._transactions.writing() as session:
             now = self._transactions.moment(session)
@@ -48,7 +48,7 @@ class Leases:
             return Lease(cluster, row.epoch, pid_before, since, token)
 
     def renew(self, lease: Lease, seconds: float) -> None:
-        """Hold the lease for so many seconds from now.
+        """Extend the lease to this many seconds from now.
 
         Raises:
             LeaseLost: another daemon has it.
@@ -72,7 +72,7 @@ class Leases:
             )
 
     def state(self, cluster: str) -> LeaseState | None:
-        """Who holds or last held the lease of a cluster; None if nobody ever did."""
+        """Return the present or last holder of a cluster's lease; None if there was none."""
         with self._transactions.reading() as session:
             row = session.get(LeaseRow, cluster)
             if row is None:
@@ -82,17 +82,20 @@ class Leases:
             return LeaseState(row.cluster, row.epoch, row.host, row.pid, left, gone)
 
     def holder(self, cluster: str) -> LeaseState | None:
-        """Who holds the lease of a cluster; None if nobody does, or the dead on this machine."""
+        """Return the present holder of a cluster's lease; None if it is free or its holder is dead."""
         state = self.state(cluster)
         held = state is not None and state.seconds_left > 0 and not state.gone
         return state if held else None
 
 
 def is_held(row: LeaseRow, now: Moment) -> bool:
-    """Whether somebody holds a lease who is not known to be dead."""
+    """Return whether a lease is held by a process that is not known to be dead."""
     return now.left(row) > 0 and not is_gone(row.host, row.pid, row.started)
 
 
 def revoke(row: LeaseRow) -> None:
-    """Take a lease from a holder that lets it run out, and may only be asleep: it writes no more."""
+    """Take a lease from a holder that has let it expire.
+
+    The holder may only be asleep: it can write no more.
+    """
     row.epoch, row.token = row.epoch + 1, None

@@ -1,4 +1,4 @@
-"""What daemons have to say about their studies."""
+"""Messages of daemons about their studies."""
 
 from sqlalchemy import select, update
 
@@ -8,7 +8,7 @@ from storage.transactions import Transactions
 
 
 class Messages:
-    """Messages of all studies, in the order in which they were said."""
+    """Messages of all studies, in the order in which they were sent."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -16,16 +16,18 @@ class Messages:
     def say(
         self, lease: Lease, study_id: int, text: str, *, kind: MessageKind = MessageKind.SAID
     ) -> None:
-        """Leave a message for whoever watches the study."""
+        """Store a message for the readers of a study's log."""
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def doing(
+    def set_status(
         self, lease: Lease, study_id: int, text: str, *, kind: MessageKind = MessageKind.DOING
     ) -> None:
-        """Say how far what runs has come, or how many slots can work, in the place of what was said of
-        that before."""
+        """Replace the study's status message of this kind.
+
+        DOING says how far the running attempts have come, SLOTS how many slots can work.
+        """
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
             own = (MessageRow.study_id == study_id, MessageRow.kind == kind)
@@ -35,10 +37,8 @@ class Messages:
             if not written.rowcount:
                 session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def done_lately(
-        self, study_id: int, kind: MessageKind = MessageKind.DOING
-    ) -> StoredMessage | None:
-        """What `doing` has said last; None if nothing."""
+    def status(self, study_id: int, kind: MessageKind = MessageKind.DOING) -> StoredMessage | None:
+        """Return the latest status message of this kind; None if there is none."""
         with self._transactions.reading() as session:
             row = session.scalar(
                 select(MessageRow).where(MessageRow.study_id == study_id, MessageRow.kind == kind)
@@ -46,8 +46,7 @@ class Messages:
             return StoredMessage(row.id, row.at, row.text, kind) if row else None
 
     def of(self, study_id: int, after: int = 0) -> list[StoredMessage]:
-        """The messages of a study that are newer than number `after`; what `doing` says is none of
-        them."""
+        """Return the messages of a study that are newer than `after`, without status messages."""
         with self._transactions.reading() as session:
             rows = session.scalars(
                 select(MessageRow)

@@ -9,11 +9,11 @@ from storage.columns import AnyFloat, AnyJson, AnyText
 
 
 class Base(DeclarativeBase):
-    """All tables are ours alone: the prefix keeps them apart from Optuna's."""
+    """Base of our own tables, which a prefix keeps apart from Optuna's."""
 
 
 class LeaseRow(Base):
-    """At most one daemon runs the studies of a cluster; every write proves that it is the one."""
+    """Lease of a cluster: at most one daemon runs its studies, and every write proves the lease."""
 
     __tablename__ = "autotune_lease"
 
@@ -23,13 +23,13 @@ class LeaseRow(Base):
     pid: Mapped[int] = mapped_column(Integer)
     started: Mapped[int | None] = mapped_column(BigInteger)  # see storage.holders
     expires: Mapped[float] = mapped_column(Float)  # database time
-    token: Mapped[str | None] = mapped_column(String(32))  # of this holder alone
+    token: Mapped[str | None] = mapped_column(String(32))  # identifies this holder
     boot: Mapped[str | None] = mapped_column(String(64))  # see storage.clocks
     boot_expires: Mapped[float | None] = mapped_column(Float)
 
 
 class StudyRow(Base):
-    """The queue, and what became of each study. Its trials are in Optuna's study of that name."""
+    """Queue entry and progress of a study. Its trials are in Optuna's study of that name."""
 
     __tablename__ = "autotune_study"
 
@@ -53,7 +53,7 @@ class StudyRow(Base):
 
 
 class EnvironmentRow(Base):
-    """Where figures were measured, stored once per fingerprint."""
+    """Environment in which figures were measured, stored once per fingerprint."""
 
     __tablename__ = "autotune_environment"
 
@@ -63,7 +63,7 @@ class EnvironmentRow(Base):
 
 
 class AttemptRow(Base):
-    """One execution. Written once as RUNNING and once with its result, both under the lease."""
+    """Execution of a trial, written once as RUNNING and once with its result, both under the lease."""
 
     __tablename__ = "autotune_attempt"
     __table_args__ = (UniqueConstraint("study_id", "trial", "purpose", "round", "attempt"),)
@@ -75,16 +75,18 @@ class AttemptRow(Base):
     purpose: Mapped[str] = mapped_column(String(16))  # storage.records.Purpose
     round: Mapped[int] = mapped_column(Integer)  # of the confirmation; 0 elsewhere
     attempt: Mapped[int] = mapped_column(Integer)  # from 1
-    epoch: Mapped[int] = mapped_column(Integer)  # of the lease it was started under
+    epoch: Mapped[int] = mapped_column(Integer)  # epoch of its lease
     knobs: Mapped[dict[str, Any]] = mapped_column(AnyJson)
     state: Mapped[str] = mapped_column(String(16))
     cause: Mapped[str] = mapped_column(AnyText, default="")
     log_tail: Mapped[str] = mapped_column(AnyText, default="")
     throughput: Mapped[float | None] = mapped_column(Float)
-    half_width: Mapped[float | None] = mapped_column(Float)  # of blocks and runs together
-    block_half_width: Mapped[float | None] = mapped_column(Float)  # of the blocks alone
-    block_freedom: Mapped[float | None] = mapped_column(Float)  # degrees, of Student's t in it
-    sigma_run: Mapped[float | None] = mapped_column(Float)  # as it was known at the time
+    half_width: Mapped[float | None] = mapped_column(Float)  # blocks and runs together
+    block_half_width: Mapped[float | None] = mapped_column(Float)  # blocks alone
+    block_freedom: Mapped[float | None] = mapped_column(
+        Float
+    )  # degrees of freedom of Student's t in it
+    sigma_run: Mapped[float | None] = mapped_column(Float)  # estimate at that time
     contended: Mapped[bool] = mapped_column(default=False)
     steady: Mapped[bool] = mapped_column(default=True)
     peak_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -95,7 +97,7 @@ class AttemptRow(Base):
 
 
 class BlockRow(Base):
-    """Timed blocks, so that every figure can be computed again."""
+    """Timed block of an attempt, so that every figure can be computed again."""
 
     __tablename__ = "autotune_block"
 
@@ -115,7 +117,7 @@ class BlockRow(Base):
 
 
 class NoiseRow(Base):
-    """How far runs of one configuration in new processes lie apart, as a study found it."""
+    """Run-to-run noise of one configuration in new processes, as a study found it."""
 
     __tablename__ = "autotune_noise"
 
@@ -131,7 +133,7 @@ class NoiseRow(Base):
 
 
 class MessageRow(Base):
-    """What the daemon had to say about a study, in order."""
+    """Message of the daemon about a study, in order."""
 
     __tablename__ = "autotune_message"
 
@@ -143,7 +145,7 @@ class MessageRow(Base):
 
 
 class RecommendationRow(Base):
-    """What a study recommended, as exported. A study that goes on adds another row."""
+    """Recommendation of a study, as exported. A study that is continued adds another row."""
 
     __tablename__ = "autotune_recommendation"
 

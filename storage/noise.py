@@ -7,8 +7,8 @@ from storage.records import Lease, StoredNoise
 from storage.transactions import Transactions
 
 
-class Noise:
-    """How far equal runs lie apart, for the study that found it and for later ones."""
+class NoiseRecords:
+    """Run-to-run noise of studies, for the study that found it and for later ones."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -23,7 +23,7 @@ class Noise:
         workload: str,
         world_size: int,
     ) -> None:
-        """Keep what a study found of run-to-run noise, for itself and for later studies."""
+        """Store the run-to-run noise that a study found, for itself and for later studies."""
         with self._transactions.fenced(lease) as session:
             session.add(
                 NoiseRow(
@@ -37,13 +37,13 @@ class Noise:
             )
 
     def of(self, study_id: int) -> StoredNoise | None:
-        """The newest that a study itself found of run-to-run noise; None if nothing."""
+        """Return the newest noise that a study itself found; None if there is none."""
         return self._newest(NoiseRow.study_id == study_id)
 
     def of_others(
         self, study_id: int, environment_id: int, *, workload: str, world_size: int
     ) -> StoredNoise | None:
-        """The newest that other studies found of run-to-run noise in this environment."""
+        """Return the newest noise that other studies found in this environment; None if none."""
         return self._newest(
             NoiseRow.study_id != study_id,
             NoiseRow.environment_id == environment_id,

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: none outlives the machine at its other end, and no lock its holder."""
+"""Options of PostgreSQL connections: dead peers are noticed, and locks do not outlive their holder."""
 
 from typing import Any
 
@@ -18,14 +18,19 @@ _SESSION = {
     "idle_in_transaction_session_timeout": "20s",
     "lock_timeout": "30s",
 }
-"""Settings of the server. Transactions here take milliseconds: one that is idle belongs to a machine
-that was lost or stopped, and whoever waits for its locks outlasts it."""
+"""Settings of the server.
+
+Transactions here take milliseconds. An idle one belongs to a machine that was lost or stopped, and
+a process that waits for its locks outlasts it."""
 _SET = "select set_config(name, %s, false) from pg_settings where name = %s and setting = '0'"
 
 
 def engine_arguments(url: URL) -> dict[str, Any]:
-    """For create_engine. What the URL says itself is left as it is, as is what the server is told to
-    have for this user or database."""
+    """Return arguments for create_engine.
+
+    Options in the URL take precedence, and so do settings that the server has for this user or
+    database.
+    """
     options = {name: value for name, value in _CONNECT.items() if name not in url.query}
     return {
         "connect_args": options,
@@ -35,7 +40,10 @@ def engine_arguments(url: URL) -> dict[str, Any]:
 
 
 def unlimited() -> list[str]:
-    """SQL for a transaction that may take its time, such as one that others wait for by intention."""
+    """Return SQL for a transaction without these limits.
+
+    An example is one that others wait for by intention.
+    """
     return [f"set local {name} = 0" for name in _SESSION]
 
 

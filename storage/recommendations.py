@@ -1,4 +1,4 @@
-"""What studies recommend."""
+"""Recommendations of studies."""
 
 from typing import Any
 
@@ -10,13 +10,16 @@ from storage.transactions import Transactions
 
 
 class Recommendations:
-    """Recommendations of all studies, as they are exported. A study that goes on adds another."""
+    """Recommendations of all studies, as they are exported.
+
+    A study that is continued adds another.
+    """
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
     def record(self, lease: Lease, study_id: int, trial: int, body: dict[str, Any]) -> None:
-        """Keep what a study recommends, as it is exported."""
+        """Store a recommendation of a study, as it is exported."""
         with self._transactions.fenced(lease) as session:
             created = self._transactions.now(session)
             session.add(
@@ -24,7 +27,7 @@ class Recommendations:
             )
 
     def newest_of(self, study_id: int) -> dict[str, Any] | None:
-        """The newest recommendation of a study; None if it has none yet."""
+        """Return the newest recommendation of a study; None if it has none yet."""
         with self._transactions.reading() as session:
             return session.scalar(
                 select(RecommendationRow.body)
@@ -34,7 +37,7 @@ class Recommendations:
             )
 
     def of_others(self, study_id: int) -> list[Recommended]:
-        """What all other studies have recommended, the newest first."""
+        """Return the recommendations of all other studies, the newest first."""
         with self._transactions.reading() as session:
             rows = session.execute(
                 select(StudyRow.name, StudyRow.spec, RecommendationRow.body)

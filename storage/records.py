@@ -1,4 +1,4 @@
-"""What the repository gives and takes: plain frozen records, never live database objects."""
+"""Records of the repository: plain and frozen, never live database objects."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ _KEY_LETTERS = 8
 
 
 class StudyState(StrEnum):
-    """Where a study stands."""
+    """State of a study."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -19,7 +19,7 @@ class StudyState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether no daemon will touch it unless somebody asks."""
+        """True if no daemon will touch the study unless it is resumed."""
         return self not in (StudyState.QUEUED, StudyState.RUNNING)
 
 
@@ -28,9 +28,9 @@ class Lease:
     """The right to run the studies of one cluster. A higher epoch takes it from a lower one.
 
     Attributes:
-        predecessor: process id of who had it before on the same host.
-        predecessor_started: see storage.holders; None if that is not known.
-        token: of this holder alone: a database that was restored may give out an epoch again.
+        predecessor: id of the process that held it before on the same host; None if there was none.
+        predecessor_started: start time of that process, see storage.holders; None if unknown.
+        token: identifies this holder, as a restored database may give out an epoch again.
     """
 
     cluster: str
@@ -42,26 +42,26 @@ class Lease:
 
 @dataclass(frozen=True)
 class LeaseState:
-    """Who holds, or last held, a cluster's lease."""
+    """Present or last holder of a cluster's lease."""
 
     cluster: str
     epoch: int
     host: str
     pid: int
     seconds_left: float
-    """Negative once it has run out, by the database's clock."""
+    """Negative once the lease has expired, by the database's clock."""
     gone: bool = False
-    """Its process is known to be dead."""
+    """True if the holder's process is known to be dead."""
 
     @property
     def machine(self) -> str:
-        """The host's name."""
+        """Name of the host."""
         return self.host.split()[0]
 
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """A study as submitted, and where it stands. Times are seconds since the epoch."""
+    """A study as submitted, with its progress. Times are seconds since the epoch."""
 
     id: int
     name: str
@@ -73,31 +73,35 @@ class StoredStudy:
     error: str | None
     verdict: dict[str, Any] | None
     facts: dict[str, Any] | None
-    """search_spaces.Facts of the machine that it runs on; None before it has run."""
+    """search_spaces.Facts of the machine that the study runs on; None before it has run."""
     search_ended: str | None
-    """Why, in words; None while it goes on."""
+    """Reason why the search ended; None while it goes on."""
     elapsed: float
     created: float
     retry_at: float | None = None
-    """Queued, but not to be claimed before then, by the database's clock: `error` says why."""
+    """Earliest time of the next try of a queued study, by the database's clock; `error` has the
+    reason."""
     retries: int = 0
-    """How many tries in a row have failed."""
+    """Number of tries in a row that have failed."""
     file: str | None = None
-    """That its settings are from, where it is known."""
+    """File with the study's settings; None if unknown."""
 
     @property
     def key(self) -> str:
-        """What tells it from others of its name, in another database or in one that is no more."""
+        """Identifier that differs from that of any other study, even one of the same name.
+
+        The other may be in another database, or in one that no longer exists.
+        """
         return hashlib.sha256(f"{self.id} {self.created!r}".encode()).hexdigest()[:_KEY_LETTERS]
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Why a study could not run, and when it is to be tried again.
+    """Reason why a study could not run, and time of the next try.
 
     Attributes:
-        seconds: from now.
-        count: of tries in a row that have failed, this one among them.
+        seconds: time until the next try.
+        count: number of tries in a row that have failed, this one included.
     """
 
     why: str
@@ -106,41 +110,44 @@ class Retry:
 
 
 class Purpose(StrEnum):
-    """What an attempt is for."""
+    """Purpose of an attempt."""
 
     SEARCH = "search"
     CALIBRATE = "calibrate"
-    """The baseline once more, in new processes: how far do equal runs lie apart?"""
-    PACE = "pace"
-    """The baseline beside a trial of the search, with which it takes turns: that trial is its round."""
+    """The baseline again in new processes, to measure how far equal runs lie apart."""
+    PAIRED = "pace"
+    """The baseline interleaved with a trial of the search. Its round is the number of that
+    trial."""
     REFERENCE = "reference"
     """A loss trajectory of the baseline in fp32."""
     NUMERICS = "numerics"
-    """A loss trajectory of a finalist, to be held against a reference."""
+    """A loss trajectory of a finalist, to be compared with a reference."""
     CONFIRM = "confirm"
     LONG = "long"
-    """The chosen one, or the baseline, for minutes: does its speed stay?"""
+    """A soak run of the chosen configuration or the baseline, for minutes, to see whether its speed
+    lasts."""
     ATTRIBUTE = "attribute"
-    """The winner, whole or with one knob back at the baseline: what does each knob bring?"""
+    """An ablation: the winner, complete or with one knob back at the baseline's value."""
     PROFILE = "profile"
-    """A few steps under the profiler, to see what a step is made of."""
+    """A few steps under the profiler, for the composition of a step."""
     FIT = "fit"
-    """A few steps of the baseline with a larger micro-batch: does it fit in memory?"""
+    """A few steps of the baseline with a larger micro-batch, to see whether it fits in memory."""
     LONGEST = "longest"
-    """A few steps of the chosen one on the longest samples of its data: does it still fit?"""
+    """A few steps of the chosen configuration on the longest samples, to see whether it still
+    fits."""
 
 
 class AttemptState(StrEnum):
-    """How an attempt stands, or ended."""
+    """State of an attempt."""
 
     RUNNING = "RUNNING"
     ABANDONED = "ABANDONED"
-    """Its daemon died, or the study was stopped; to be repeated."""
+    """To be repeated: the daemon died, or the study was stopped."""
     LOST = "LOST"
-    """Its agent died; to be repeated."""
+    """To be repeated: the agent died."""
     COMPLETE = "COMPLETE"
     PRUNED = "PRUNED"
-    """Ended early: it could not catch up with the best."""
+    """Ended early, as it could not catch up with the best."""
     OOM = "OOM"
     HANG = "HANG"
     CRASH = "CRASH"
@@ -150,15 +157,16 @@ class AttemptState(StrEnum):
 
     @property
     def recorded(self) -> bool:
-        """Whether it is a result: the attempt is neither under way, nor given up, nor lost."""
+        """True if it is a result: the attempt is neither running, nor abandoned, nor lost."""
         return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
 
 NOT_ITS_OWN = "not of its own making: "
-"""Beginning of the cause of an attempt that was lost with its node or its cluster: it counts against
-nothing."""
+"""Prefix of the cause of an attempt that was lost with its node or its cluster.
+
+Such an attempt counts against nothing."""
 DAEMON_DIED = "its daemon died"
-"""Cause of an attempt that was given up for that, and not because somebody wanted it."""
+"""Cause of an attempt that was abandoned because its daemon died, not on request."""
 
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
@@ -172,10 +180,10 @@ class StoredNoise:
     """Run-to-run noise as a study found it.
 
     Attributes:
-        sigma_run: relative standard deviation between runs in new processes, blocks' own scatter
-            taken out.
-        runs: how many it rests on.
-        drift_per_hour: relative change of the throughput of equal runs; None if not known.
+        sigma_run: relative standard deviation between runs in new processes, without the scatter of
+            blocks.
+        runs: number of runs that it rests on.
+        drift_per_hour: relative change of the throughput of equal runs; None if unknown.
     """
 
     sigma_run: float
@@ -185,17 +193,17 @@ class StoredNoise:
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """What came of one attempt.
+    """Result of one attempt.
 
     Attributes:
-        throughput: of the study's objective, per second; None if nothing usable was measured.
-        half_width: relative half-width of its 95 % interval, scatter of blocks and of runs together;
-            None as above.
-        block_half_width: the same, of the blocks alone.
-        block_freedom: degrees of freedom of Student's t in that; None if not known.
-        sigma_run: relative standard deviation between runs, as it was known at the time.
-        contended: blocks count that others disturbed, because all repetitions were disturbed too.
-        resident_of: id of the attempt whose processes it ran in, after that one; None: in its own.
+        throughput: units of the study's objective per second; None if nothing usable was measured.
+        half_width: relative half-width of its 95 % interval, from blocks and runs together; None
+            likewise.
+        block_half_width: relative half-width of the 95 % interval from the blocks alone.
+        block_freedom: degrees of freedom of Student's t in `block_half_width`; None if unknown.
+        sigma_run: relative standard deviation between runs, as estimated at that time.
+        contended: True if disturbed blocks count, because all repetitions were disturbed too.
+        resident_of: id of the attempt whose worker processes it reused; None: it had its own.
     """
 
     state: AttemptState
@@ -215,7 +223,7 @@ class AttemptResult:
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """One timed block of an attempt, as measured."""
+    """A timed block of an attempt, as measured."""
 
     index: int
     steps: int
@@ -227,26 +235,26 @@ class StoredBlock:
     loss: float
     peak_bytes: int
     kept: bool
-    """False: warm-up, or disturbed and repeated; not part of the estimate."""
+    """False for warm-up blocks and disturbed, repeated ones; these are not part of the estimate."""
     contended: bool = False
-    """Others disturbed it."""
+    """True if other processes disturbed it."""
     observed: dict[str, Any] = field(default_factory=dict)
     """See autotune.worker.protocol.Observed."""
 
     @property
     def workers(self) -> int:
-        """Devices (on the CPU: shares of it) that worked together, over all ranks."""
+        """Number of devices (on the CPU: shares of it) that worked together, over all ranks."""
         return len(self.rank_seconds) * int(self.observed.get("replicas", 1))
 
 
 @dataclass(frozen=True)
 class Recommended:
-    """What a study has recommended.
+    """Recommendation of a study.
 
     Attributes:
-        study: its name.
-        spec: as it was submitted.
-        body: the content of best.yaml.
+        study: name of the study.
+        spec: settings of the study as submitted.
+        body: content of best.yaml.
     """
 
     study: str
@@ -255,28 +263,28 @@ class Recommended:
 
 
 class MessageKind(StrEnum):
-    """What a message tells."""
+    """Kind of a message."""
 
     SAID = "said"
-    """Something that has happened, or why."""
+    """An event, or the reason for one."""
     WAITING = "waiting"
-    """Whom the study waits for."""
+    """Reason why the study waits."""
     DOING = "doing"
-    """How far what runs has come: one message, written over whenever that changes."""
+    """Progress of the running attempts: one message, replaced at each change."""
     SLOTS = "slots"
-    """How many slots can work, see autotune.study.alive: one message, written over as well."""
+    """Number of slots that work, see autotune.study.alive: one message, replaced likewise."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Where a study stands, as the database counts it.
+    """Progress of a study, as the database counts it.
 
     Attributes:
-        searched: recorded trials of the search, by how they ended.
-        running: attempts under way.
-        confirming: round of the confirmation that was begun last; 0 before there is one.
-        first: the complete run of the first trial; None while there is none.
-        best: the complete run with the highest throughput; None while there is none.
+        searched: number of recorded trials of the search, by state.
+        running: number of running attempts.
+        confirming: latest round of the confirmation; 0 before there is one.
+        first: complete run of the first trial; None while there is none.
+        best: complete run with the highest throughput; None while there is none.
     """
 
     searched: dict[AttemptState, int]
@@ -288,7 +296,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """What the daemon had to say, and when."""
+    """Message of the daemon, with its time."""
 
     number: int
     at: float
@@ -298,14 +306,14 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StoredAttempt:
-    """One execution of a trial.
+    """An execution of a trial.
 
     Attributes:
-        trial: Optuna's number.
-        round: of a comparison in turn (purposes CONFIRM and ATTRIBUTE); number of the seed
-            (REFERENCE and NUMERICS); trial of the search (PACE); 0 elsewhere.
-        attempt: from 1, among those of the same trial, purpose and round.
-        started: seconds since the epoch, by the database's clock; so is `ended`.
+        trial: Optuna's number of the trial.
+        round: round of a comparison (CONFIRM, ATTRIBUTE), seed (REFERENCE, NUMERICS), trial of the
+            search (PAIRED); 0 elsewhere.
+        attempt: number from 1, among attempts of the same trial, purpose and round.
+        started: seconds since the epoch, by the database's clock; `ended` likewise.
     """
 
     id: int
@@ -318,19 +326,22 @@ class StoredAttempt:
     ended: float | None
     result: AttemptResult
     environment: int | None = None
-    """Id of where it ran, once it has ended."""
+    """Id of its environment, once the attempt has ended."""
 
     @property
     def name(self) -> str:
-        """Of the attempt within its study, also of its folder: `<trial>-<purpose><round>-<attempt>`."""
+        """Name within the study and of its folder: `<trial>-<purpose><round>-<attempt>`."""
         return f"{self.trial}-{self.purpose}{self.round or ''}-{self.attempt}"
 
     @property
     def running(self) -> bool:
-        """Whether it has not been recorded yet."""
+        """True if the attempt has not been recorded yet."""
         return self.result.state == AttemptState.RUNNING
 
     @property
     def recorded(self) -> bool:
-        """Whether it has a result of its own: it was neither given up nor lost with its agent."""
+        """True if the attempt has a result of its own.
+
+        It was neither abandoned nor lost with its agent.
+        """
         return self.result.state.recorded

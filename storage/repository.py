@@ -1,11 +1,11 @@
-"""All that is kept in the `autotune_*` tables, by noun."""
+"""The `autotune_*` tables, by noun."""
 
 from storage.attempts import AttemptRecords
 from storage.database import Database
 from storage.environments import Environments
 from storage.leases import Leases
 from storage.messages import Messages
-from storage.noise import Noise
+from storage.noise import NoiseRecords
 from storage.recommendations import Recommendations
 from storage.studies import Studies
 from storage.transactions import Transactions
@@ -21,6 +21,6 @@ class Repository:
         self.leases = Leases(transactions)
         self.attempts = AttemptRecords(transactions)
         self.environments = Environments(transactions)
-        self.noise = Noise(transactions)
+        self.noise = NoiseRecords(transactions)
         self.messages = Messages(transactions)
         self.recommendations = Recommendations(transactions)

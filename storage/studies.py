@@ -1,4 +1,4 @@
-"""Studies: the queue of each cluster, and how far each study has come."""
+"""Studies: the queue of each cluster, and the progress of each study."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
 from storage.transactions import Transactions
 
 _FARTHEST_RETRY = 900.0
-"""None is put off for so long: the clock has been set back."""
+"""Longest delay of a retry, in seconds. A later one shows that the clock has been set back."""
 _OPEN = StudyRow.state.in_([StudyState.RUNNING, StudyState.QUEUED])
 
 
 class Studies:
-    """What people ask for by a study's name, and what a daemon does with it under its lease."""
+    """Stored studies: requests of users by a study's name, and writes of a daemon under its lease."""
 
     def __init__(self, database: Database, transactions: Transactions) -> None:
         self._database = database
@@ -35,10 +35,10 @@ class Studies:
         """Put a new study into the queue.
 
         Args:
-            file: that its settings are from.
+            file: file with the study's settings.
 
         Raises:
-            BadInput: there is one of that name already.
+            BadInput: a study of that name exists already.
         """
         try:
             with self._transactions.writing() as session:
@@ -58,7 +58,7 @@ class Studies:
         return self.named(name)
 
     def named(self, name: str) -> StoredStudy:
-        """The study of that name.
+        """Return the study of that name.
 
         Raises:
             StudyNotFound: there is none.
@@ -67,12 +67,12 @@ class Studies:
             return _study(self._row(session, select(StudyRow).where(StudyRow.name == name), name))
 
     def all(self) -> list[StoredStudy]:
-        """All studies, oldest first."""
+        """Return all studies, oldest first."""
         with self._transactions.reading() as session:
             return [_study(row) for row in session.scalars(select(StudyRow).order_by(StudyRow.id))]
 
     def any_open(self, cluster: str) -> bool:
-        """Whether a cluster has a study that waits or runs."""
+        """Return whether a cluster has a study that waits or runs."""
         with self._transactions.reading() as session:
             open_here = select(StudyRow.id).where(StudyRow.cluster == cluster, _OPEN).limit(1)
             return session.scalar(open_here) is not None
@@ -86,13 +86,13 @@ class Studies:
         file: str | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Have a study go on; a new spec, folder or file takes the place of the old one.
+        """Queue a study again; a new spec, folder or file replaces the old one.
 
-        One that a daemon is still to stop is stopped first, and then goes on.
+        A study that a daemon is still to stop is stopped first, and then continued.
 
         Args:
-            cluster: the queue that it moves to unless a daemon runs it. One that was left running there
-                writes nothing any more.
+            cluster: queue that the study moves to unless a daemon runs it. A daemon that was left
+                running there can no longer write.
         """
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)
@@ -111,10 +111,10 @@ class Studies:
                 _settled(row, StudyState.QUEUED)
 
     def request_stop(self, name: str) -> None:
-        """Ask the daemon to stop a study; one that no daemon runs stops at once.
+        """Ask the daemon to stop a study; a study that no daemon runs stops at once.
 
-        A daemon that let its lease run out, and wakes, has lost it: the study may have been deleted by
-        then, and another one have its number.
+        A daemon that let its lease expire, and wakes, has lost it: the study may have been deleted
+        by then, and another one have its number.
         """
         with self._transactions.writing() as session:
             lease = self._lease_of(session, name)
@@ -130,8 +130,9 @@ class Studies:
                 abandon(session, row.id, now.wall)
 
     def move(self, name: str, cluster: str) -> None:
-        """Put a study into the queue of another cluster. A daemon of its old one that lies there
-        stopped, and wakes, has lost its lease.
+        """Put a study into the queue of another cluster.
+
+        A daemon of the old cluster that is suspended, and wakes, has lost its lease.
 
         Raises:
             StudyNotFound: there is none of that name.
@@ -150,11 +151,11 @@ class Studies:
                 )
 
     def delete(self, name: str) -> None:
-        """Delete a study and all that is kept of it, trials too.
+        """Delete a study with everything that is stored about it, trials included.
 
         Raises:
             StudyNotFound: there is none of that name.
-            BadInput: it waits or runs.
+            BadInput: the study waits or runs.
         """
         with self._transactions.writing() as session:
             row = self._locked(session, name)
@@ -165,10 +166,10 @@ class Studies:
             delete_study(session, row)
 
     def claim(self, lease: Lease) -> StoredStudy | None:
-        """The next study to run: one that a dead daemon left behind, else the oldest in the queue that
-        is not to be tried later.
+        """Return the next study to run, now RUNNING; None if none is due.
 
-        Its attempts that were never recorded become ABANDONED; they are to be repeated.
+        A study that a dead daemon left behind comes first, then the oldest in the queue that is
+        due. Its attempts that were never recorded become ABANDONED, to be repeated.
         """
         with self._transactions.fenced(lease) as session:
             now = self._transactions.now(session)
@@ -188,14 +189,14 @@ class Studies:
                 return None
             left_behind = row.state == StudyState.RUNNING and not row.stop_requested
             row.state, row.error, row.retry_at = StudyState.RUNNING, None, None
-            if row.resume_requested:  # what ran is given up here, as the stop wanted
+            if row.resume_requested:  # the requested stop abandons what ran
                 row.stop_requested = row.resume_requested = False
             now = self._transactions.now(session)
             abandon(session, row.id, now, orphaned_before=lease.epoch if left_behind else None)
             return _study(row)
 
     def add_elapsed(self, lease: Lease, study_id: int, seconds: float) -> bool:
-        """Add running time to a study; returns whether somebody has asked to stop it, or deleted it."""
+        """Add running time to a study; return whether it is to be stopped, or was deleted."""
         with self._transactions.fenced(lease) as session:
             session.execute(
                 update(StudyRow)
@@ -207,7 +208,7 @@ class Studies:
             return asked is None or asked
 
     def record_facts(self, lease: Lease, study_id: int, facts: dict[str, Any]) -> None:
-        """Keep what constraints ask about the machine that a study runs on.
+        """Store the facts that constraints ask about the study's machine.
 
         Args:
             facts: search_spaces.Facts as a dictionary.
@@ -218,13 +219,15 @@ class Studies:
     def end_search(
         self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str]
     ) -> None:
-        """Record why the search of a study ended, and say so. It does not go on by itself: whoever
-        takes over confirms what was found, and what was measured for that stays valid.
+        """Record why the search of a study ended, with messages about it.
+
+        The search is not continued by itself. A later daemon confirms what was found; measurements
+        for the confirmation stay valid.
 
         Args:
-            study: as it was claimed; if it has other settings by now, its search has not ended.
-            reason: in words.
-            messages: for whoever watches the study.
+            study: study as claimed; if it has other settings by now, its search has not ended.
+            reason: reason to show to users.
+            messages: messages for the study's log.
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study.id)
@@ -236,13 +239,13 @@ class Studies:
             )
 
     def conclude(self, lease: Lease, study: StoredStudy, verdict: dict[str, Any]) -> StudyState:
-        """Record the verdict of a study; returns where it stands now.
+        """Record the verdict of a study; return its state.
 
-        That is DONE, or QUEUED if it has been given other settings since it was claimed: more budget,
+        That is DONE, or QUEUED if the study got other settings since it was claimed: more budget,
         which is still to be spent.
 
         Args:
-            study: as it was claimed.
+            study: study as claimed.
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study.id)
@@ -268,9 +271,9 @@ class Studies:
             session.execute(update(StudyRow).where(StudyRow.id == study_id).values(values))
 
     def stop(self, lease: Lease, study_id: int) -> StudyState:
-        """Record that a study has stopped because somebody asked for it; returns where it stands now.
+        """Record that a study was stopped on request; return its state.
 
-        That is STOPPED, or QUEUED if somebody has asked since that it go on.
+        That is STOPPED, or QUEUED if the study has been resumed since.
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study_id)
@@ -278,13 +281,13 @@ class Studies:
             return _settled(row, state)
 
     def put_back(self, lease: Lease, study_id: int, retry: Retry | None = None) -> StudyState:
-        """Give up what runs of a study, for a daemon to go on with; returns where it stands now.
+        """Abandon the running attempts of a study, for a daemon to continue; return its state.
 
-        That is QUEUED, or STOPPED if that is what somebody has asked for last.
+        That is QUEUED, or STOPPED if that was the latest request.
 
         Args:
-            retry: why it cannot run at present, and when it is to be tried again; None: at once. Whoever
-                asks meanwhile that it go on has it tried at once, too.
+            retry: reason why the study cannot run at present, and delay of the next try; None: at
+                once. A resume in the meantime has it tried at once, too.
         """
         with self._transactions.fenced(lease) as session:
             row = _of_daemon(session, study_id)
@@ -298,13 +301,13 @@ class Studies:
             return state
 
     def _move(self, session: Session, row: StudyRow, lease: LeaseRow | None, cluster: str) -> bool:
-        """Into another queue; False if a daemon runs it."""
+        """Put a study into another queue; return False if a daemon runs it."""
         if row.state == StudyState.RUNNING and lease is not None:
             now = self._transactions.moment(session)
             if is_held(lease, now):
                 return False
             revoke(lease)
-            # Here, as the epochs of the other queue say nothing of those who ran it in this one.
+            # Done here, because epochs of the other queue do not compare with those of this one.
             orphaned_before = None if row.stop_requested else lease.epoch
             abandon(session, row.id, now.wall, orphaned_before=orphaned_before)
         row.cluster = cluster
@@ -312,7 +315,10 @@ class Studies:
 
     @staticmethod
     def _lease_of(session: Session, name: str) -> LeaseRow | None:
-        """That of a study's cluster, locked: before the study itself, see storage.transactions."""
+        """Return the lease of a study's cluster, locked.
+
+        It is locked before the study itself, see storage.transactions.
+        """
         cluster = session.scalar(select(StudyRow.cluster).where(StudyRow.name == name))
         return session.get(LeaseRow, cluster or "", with_for_update=True)
 
@@ -330,10 +336,10 @@ class Studies:
 
 
 def _of_daemon(session: Session, study_id: int) -> StudyRow:
-    """The study that a daemon runs, locked.
+    """Return the study that a daemon runs, locked.
 
     Raises:
-        LeaseLost: it was stopped while nobody held the lease, and deleted.
+        LeaseLost: the study was stopped while the lease was free, and deleted.
     """
     row = session.get(StudyRow, study_id, with_for_update=True)
     if row is None:
@@ -342,12 +348,12 @@ def _of_daemon(session: Session, study_id: int) -> StudyRow:
 
 
 def _may_find_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a search that has ended by these settings of a study may go on by those."""
+    """Return whether a search that ended under the settings `before` may continue under `after`."""
     return before.get("budget") != after.get("budget")
 
 
 def _settled(row: StudyRow, state: StudyState) -> StudyState:
-    """Where a study stands once what was asked of its daemon is done; returns that."""
+    """Set the state of a study whose pending requests are done; return the state."""
     row.state, row.error = state, None
     row.retry_at, row.retries = None, 0
     row.stop_requested = row.resume_requested = False

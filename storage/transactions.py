@@ -1,33 +1,35 @@
-"""Reading and writing the `autotune_*` tables, behind the fence that keeps late writers out.
+"""Transactions on the `autotune_*` tables, behind the fence that rejects late writes.
 
-Whatever a daemon writes goes through `fenced`: in the same transaction it proves that its lease is
-still the newest of its cluster, so that a daemon which was stopped and came back cannot write late.
+A daemon writes through `fenced` only: in the same transaction it proves that its lease is still the
+newest of its cluster, so that a daemon which was suspended and came back cannot write late.
 
-Whoever locks the row of a lease and that of a study takes the lease first, as `fenced` does: two that
-took them in different orders could wait for each other for ever.
+The row of a lease is always locked before the row of a study, as `fenced` does: two transactions
+with different orders could deadlock.
 """
 
 import contextlib
 from collections.abc import Iterator
 
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from autotune.errors import StorageError, StorageUnreachable
 from storage.clocks import Moment, on_this_machine
 from storage.database import Database
 from storage.fence import prove
-from storage.outages import may_pass
 from storage.records import Lease
+
+_READ_ONLY = "25006"
+"""read_only_sql_transaction: a standby or a former primary; see PostgreSQL's error codes."""
 
 
 class Transactions:
-    """Transactions on one database; what goes wrong in them is told in our own errors.
+    """Transactions on one database, with errors of our own.
 
     Raises, from each of them:
-        StorageUnreachable: the database is not there at the moment.
-        StorageError: it refuses what was asked.
+        StorageUnreachable: the database cannot be reached at present.
+        StorageError: the database refuses the statement.
     """
 
     def __init__(self, database: Database) -> None:
@@ -35,15 +37,15 @@ class Transactions:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """A transaction that writes nothing."""
-        with self._failing_clearly(), Session(self._database.engine) as session:
+        """Open a transaction that writes nothing."""
+        with self._translating_errors(), Session(self._database.engine) as session:
             yield session
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """A transaction that needs no lease: what people ask for."""
+        """Open a transaction that needs no lease, for requests of users."""
         with (
-            self._failing_clearly(),
+            self._translating_errors(),
             self._database.writing() as connection,
             Session(connection, expire_on_commit=False) as session,
         ):
@@ -52,7 +54,7 @@ class Transactions:
 
     @contextlib.contextmanager
     def fenced(self, lease: Lease) -> Iterator[Session]:
-        """A transaction of a daemon, which holds the row of its lease until it ends.
+        """Open a transaction of a daemon, which locks the row of its lease until the end.
 
         Raises:
             LeaseLost: another daemon has the lease; nothing is written.
@@ -62,24 +64,31 @@ class Transactions:
             yield session
 
     def now(self, session: Session) -> float:
-        """Seconds since the epoch, by the database's clock."""
+        """Return the seconds since the epoch, by the database's clock."""
         return float(session.scalar(text(f"select {self._database.now()}")))
 
     def moment(self, session: Session) -> Moment:
-        """The same, with what leases are judged by."""
+        """Return the present moment, by the clocks that leases are judged by."""
         now = self.now(session)
         return Moment(now) if self._database.folder is None else on_this_machine(now)
 
     @contextlib.contextmanager
-    def _failing_clearly(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         try:
             yield
         except IntegrityError:
             raise
         except DBAPIError as error:
-            if may_pass(error):
+            if _is_transient(error):
                 self._database.forget_connections()
                 kind: type[StorageError] = StorageUnreachable
             else:
                 kind = StorageError
             raise kind(f"storage {self._database}: {self._database.reason(error)}") from error
+
+
+def _is_transient(error: DBAPIError) -> bool:
+    """Return whether the database is unreachable or read-only at present, as during a fail-over."""
+    gone = isinstance(error, OperationalError | InterfaceError)
+    read_only = getattr(error.orig, "sqlstate", None) == _READ_ONLY
+    return gone or read_only or error.connection_invalidated

@@ -18,7 +18,8 @@ from storage.fence import fencing
 from storage.records import AttemptResult, Lease
 
 OUT_OF_MEMORY = "out_of_memory"
-"""Name of the Optuna constraint that an out-of-memory trial violates: samplers learn from it."""
+"""Name of the Optuna constraint that an out-of-memory trial violates, for samplers to learn
+from."""
 
 
 Given = ParamSpec("Given")
@@ -28,18 +29,21 @@ Found = TypeVar("Found")
 def _fenced(
     write: Callable[Concatenate["TrialLedger", Given], Found],
 ) -> Callable[Concatenate["TrialLedger", Given], Found]:
-    """A method whose writes all prove that the ledger's daemon still has its lease."""
+    """Return a method whose writes all prove that the ledger's daemon still has its lease."""
 
     @functools.wraps(write)
     def fenced(ledger: "TrialLedger", /, *arguments: Given.args, **options: Given.kwargs) -> Found:
-        with fencing(ledger._lease), ledger._gone_clearly():
+        with fencing(ledger._lease), ledger._reporting_missing_trials():
             return write(ledger, *arguments, **options)
 
     return fenced
 
 
 class TrialLedger:
-    """Asks for trials, tells their results, writes their notes. Telling twice changes nothing."""
+    """Optuna's trials of a study: asks for them, tells results, writes notes.
+
+    Telling a result twice changes nothing.
+    """
 
     def __init__(
         self,
@@ -52,12 +56,12 @@ class TrialLedger:
         """Open the study of that name; create it if there is none.
 
         Args:
-            lease: of the daemon that writes; once that is lost every write raises LeaseLost. None: of
-                somebody who only reads.
-            launched: number of a trial -> its knobs, of those that there must be.
+            lease: lease of the daemon that writes; once it is lost every write raises LeaseLost.
+                None: read only.
+            launched: knobs by number of the trial, for trials that must exist.
 
         Raises:
-            TrialsGone: the study is another one, or is no more.
+            TrialsGone: the study is another one, or no longer exists.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._lease = lease
@@ -74,17 +78,17 @@ class TrialLedger:
             )
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials, in order.
+        """Return all trials, in order.
 
         Raises:
-            TrialsGone: somebody has renamed or deleted the study since it was opened.
+            TrialsGone: the study has been renamed or deleted since it was opened.
         """
-        with self._gone_clearly():
+        with self._reporting_missing_trials():
             return self._study.get_trials(deepcopy=False)
 
     @_fenced
     def enqueue(self, params: Mapping[str, Any], reason: str) -> None:
-        """Have this configuration tried before the sampler is asked; no repeats, but of what failed."""
+        """Queue a configuration before the sampler is asked; skip repeats, except of failed trials."""
         known = [t for t in self.trials() if t.system_attrs.get("fixed_params", t.params) == params]
         failed = bool(known) and all(trial.state == TrialState.FAIL for trial in known)
         self._study.enqueue_trial(
@@ -93,14 +97,17 @@ class TrialLedger:
 
     @_fenced
     def ask(self, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-        """The next trial, now RUNNING. If the sampler fails, the trial it was asked for is FAIL; where
-        that is one that somebody has enqueued, the next is asked for."""
+        """Return the next trial, now RUNNING.
+
+        If the sampler fails, the trial it was asked for is FAIL. If that trial was enqueued, the
+        next one is asked for.
+        """
         while True:
             before = {trial.number: trial.state for trial in self.trials()}
             try:
                 return self._frozen(self._study.ask(dict(distributions)))
             except LeaseLost:
-                raise  # whoever has the lease now finishes what was begun
+                raise  # the present holder of the lease finishes the trial
             except Exception:
                 running = {t.number for t in self.trials() if t.state == TrialState.RUNNING}
                 begun = {n for n in running if before.get(n) != TrialState.RUNNING}
@@ -113,7 +120,7 @@ class TrialLedger:
     def complete_params(
         self, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]
     ) -> FrozenTrial:
-        """Finish the asking of a trial whose daemon died while it asked."""
+        """Ask for the remaining parameters of a trial whose daemon died while it asked."""
         asked = Trial(self._study, trial._trial_id)
         for name, distribution in distributions.items():
             asked._suggest(name, distribution)
@@ -129,7 +136,7 @@ class TrialLedger:
         constraint; HANG, CRASH and ERROR are FAIL.
 
         Args:
-            error: relative standard error of its throughput, if it is known.
+            error: relative standard error of the throughput; None if unknown.
         """
         trial = self._of_number(number)
         if trial._cached_frozen_trial.state.is_finished():
@@ -153,16 +160,16 @@ class TrialLedger:
 
     @_fenced
     def note(self, body: str, *, trial: int | None = None) -> None:
-        """The study's own note in the dashboard, or that of a trial, which may have ended."""
+        """Write the dashboard's note of the study, or that of a trial, which may have ended."""
         if dashboard := _dashboard():
             dashboard.save_note(self._study if trial is None else self._of_number(trial), body)
 
     @_fenced
     def set_attributes(self, wanted: Mapping[str, str]) -> None:
-        """Attributes of the study, which the dashboard shows beside the best trial.
+        """Set attributes of the study, which the dashboard shows beside the best trial.
 
         Args:
-            wanted: name -> text. Others stay, and those that are so already are not written.
+            wanted: texts by name. Other attributes stay; unchanged ones are not written.
         """
         known = self._study.user_attrs
         for name, text in wanted.items():
@@ -171,7 +178,7 @@ class TrialLedger:
 
     @_fenced
     def name_objective(self, name: str) -> None:
-        """What Optuna calls the value of a trial."""
+        """Set Optuna's name of a trial's value."""
         with warnings.catch_warnings():  # it is experimental
             warnings.simplefilter("ignore")
             self._study.set_metric_names([name])
@@ -188,8 +195,8 @@ class TrialLedger:
         )
 
     @contextlib.contextmanager
-    def _gone_clearly(self) -> Iterator[None]:
-        """Optuna only says that a number is not there."""
+    def _reporting_missing_trials(self) -> Iterator[None]:
+        """Raise TrialsGone for a missing study: Optuna only reports a missing number."""
         try:
             yield
         except KeyError as error:
@@ -200,7 +207,7 @@ class TrialLedger:
             raise
 
     def _of_number(self, number: int) -> Trial:
-        """Optuna knows by heart which it is: the other trials are not read for it."""
+        """Return a trial by number. Optuna has the mapping in memory: other trials are not read."""
         storage, study = self._study._storage, self._study._study_id
         return Trial(self._study, storage.get_trial_id_from_study_id_trial_number(study, number))
 
@@ -211,7 +218,7 @@ class TrialLedger:
 def _is_of(
     launched: Mapping[int, Mapping[str, Any]], name: str, storage: optuna.storages.RDBStorage
 ) -> bool:
-    """Whether Optuna's study of that name has these trials, and not others of the same numbers."""
+    """Return whether Optuna's study has these trials, rather than others of the same numbers."""
     try:
         found = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
     except KeyError:
@@ -224,7 +231,7 @@ def _is_of(
 
 
 def _dashboard() -> ModuleType | None:
-    """optuna-dashboard, which alone shows notes and names; None where it is not installed."""
+    """Return optuna-dashboard, which alone shows notes and names; None where it is not installed."""
     try:
         import optuna_dashboard
     except ModuleNotFoundError:

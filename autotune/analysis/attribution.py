@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.measurement.contrasts import contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio
-from autotune.measurement.residuals import contrast
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import Conflict, asked_by, broken, clashing, global_batch
 from storage import Attempts, Purpose

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from autotune.measurement.estimate import estimate
-from autotune.measurement.noise import PRIOR_SIGMA, Noise, Run, run_noise
+from autotune.measurement.noise import PRIOR_SIGMA, RepeatedRun, RunNoise, run_noise
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 _AGAIN_AFTER = 8
@@ -60,7 +60,7 @@ class Calibration:
         wanted = self._first_runs + since // _AGAIN_AFTER if since >= _FIRST_AFTER else 1
         return [*found, most] if _measured(own) and 0 < runs[most] < wanted else found
 
-    def noise(self, attempts: Attempts) -> Noise:
+    def noise(self, attempts: Attempts) -> RunNoise:
         """What the runs of the baseline have shown so far, in the environment in which it last ran
         again: how far machines lie apart is no noise between runs."""
         own = attempts.baseline()
@@ -71,13 +71,13 @@ class Calibration:
         here = (again or newest_first)[:1]
         return run_noise([self._run(a) for a in runs if a.environment in here], self._prior)
 
-    def _run(self, attempt: StoredAttempt) -> Run:
+    def _run(self, attempt: StoredAttempt) -> RepeatedRun:
         result = attempt.result
         kept = [block for block in self._blocks(attempt.id) if block.kept]
         timed = estimate([b.samples for b in kept], [b.seconds for b in kept]) if kept else None
-        freedom = timed.freedom if timed else math.inf
+        freedom = timed.df if timed else math.inf
         half_width = result.block_half_width or 0.0
-        return Run(result.throughput or 0.0, half_width, attempt.started, freedom)
+        return RepeatedRun(result.throughput or 0.0, half_width, attempt.started, freedom)
 
 
 def _repeated(lost: Iterable[StoredAttempt]) -> Counter[int | None]:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from autotune.analysis.contenders import most_promising_first
 from autotune.analysis.levels import levelled
-from autotune.measurement.best import comparison
+from autotune.measurement.contrasts import Contrast, contrast
+from autotune.measurement.dunnett import critical_value
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
-from autotune.measurement.looks import after_each, level
-from autotune.measurement.residuals import Contrast, contrast
+from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -232,7 +232,7 @@ class Confirmation:
         found = [self.contrast(rival, trial) for rival in rivals]
         sure = 1 - self._spent(_APART_ERROR, len(self.rounds))
         return max(
-            (c.value + comparison(len(rivals), c.freedom, sure) * c.error for c in found),
+            (c.value + critical_value(len(rivals), c.df, sure) * c.error for c in found),
             default=-math.inf,
         )
 
@@ -301,7 +301,9 @@ class Confirmation:
 
     def _spent(self, error: float, rounds: int) -> float:
         """What the look after so many rounds may have of an error of all looks."""
-        return level(after_each(FEWEST_ROUNDS, rounds), max(self._most_rounds, rounds), error)
+        return look_level(
+            looks_after_each_round(FEWEST_ROUNDS, rounds), max(self._most_rounds, rounds), error
+        )
 
     def choice(self) -> int:
         """The one to recommend: of those that are at most 1 % slower than the best the one with the

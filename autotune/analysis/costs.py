@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.measurement.numerics import FEWEST_STEPS
-from autotune.measurement.settling import Onset, Settling
+from autotune.measurement.onset import Onset, OnsetBound
 from search_spaces.residency import why_not_live
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
@@ -32,7 +32,7 @@ _UNKNOWN = 1.0
 _LEAST = 1e-3
 _TIMED = (
     Purpose.SEARCH,
-    Purpose.PACE,
+    Purpose.PAIRED,
     Purpose.CALIBRATE,
     Purpose.CONFIRM,
     Purpose.ATTRIBUTE,
@@ -140,10 +140,10 @@ class Costs:
         return max(_LEAST, (self.switch if live else self.startup) + max(usual, fewest))
 
     @property
-    def settling(self) -> Settling:
+    def settling(self) -> OnsetBound:
         """What first steps of this study are like, in new processes: in others they tell too little."""
         alone = [pace for pace in self._paces if not (pace.compiled or pace.live)]
-        return Settling.of([pace.onset for pace in alone])
+        return OnsetBound.of([pace.onset for pace in alone])
 
     def step(self, knobs: Knobs) -> float:
         """Of a steady step of this configuration, by what is known of it or, per sample, of the slowest

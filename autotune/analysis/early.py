@@ -26,7 +26,7 @@ def errors_of_early(attempts: Attempts) -> dict[int, float]:
 def _early(attempts: Attempts) -> Iterator[StoredAttempt]:
     """Trials that ran before the baseline did so again, by itself or beside one of them, with the noise
     that they have by now."""
-    first = attempts.of(Purpose.CALIBRATE, Purpose.PACE).complete().first
+    first = attempts.of(Purpose.CALIBRATE, Purpose.PAIRED).complete().first
     own = attempts.baseline()  # with which all are compared, and which others look up as it is
     if first is None or own is None or (known := _newest(attempts)) is None:
         return
@@ -40,7 +40,7 @@ def _apart(own: StoredAttempt, attempts: Attempts) -> float:
     """Relative, by how much the baseline runs faster or slower where it takes turns, on processors of
     its own, than by itself: so far may a trial that ran by itself be off those that did not. 0 while
     none takes turns."""
-    beside = attempts.of(Purpose.PACE).complete().measured()
+    beside = attempts.of(Purpose.PAIRED).complete().measured()
     rates = [one.result.throughput or 0.0 for one in beside]
     if not rates or not own.result.throughput:
         return 0.0
@@ -49,6 +49,8 @@ def _apart(own: StoredAttempt, attempts: Attempts) -> float:
 
 def _newest(attempts: Attempts) -> float | None:
     """As a run by itself has it, or the baseline beside a trial, whose ratio differs by less."""
-    newest_first = reversed(list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PACE)))
+    newest_first = reversed(list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED)))
     measured = (one for one in newest_first if one.result.throughput is not None)
-    return next((one.result.sigma_run for one in measured if not attempts.pacer_of(one)), None)
+    return next(
+        (one.result.sigma_run for one in measured if not attempts.paired_baseline_of(one)), None
+    )

@@ -9,7 +9,7 @@ import math
 from autotune.analysis.verdict import Finalist, Kind, LongRun, Verdict
 from autotune.analysis.wording import difference
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.noise import run_freedom, total_half_width
+from autotune.measurement.noise import run_df, total_half_width
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _SECONDS_PER_MINUTE = 60.0
@@ -25,7 +25,7 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     if own is None or today is None or own.environment != today.environment:
         return None
     equal = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
-    freedom = run_freedom(len(equal))
+    freedom = run_df(len(equal))
     log = _log(own) - _log(today)
     width = math.hypot(_width(own, freedom), _width(today, freedom))
     short = verdict.speedup

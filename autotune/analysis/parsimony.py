@@ -13,8 +13,8 @@ from typing import Any
 
 from autotune.analysis.attribution import changed, less, variants
 from autotune.analysis.confirmation import FEWEST_ROUNDS
-from autotune.measurement.looks import after_each, level
-from autotune.measurement.residuals import Contrast, Rates, contrast
+from autotune.measurement.contrasts import Contrast, Rates, contrast
+from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from search_spaces import Facts, infeasible
 from storage import Attempts, Purpose
 
@@ -169,8 +169,8 @@ def _tried(
         if len(seen) < 2 or any(len(arms) < 2 for arms in seen.values()):
             return None, False  # it does not run
         gain = contrast(seen, 0, 1)
-        looks = after_each(FEWEST_ROUNDS, count)
-        if gain.value + gain.beyond(level(looks, most, error)) < NEGLIGIBLE:
+        looks = looks_after_each_round(FEWEST_ROUNDS, count)
+        if gain.value + gain.beyond(look_level(looks, most, error)) < NEGLIGIBLE:
             return None, True
         if gain.value - gain.beyond(_FUTILE) > NEGLIGIBLE or not _can_tell(gain, count, most):
             return None, False

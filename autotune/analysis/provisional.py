@@ -26,7 +26,7 @@ from autotune.analysis.verdict import (
 from autotune.analysis.wording import counted, difference, rate_text
 from autotune.config.sections import MeasurementSpec
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.noise import run_freedom, total_half_width
+from autotune.measurement.noise import run_df, total_half_width
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
 _SHOWN = 4
@@ -205,12 +205,12 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[Seen]:
     }
     runs: dict[int, list[StoredAttempt]] = {}
     # Trials that took turns with the baseline are told at the pace of its own trial alone.
-    timed = _PACED if attempts.of(Purpose.PACE) else _TIMED
+    timed = _PACED if attempts.of(Purpose.PAIRED) else _TIMED
     for attempt in with_known_noise(attempts).of(*timed).complete().measured():
         runs.setdefault(attempt.trial, []).append(attempt)
     levels = Levels.of(attempts)
     equal = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()
-    freedom = run_freedom(len(equal))
+    freedom = run_df(len(equal))
     seen = [
         _seen(searched, runs[searched.trial], levels, freedom)
         for searched in attempts.searched().complete()

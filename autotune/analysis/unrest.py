@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from autotune.measurement.noise import Noise, standard_error
+from autotune.measurement.noise import RunNoise, standard_error
 from storage import AttemptResult, Attempts, Purpose
 
 _MOST = 0.06
@@ -16,7 +16,7 @@ _DRIFT = 0.04
 """Relative, in an hour: as long as many studies take."""
 
 
-def unrest(noise: Noise, attempts: Attempts) -> str:
+def unrest(noise: RunNoise, attempts: Attempts) -> str:
     """Why they do not compare, in words; empty if they do. One run may show it: the sooner trials take
     turns with the baseline, the fewer there are that have run by themselves."""
     complete = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE).of_baseline().complete()

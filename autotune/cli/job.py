@@ -74,15 +74,15 @@ def _watched(
     best: "BestConfig", port: int, queue: bool, storage: str | None
 ) -> Iterator[dict[str, str]]:
     """Have this process watched; by what variable of the environment its ranks know."""
-    from autotune.service.beside import watched
-    from autotune.service.wishes import Wishes
+    from autotune.service.sidecar import watched
+    from autotune.service.watch_options import WatchOptions
     from autotune.worker.inject.pace import ADDRESS
 
     if best.script is None or "command" in best.script:
         raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")
     if queue:  # the study is there
         open_storage(url_of(storage), existing=True).studies.named(best.provenance["study"])
-    with watched(best, Wishes(port, url_of(storage) if queue else None)) as address:
+    with watched(best, WatchOptions(port, url_of(storage) if queue else None)) as address:
         yield {ADDRESS: address}
 
 

@@ -91,7 +91,7 @@ def start(
     if not foreground:
         refuse_elsewhere(repository, spec.name)
     submitted = submit(repository, spec, Path.cwd(), study)
-    _attend(repository, submitted.name, detach, foreground, as_json)
+    _follow_until_done(repository, submitted.name, detach, foreground, as_json)
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
@@ -120,16 +120,16 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a study that was stopped or has failed, with its stored settings."""
-    from autotune.service.submission import go_on, move_here, refuse_elsewhere
+    from autotune.service.submission import move_to_this_machine, refuse_elsewhere, resume_study
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     if here:
-        move_here(repository, name)
+        move_to_this_machine(repository, name)
     if not foreground:
         refuse_elsewhere(repository, name)
-    go_on(repository, name)
-    _attend(repository, name, detach, foreground, as_json)
+    resume_study(repository, name)
+    _follow_until_done(repository, name, detach, foreground, as_json)
 
 
 def watch(study: StudyArgument, storage: StorageOption = None) -> None:
@@ -169,18 +169,22 @@ def daemon(
     running.serve(idle_seconds=idle_exit)
 
 
-def _attend(
+def _follow_until_done(
     repository: "Repository", name: str, detach: bool, foreground: bool, as_json: bool
 ) -> None:
     """See that a submitted study runs, and follow it."""
     from autotune.service.follow import conclusion, exit_code, follow
-    from autotune.service.submission import Keeper
+    from autotune.service.submission import DaemonSupervisor
     from autotune.views.overview import status_of
 
     study = repository.studies.named(name)
     # The daemon works in the study's folder: a relative path must not be taken from there.
     absolute = repository.database.url.render_as_string(hide_password=False)
-    keep_alive = _run_here(repository, study) if foreground else Keeper(repository, study, absolute)
+    keep_alive = (
+        _run_here(repository, study)
+        if foreground
+        else DaemonSupervisor(repository, study, absolute)
+    )
     if not study.state.ended:
         keep_alive()
     if detach and as_json:
@@ -203,11 +207,11 @@ def _attend(
 def _run_here(repository: "Repository", study: "StoredStudy") -> Callable[[], None]:
     """Run the study in a thread of this process; returns a check that it is run."""
     from autotune.service.daemon import Daemon
-    from autotune.service.submission import Here
+    from autotune.service.submission import InProcessRunner
 
     running = Daemon(repository, study.cluster)
     _on_signals(running.stop)
-    return Here(repository, study, running)
+    return InProcessRunner(repository, study, running)
 
 
 def _interruptible(

@@ -19,7 +19,7 @@ _WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "
 _ABBREVIATED = {"PAT", "PWD", "AUTH"}
 _FOLDERS = {"PWD", "OLDPWD"}
 _AGAIN = re.compile(r"(-\d{8}-\d{6})*$")
-"""Behind the name of a study that was queued once more: see `autotune.service.again`."""
+"""Behind the name of a study that was queued once more: see `autotune.service.resubmit`."""
 _WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 

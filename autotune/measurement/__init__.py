@@ -1,1 +1,1 @@
-"""From timed blocks to a figure with an interval, and when a running trial has told enough."""
+"""Statistics of timed blocks: rates with intervals, and when a running trial may end."""

@@ -1,4 +1,4 @@
-"""What a profiled step is made of, over all ranks: the parts of the rank that the others wait for."""
+"""Composition of a profiled step over all ranks: the parts of the rank that the others wait for."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,15 @@ _IDLE = "idle"
 
 
 def breakdown(parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Shares of a step, adding up to one; `idle`, of the device, is no part of the sum.
+    """Return shares of a step that add up to one, with `idle`, of the device, beside the sum.
 
-    A rank that is early waits inside its collectives. The rank with the least communication is hence
-    the one that sets the pace: its parts are the step's, and what it has of them beyond the median of
-    the others, as far as those wait for it, is the straggler's.
+    A rank that is early waits inside its collectives, so the rank with the least communication sets
+    the pace: its parts are the step's. What it has of them beyond the median of the other ranks, as
+    far as those wait for it, is the straggler's.
 
     Args:
-        parts: share of a step by part, one per rank, as autotune.worker.rank.trace.shares gives them.
+        parts: shares of a step by part, one per rank, as autotune.worker.rank.trace.shares returns
+            them.
     """
     waiting = parts[_WAITING]
     slowest = waiting.index(min(waiting))

@@ -1,4 +1,4 @@
-"""Whether others disturbed a block, judged by what they took and not by how slow the block was."""
+"""Disturbance of a block by other processes, judged by what they took, not by the block's speed."""
 
 import statistics
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ class Timed(Protocol):
 
 
 def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
-    """Whether the figures of this block belong to somebody else as well.
+    """Return whether other processes disturbed a block.
 
-    So it is when a device was throttled or had other processes on it, when the processors of a node
-    were at least 90 % busy and others took more than 10 % of them, or when one rank suddenly lags behind
-    the others half as much again as it did before.
+    They did if a device was throttled or had other processes on it, if the processors of a node
+    were at least 90 % busy and other processes took more than 10 % of them, or if one rank lags
+    behind the others half as much again as it did before.
 
     Args:
-        block: the one in question.
-        before: blocks of the same trial that count.
+        block: block in question.
+        before: earlier blocks of the same trial that count.
     """
     seen = block.observed
     if seen.get("throttled") or seen.get("foreign_processes"):
@@ -48,7 +48,7 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
 
 
 def straggler_ratio(block: Timed) -> float | None:
-    """Own time of the slowest rank over that of the median one; None where it was not observed.
+    """Return the slowest rank's own time over that of the median rank; None if not observed.
 
     A rank's own time of a step is what it does not spend waiting for collectives.
     """

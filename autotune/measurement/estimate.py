@@ -1,6 +1,7 @@
 """Statistics of timed blocks. Pure functions.
 
-Of SciPy only `special`: `stats` takes a second to import, which every command would wait for.
+Only `scipy.special` is used: `scipy.stats` takes a second to import, for which every command would
+wait.
 """
 
 import math
@@ -10,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from autotune.measurement.correlation import lag_one, worth
+from autotune.measurement.autocorrelation import effective_sample_size, lag_one
 
 CONFIDENCE = 0.95
 STEADY_BLOCKS = 5
-_FEWEST_FREEDOM = 2
-"""Degrees of it, of three blocks or more. With one, all that five blocks are worth now and then, one
-interval in twenty is three times as wide, and no more of them hold the truth."""
+_MIN_DF = 2
+"""Least degrees of freedom for three blocks or more.
+
+With one, as five blocks sometimes have, one interval in twenty is three times as wide, and no more
+of them hold the truth."""
 _STEADY_VARIATION = 0.02
 _STEADY_DRIFT = 0.01
 _FINE = 0.1
@@ -28,16 +31,17 @@ class Estimate:
     """A rate with its 95 % interval.
 
     Attributes:
-        rate: units per second.
-        half_width: of the interval, relative to the rate; infinite for fewer than two blocks.
-        blocks: how many it rests on.
-        freedom: degrees of it, of Student's t that the interval is made of.
+        rate: rate in units per second.
+        half_width: half-width of the interval, relative to the rate; infinite for fewer than two
+            blocks.
+        blocks: number of blocks that it rests on.
+        df: degrees of freedom of Student's t in the interval.
     """
 
     rate: float
     half_width: float
     blocks: int
-    freedom: float = 1.0
+    df: float = 1.0
 
     @property
     def low(self) -> float:
@@ -51,11 +55,11 @@ class Estimate:
 
 
 def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
-    """The rate over all blocks, slow ones included: a long run pays for them too.
+    """Return the rate over all blocks, slow ones included, because a long run pays for them too.
 
-    Blocks in a row resemble each other, so they count for fewer (`correlation`). From ten of them on
-    the interval holds the truth in 92.6 to 97 % of all cases where neighbours correlate by up to 0.3, in
-    88 to 93 % where they do by 0.6; with five, in 84 %.
+    Neighbouring blocks are correlated, so they count for fewer (see autocorrelation). From ten
+    blocks on the interval holds the truth in 92.6 to 97 % of all cases where neighbours correlate
+    by up to 0.3, in 88 to 93 % where they do by 0.6; with five, in 84 %.
 
     Args:
         units: samples or tokens per block, at least one block.
@@ -67,25 +71,25 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
     if count < 2:
         return Estimate(rate, math.inf, count)
     effective = effective_size(rates)
-    freedom = max(effective - 1, min(_FEWEST_FREEDOM, count - 1))
+    df = max(effective - 1, min(_MIN_DF, count - 1))
     spread = float(np.std(rates, ddof=1))
-    half_width = student(freedom) * spread / (rate * math.sqrt(effective))
-    return Estimate(rate, half_width, count, freedom)
+    half_width = student(df) * spread / (rate * math.sqrt(effective))
+    return Estimate(rate, half_width, count, df)
 
 
 def effective_size(values: Sequence[float] | np.ndarray) -> float:
-    """How many independent values these are worth, at least 1."""
+    """Return the number of independent values that these count for, at least 1."""
     array = np.asarray(values, dtype=float)
     if len(array) < 3 or np.ptp(array) == 0:
         return float(len(array))
-    return worth(len(array), lag_one([array.tolist()]))
+    return effective_sample_size(len(array), lag_one([array.tolist()]))
 
 
 def steady(seconds_per_step: Sequence[float]) -> bool:
-    """Whether the last five blocks show neither much scatter nor a drift.
+    """Return whether the last five blocks show neither much scatter nor a drift.
 
-    Coefficient of variation at most 2 %, and a Theil-Sen slope that adds up to at most 1 % of the
-    median over the five.
+    The coefficient of variation is at most 2 %, and the Theil-Sen slope adds up to at most 1 % of
+    the median over the five.
     """
     if len(seconds_per_step) < STEADY_BLOCKS:
         return False
@@ -97,14 +101,14 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     return abs(slope) * STEADY_BLOCKS <= _STEADY_DRIFT * float(np.median(last))
 
 
-def student(freedom: float) -> float:
-    """Half the width of Student's central 95 % interval, in standard errors."""
-    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+def student(df: float) -> float:
+    """Return half the width of Student's central 95 % interval, in standard errors."""
+    return float(special.stdtrit(df, (1 + CONFIDENCE) / 2))
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster one is than another, with its 95 % interval."""
+    """Ratio of two rates, with its 95 % interval."""
 
     value: float
     low: float
@@ -112,8 +116,11 @@ class Ratio:
 
     @property
     def vague(self) -> bool:
-        """Whether the interval is wider than what the figure says: beyond 10 % to either side, with less
-        than half of the difference certain (in logarithms)."""
+        """True if the interval is too wide for the figure to mean anything.
+
+        It reaches beyond 10 % to either side, and less than half of the difference is certain (in
+        logarithms).
+        """
         if self.low <= 0 or not math.isfinite(self.high):
             return True
         half_width = math.log(self.high / self.low) / 2
@@ -121,21 +128,21 @@ class Ratio:
 
 
 def clearly_faster(ratio: Ratio) -> bool:
-    """Whether the first is faster, beyond doubt and by a figure that means something."""
+    """Return whether the first is faster, beyond doubt and by a meaningful figure."""
     return ratio.low > 1 and not ratio.vague
 
 
 def half_width_of(spread: float, count: int) -> float:
-    """Of the 95 % interval of a mean of so many values of this standard deviation; at least two."""
+    """Return the half-width of the 95 % interval of a mean."""
     return student(count - 1) * spread / math.sqrt(count)
 
 
 def paired_ratio(faster: Sequence[float], slower: Sequence[float]) -> Ratio:
-    """Ratio of two rates measured in the same rounds: Student's t on the log ratios.
+    """Return the ratio of two rates measured in the same rounds, by Student's t on the log ratios.
 
     Args:
-        faster: rate per round.
-        slower: rate in the same rounds.
+        faster: rates of one, by round.
+        slower: rates of the other in the same rounds.
     """
     logs = np.log(np.asarray(faster, dtype=float) / np.asarray(slower, dtype=float))
     mean = float(logs.mean())

@@ -1,5 +1,8 @@
-"""Whether the first steps of two configurations, from equal weights and batches, have the same
-gradients and move the weights alike. Pure functions over sketches (autotune.worker.rank.sketch)."""
+"""Comparison of first steps: gradients and weight updates of two configurations.
+
+Both start from equal weights and batches. Pure functions over sketches
+(autotune.worker.rank.sketch).
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,25 +21,29 @@ NULL = {
     ("float8", "tensorwise"): 0.10,
     ("float8", "rowwise"): 0.10,
 }
-"""Relative error of the whole gradient that a number format brings where all is well: the largest that
-benchmarks/gate.py has seen, or where no device was at hand what follows from the format. Knobs and
-values that are not here bring no more than fp32, whose convolutions cuDNN may compute in TF32."""
+"""Relative error of the whole gradient that a number format causes where all is well.
+
+It is the largest that benchmarks/gate.py has seen or, where no device was at hand, what follows
+from the format. Other knobs and values cause no more than fp32, whose convolutions cuDNN may
+compute in TF32."""
 FACTOR = 3.0
-"""How far above that an error is refused."""
+"""Factor above that error at which a configuration is refused."""
 _TENSOR_FACTOR = 3.0
-"""How much larger than of the whole the error of a single tensor may be, of its own norm."""
+"""Ratio of the largest allowed error of a single tensor, relative to its own norm, to that of the
+whole."""
 _NEGLIGIBLE = 0.02
-"""Share of the norm of the whole gradient below which the error of a tensor is compared with
-this share."""
+"""Least norm for the error of a tensor, as a share of the norm of the whole gradient."""
 _SECOND_FACTOR = 3.0
-"""How much larger the error may be in the second step, whose weights differ by the first one's."""
+"""Factor of the allowed error in the second step, whose weights differ by the first step's."""
 _MOVE_TOLERANCE = 0.15
-"""Largest relative difference in how far the weights are moved."""
+"""Largest relative difference of the distance by which the weights are moved."""
 _TENSOR_MOVE_TOLERANCE = 0.35
-"""The same of a single tensor, whose sketch tells its norm to within 12 %."""
+"""Largest such difference of a single tensor, whose sketch tells its norm to within 12 %."""
 _KNOWN_DIRECTION = 0.5
-"""Largest relative error of a tensor's gradient with which optimizers move it as far as the reference's:
-one that divides by the gradient's own size moves by its noise where there is nothing else."""
+"""Largest relative error of a tensor's gradient with which its move is compared.
+
+An optimizer that divides by the gradient's own size moves a tensor by its noise where there is
+nothing else."""
 _MOST_TOLERANCE = 0.5
 _TINY = 1e-30
 _BF16_STEP = 2.0**-8
@@ -45,7 +52,7 @@ _BF16_STEP = 2.0**-8
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is known of a tensor."""
+    """Sketch of a tensor."""
 
     name: str
     size: int
@@ -54,23 +61,23 @@ class Tensor:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Tensor":
-        """From what a rank has sent."""
+        """Return the tensor in a row that a rank has sent."""
         name, size, norm, *buckets = row
         return cls(str(name), int(size), float(norm), tuple(map(float, buckets)))
 
     def distance(self, other: "Tensor") -> float:
-        """Estimate of the norm of the difference."""
+        """Return an estimate of the norm of the difference."""
         return math.dist(self.buckets, other.buckets)
 
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """Of a run.
+    """First steps of a run.
 
     Attributes:
-        gradients: of each of the first steps.
-        moved: change of the weights over them.
-        weights: norm of every tensor before.
+        gradients: gradients of each of the first steps.
+        moved: change of the weights over these steps.
+        weights: norm of every tensor before them.
     """
 
     gradients: tuple[tuple[Tensor, ...], ...]
@@ -79,7 +86,7 @@ class FirstSteps:
 
     @classmethod
     def seen(cls, observed: Sequence[Mapping[str, Any]]) -> "FirstSteps | None":
-        """From what was observed of the steps of a run; None where gradients were not."""
+        """Return the first steps of a run, from its observations; None without gradients."""
         told = [one for one in observed if "gradient" in one]
         if not told or "moved" not in told[-1]:
             return None
@@ -92,15 +99,15 @@ class FirstSteps:
 
 @dataclass(frozen=True)
 class Compared:
-    """How the first steps of a run compare with those of its reference.
+    """Comparison of a run's first steps with those of its reference.
 
     Attributes:
-        problem: why the configuration is refused, in words; empty if it is not.
-        error: relative error of the first gradient, whole.
-        limit: for it.
-        tensor_error: largest relative error of a tensor that matters.
-        second_error: as `error`, of the last gradient.
-        moved: how far the weights are moved, over how far those of the reference are.
+        problem: reason for a refusal; empty if there is none.
+        error: relative error of the whole first gradient.
+        limit: limit of `error`.
+        tensor_error: largest relative error of a relevant tensor.
+        second_error: relative error of the whole last gradient.
+        moved: distance by which the weights are moved, over that of the reference.
     """
 
     problem: str
@@ -112,7 +119,10 @@ class Compared:
 
 
 def tolerance(*configurations: Mapping[str, Any]) -> float:
-    """Largest relative error of the whole gradient: from the number formats of both configurations."""
+    """Return the largest allowed relative error of the whole gradient.
+
+    It depends on the number formats of both configurations.
+    """
     nulls = [
         NULL.get((name, value), 0.0)
         for knobs in configurations
@@ -123,7 +133,7 @@ def tolerance(*configurations: Mapping[str, Any]) -> float:
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
-    """Whether both tell of the same tensors."""
+    """Return whether both have observations of the same tensors."""
     if run is None or reference is None or len(run.gradients) != len(reference.gradients):
         return False
     return [t.size for t in run.moved] == [t.size for t in reference.moved]
@@ -132,11 +142,11 @@ def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
 def compared(
     run: FirstSteps, reference: FirstSteps, limit: float, *, weights_in_bf16: bool = False
 ) -> Compared:
-    """Hold the first steps of a run against those of its reference.
+    """Compare the first steps of a run with those of its reference.
 
     Args:
         limit: largest relative error of the whole gradient.
-        weights_in_bf16: what moves by less than their resolution may stay where it is.
+        weights_in_bf16: ignore weights that move by less than the resolution of bf16.
     """
     first, last = (_Errors(run.gradients[step], reference.gradients[step]) for step in (0, -1))
     moved = _Moves(run, reference, first, weights_in_bf16)
@@ -149,7 +159,7 @@ def compared(
 
 
 class _Errors:
-    """Of the gradient of a step."""
+    """Errors of the gradient of a step."""
 
     def __init__(self, run: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
         self._reference = reference
@@ -164,12 +174,12 @@ class _Errors:
         return self._relative(self._worst)
 
     def direction_known(self, place: int) -> bool:
-        """Whether the gradient of a tensor is more than noise."""
+        """Return whether the gradient of a tensor is more than noise."""
         own = self._reference[place].norm
         return own > 0 and self._of_tensors[place] <= _KNOWN_DIRECTION * own
 
     def problem(self, which: str, limit: float) -> str:
-        """In words; empty if there is none."""
+        """Return the reason for a refusal; empty if there is none."""
         most = min(_MOST_TOLERANCE, _TENSOR_FACTOR * limit)
         name = self._reference[self._worst].name
         if not self.whole <= limit:
@@ -195,7 +205,7 @@ class _Errors:
 
 
 class _Moves:
-    """Of the weights, over the first steps."""
+    """Moves of the weights over the first steps."""
 
     def __init__(
         self, run: FirstSteps, reference: FirstSteps, first: _Errors, weights_in_bf16: bool
@@ -211,7 +221,7 @@ class _Moves:
         self.whole = sizes[0] / sizes[1] if self._told and sizes[1] else math.nan
 
     def problem(self) -> str:
-        """In words; empty if there is none."""
+        """Return the reason for a refusal; empty if there is none."""
         if not self._told:
             return ""
         if not abs(self.whole - 1) <= _MOVE_TOLERANCE:

@@ -1,7 +1,7 @@
-"""How far runs of one configuration lie apart when each is a new process. Pure functions.
+"""Run-to-run noise: differences between runs of one configuration in new processes. Pure.
 
 The interval of one run says nothing about the next: memory lies elsewhere, threads land on other
-cores, clocks differ. The baseline, run again, tells how much that is.
+cores, clocks differ. Repeated runs of the baseline tell how much that is.
 """
 
 import math
@@ -14,122 +14,122 @@ from scipy import special
 from autotune.measurement.estimate import CONFIDENCE, student
 
 PRIOR_SIGMA = 0.02
-"""Assumed before anything was measured: two shared cores showed 3 to 4 %, a quiet node below 1 %."""
+"""Assumed before any measurement: two shared cores showed 3 to 4 %, a quiet node below 1 %."""
 _PRIOR_WEIGHT = 2.0
-"""So many runs' worth."""
+"""Weight of the prior, in runs."""
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SECONDS_PER_HOUR = 3600.0
 FEWEST_FOR_DRIFT = 5
 SHORTEST_FOR_DRIFT = 1800.0
-"""Seconds from the first run to the last one: what minutes show is no hour's drift."""
+"""Shortest time from the first run to the last, in seconds: minutes show no hourly drift."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of the configuration that is repeated.
+class RepeatedRun:
+    """A run of the configuration that is repeated.
 
     Attributes:
-        rate: units per second.
-        half_width: relative, of the 95 % interval that its own blocks give.
-        at: when it began, seconds.
-        freedom: degrees of it, of Student's t in that interval; infinite: the normal distribution.
+        rate: rate in units per second.
+        half_width: relative half-width of the 95 % interval from its own blocks.
+        at: start time in seconds.
+        df: degrees of freedom of Student's t in that interval; infinite: the normal distribution.
     """
 
     rate: float
     half_width: float
     at: float
-    freedom: float = math.inf
+    df: float = math.inf
 
     @property
     def error(self) -> float:
         """Relative standard error of the rate, by its blocks."""
-        return standard_error(self.half_width, self.freedom)
+        return standard_error(self.half_width, self.df)
 
 
 @dataclass(frozen=True)
-class Noise:
-    """How far equal runs lie apart, and how well that is known.
+class RunNoise:
+    """Run-to-run noise, and how well it is known.
 
     Attributes:
         sigma_run, runs, drift_per_hour: see storage.StoredNoise.
-        freedom: degrees of it, those that the prior weighs included: an interval for the next run is
-            Student's with so many.
+        df: degrees of freedom, the weight of the prior included; an interval for the next run is
+            Student's with these.
     """
 
     sigma_run: float
     runs: int
     drift_per_hour: float | None
-    freedom: float = _PRIOR_WEIGHT
+    df: float = _PRIOR_WEIGHT
 
     @property
     def error(self) -> float:
         """Standard error of sigma_run."""
-        return self.sigma_run / math.sqrt(2 * self.freedom)
+        return self.sigma_run / math.sqrt(2 * self.df)
 
 
-def run_noise(runs: Sequence[Run], prior_sigma: float = PRIOR_SIGMA) -> Noise:
-    """The relative standard deviation between runs that their own blocks do not explain.
+def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> RunNoise:
+    """Return the relative standard deviation between runs that their own blocks do not explain.
 
-    The variance of the log rates around their drift, if they have one, less the mean variance that the
-    blocks account for, is averaged with a prior that weighs as much as two runs: three runs alone would
-    often show nearly none. Runs whose own intervals are too wide to show any difference weigh nothing:
-    not to see noise is no evidence that there is none.
+    The variance of the log rates around their drift, if there is one, less the mean variance that
+    the blocks account for, is averaged with a prior that weighs as much as two runs: three runs
+    alone would often show nearly none. Runs whose own intervals are too wide to show any difference
+    weigh nothing: not to see noise is no evidence that there is none.
 
     Args:
-        runs: of one configuration, in processes as the trials have them.
-        prior_sigma: from an earlier study in the same environment, or PRIOR_SIGMA.
+        runs: runs of one configuration, in the same kind of processes as trials.
+        prior_sigma: value of an earlier study in the same environment, or PRIOR_SIGMA.
     """
-    freedom = len(runs) - 1
-    if freedom < 1:
-        return Noise(prior_sigma, len(runs), None)
+    df = len(runs) - 1
+    if df < 1:
+        return RunNoise(prior_sigma, len(runs), None)
     logs = np.log([run.rate for run in runs])
     drift = _drift(runs, logs)
     if drift:
         logs = logs - drift * np.array([run.at / _SECONDS_PER_HOUR for run in runs])
-        freedom -= 1
+        df -= 1
     within = float(np.mean([run.error**2 for run in runs]))
-    scatter = float(np.sum((logs - logs.mean()) ** 2)) / freedom
+    scatter = float(np.sum((logs - logs.mean()) ** 2)) / df
     between = max(0.0, scatter - within)
     visible = max(prior_sigma**2, between)
-    weight = freedom * (visible / (visible + within)) ** 2
+    weight = df * (visible / (visible + within)) ** 2
     pooled = (_PRIOR_WEIGHT * prior_sigma**2 + weight * between) / (_PRIOR_WEIGHT + weight)
-    return Noise(math.sqrt(pooled), len(runs), drift, _PRIOR_WEIGHT + weight)
+    return RunNoise(math.sqrt(pooled), len(runs), drift, _PRIOR_WEIGHT + weight)
 
 
-def run_freedom(runs: int) -> float:
-    """Degrees of freedom, at most, of what so many equal runs tell of their noise, those of the prior
-    included."""
+def run_df(runs: int) -> float:
+    """Return the most degrees of freedom of the noise of this many equal runs, the prior included."""
     return _PRIOR_WEIGHT + max(0, runs - 1)
 
 
-def _drift(runs: Sequence[Run], logs: np.ndarray) -> float | None:
+def _drift(runs: Sequence[RepeatedRun], logs: np.ndarray) -> float | None:
     hours = [run.at / _SECONDS_PER_HOUR for run in runs]
     spanned = (max(hours) - min(hours)) * _SECONDS_PER_HOUR
     if len(runs) < FEWEST_FOR_DRIFT or spanned < SHORTEST_FOR_DRIFT:
         return None
-    from scipy import stats  # takes a second, and few commands come here
+    from scipy import stats  # takes a second to import, and few commands need it
 
     slope = stats.theilslopes(logs, hours, alpha=CONFIDENCE)
-    # A slope that may as well be none is no drift.
+    # A slope whose interval includes zero is no drift.
     return float(slope.slope) if slope.low_slope > 0 or slope.high_slope < 0 else 0.0
 
 
-def standard_error(half_width: float, freedom: float = math.inf) -> float:
-    """What a 95 % interval is made of.
+def standard_error(half_width: float, df: float = math.inf) -> float:
+    """Return the standard error that underlies a 95 % interval.
 
     Args:
-        half_width: of the interval.
-        freedom: degrees of it, of Student's t in the interval; infinite: the normal distribution.
+        half_width: half-width of the interval.
+        df: degrees of freedom of Student's t in the interval; infinite: the normal distribution.
     """
-    return half_width / (student(freedom) if freedom < math.inf else _NORMAL)
+    return half_width / (student(df) if df < math.inf else _NORMAL)
 
 
-def total_half_width(block_half_width: float, sigma_run: float, freedom: float = math.inf) -> float:
-    """Relative half-width of the 95 % interval for the next run of the same configuration's mean: the
-    scatter of the blocks and that of runs together.
+def total_half_width(block_half_width: float, sigma_run: float, df: float = math.inf) -> float:
+    """Return the relative half-width of the 95 % interval for the mean of the next run.
+
+    It combines the scatter of the blocks with that of runs.
 
     Args:
-        freedom: degrees of it, of sigma_run; infinite: it is taken for the truth.
+        df: degrees of freedom of sigma_run; infinite: it is exact.
     """
-    quantile = student(freedom) if freedom < math.inf else _NORMAL
+    quantile = student(df) if df < math.inf else _NORMAL
     return math.hypot(block_half_width, quantile * sigma_run)

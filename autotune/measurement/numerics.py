@@ -1,7 +1,7 @@
-"""Whether a configuration still computes what the reference computes. Pure functions.
+"""Comparison of a configuration's training with that of the reference. Pure.
 
-The first steps are compared gradient by gradient (measurement.gradients), the rest as a course
-of the loss: the tolerance there is a share of the reference's progress, not of the level of its loss.
+The first steps are compared gradient by gradient (measurement.gradients), the rest as a loss curve.
+The tolerance there is a share of the reference's progress, not of the level of its loss.
 """
 
 import dataclasses
@@ -12,37 +12,38 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autotune.measurement import gradients
-from autotune.measurement.equivalence import Answer, Distance, distance
+from autotune.measurement.equivalence import Distance, Equivalence, distance
 from autotune.measurement.gradients import Compared, FirstSteps
 
 FEWEST_STEPS = 32
-"""Optimizer steps of a trajectory."""
+"""Fewest optimizer steps of a trajectory."""
 STEPS = 96
-"""At most: a reference goes on until its loss has fallen by ENOUGH."""
+"""Most optimizer steps: a reference goes on until its loss has fallen by ENOUGH."""
 ENOUGH = 0.10
-"""Of the loss at the start: what a reference has to fall by for its course to be compared."""
+"""Progress of a reference with which its loss curve is compared, as a share of the loss at the
+start."""
 MARGIN = 0.05
 """Share of the reference's progress by which the loss of the last quarter may differ."""
 MOST_SEEDS = 3
-"""Pairs of runs, with another seed each, while the answer is open."""
+"""Most pairs of runs, each with another seed, while the result is open."""
 NORM_TOLERANCE = 0.25
 """Largest relative distance of the median gradient norm."""
 SPREAD_TOLERANCE = 1e-9
 _WINDOW = 3
 _START = 4
-"""Steps whose mean loss is that of the start."""
+"""Number of steps whose mean loss is that of the start."""
 _LOOK_EVERY = 8
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What each optimizer step of a run computed.
+    """Loss and gradient norm of each optimizer step of a run.
 
     Attributes:
-        losses: mean over the ranks.
-        norms: of the gradient, before the update; NaN for a step that the loss scaler skipped.
+        losses: mean losses over the ranks.
+        norms: norms of the gradient before the update; NaN for a step that the loss scaler skipped.
         spread: largest relative difference between the replicas of the model.
-        first: gradients and updates of the first steps; None where they are not seen.
+        first: gradients and updates of the first steps; None if not observed.
     """
 
     losses: tuple[float, ...]
@@ -52,21 +53,21 @@ class Trajectory:
 
     @property
     def progress(self) -> float:
-        """By how much the loss has fallen, from the first steps to the last quarter."""
+        """Fall of the loss from the first steps to the last quarter."""
         return statistics.fmean(self.losses[:_START]) - statistics.fmean(_last(self.losses))
 
     @property
     def wanted(self) -> float:
-        """The progress that is enough."""
+        """Progress that suffices."""
         return ENOUGH * abs(statistics.fmean(self.losses[:_START]))
 
     @property
     def fallen(self) -> bool:
-        """Whether its loss has fallen by enough."""
+        """True if the progress suffices."""
         return self.progress >= self.wanted > 0
 
 
-class Step(Protocol):
+class TrajectoryStep(Protocol):
     """A block of one optimizer step, as reported or as stored."""
 
     @property
@@ -75,8 +76,8 @@ class Step(Protocol):
     def observed(self) -> Any: ...
 
 
-def trajectory(steps: Sequence[Step]) -> Trajectory:
-    """The trajectory that these blocks of one step each describe."""
+def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
+    """Return the trajectory of these blocks of one step each."""
     return Trajectory(
         losses=tuple(step.loss for step in steps),
         norms=tuple(step.observed.get("gradient_norm", math.nan) for step in steps),
@@ -86,14 +87,14 @@ def trajectory(steps: Sequence[Step]) -> Trajectory:
 
 
 def long_enough(losses: Sequence[float]) -> bool:
-    """Whether a reference has shown what it is to show after these steps."""
+    """Return whether a reference may end after these steps."""
     if len(losses) < FEWEST_STEPS or len(losses) % _LOOK_EVERY:
         return False
     return Trajectory(tuple(losses), (), 0.0).fallen
 
 
 def not_to_compare(reference: Trajectory) -> str:
-    """Why nothing can be compared with a reference; empty if something can."""
+    """Return why nothing can be compared with a reference; empty if something can."""
     if reference.fallen or reference.first is not None:
         return ""
     share = reference.progress / max(abs(statistics.fmean(reference.losses[:_START])), 1e-30)
@@ -105,15 +106,15 @@ def not_to_compare(reference: Trajectory) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a trajectory compares with its reference.
+    """Comparison of a trajectory with its reference.
 
     Attributes:
-        problem: why the configuration is refused, in words; empty if it is not.
-        loss_distance: the largest relative one, of all pairs.
+        problem: reason for a refusal; empty if there is none.
+        loss_distance: largest relative distance of the losses, over all pairs.
         norm_ratio: median gradient norm over that of the reference.
-        open: another pair of runs is wanted.
-        steps: that were compared.
-        gradient_error: relative, of the first step; None where gradients were not compared.
+        open: True if another pair of runs is needed.
+        steps: number of compared steps.
+        gradient_error: relative error in the first step; None where gradients were not compared.
         share_of_progress: distance of the loss in the last quarter, in units of the reference's
             progress; None where that had not fallen.
     """
@@ -128,7 +129,7 @@ class Agreement:
 
 
 Pair = tuple[Trajectory, Trajectory]
-"""A run, and its reference with the same seed and data."""
+"""A run and its reference, with the same seed and data."""
 
 
 def agreement(
@@ -138,20 +139,20 @@ def agreement(
     formats: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[Pair] = (),
 ) -> Agreement:
-    """Hold a trajectory against the reference with the same seed and data.
+    """Compare a trajectory with the reference of the same seed and data.
 
-    Both must have as many steps, but for a run that its first steps have refuted.
+    Both must have the same number of steps, except for a run that its first steps have refuted.
 
     Args:
-        formats: the configurations of both: how closely their gradients agree depends on the formats.
-        earlier: pairs of the same configurations with other seeds.
+        formats: configurations of both; the tolerance of gradients depends on their number formats.
+        earlier: pairs of runs of the same configurations with other seeds.
     """
     run = _cut(run, len(reference.losses))
     losses = reference.losses[: len(run.losses)]
     whole = len(run.losses) == len(reference.losses) and _finite(run.losses)
     first = _first(run, reference, formats)
     ratio = _median_norm(run) / _median_norm(reference)
-    course = _Course([*earlier, (run, reference)]) if whole else None
+    course = _LossComparison([*earlier, (run, reference)]) if whole else None
     problem = (
         _apart(run)
         or (first.problem if first else "")
@@ -170,13 +171,13 @@ def agreement(
 
 
 def refuted(run: Trajectory, reference: Trajectory, formats: Sequence[Mapping[str, Any]]) -> str:
-    """Why a run need not go on: what its first steps show, in words; empty if they show nothing."""
+    """Return why a run need not go on, by its first steps; empty if it must."""
     first = _first(run, reference, formats)
     return _apart(run) or (first.problem if first else "")
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:
-    """What a run reports until it is ended may be a step more than was wanted."""
+    """Return the run without the steps that it reported after its end was requested."""
     return dataclasses.replace(run, losses=run.losses[:steps], norms=run.norms[:steps])
 
 
@@ -211,8 +212,8 @@ def _wrong_norm(ratio: float) -> str:
     )
 
 
-class _Course:
-    """Of the loss, in one or several pairs of runs."""
+class _LossComparison:
+    """Comparison of loss curves in one or several pairs of runs."""
 
     def __init__(self, every: Sequence[Pair]) -> None:
         pairs = _different(every)
@@ -238,15 +239,17 @@ class _Course:
 
     @property
     def open(self) -> bool:
-        """Whether another pair would tell more."""
-        return self._fallen and self._answer is Answer.OPEN and not self._last
+        """True if another pair would tell more."""
+        return self._fallen and self._answer is Equivalence.OPEN and not self._last
 
     @property
     def problem(self) -> str:
-        """In words; empty if there is none. Where the reference has hardly fallen, only what is
-        certain counts."""
-        unproven = self._answer is Answer.OPEN and self._fallen and self._last
-        if self._answer is not Answer.DIFFERENT and not unproven:
+        """Reason for a refusal; empty if there is none.
+
+        Where the reference has hardly fallen, only what is certain counts.
+        """
+        unproven = self._answer is Equivalence.OPEN and self._fallen and self._last
+        if self._answer is not Equivalence.DIFFERENT and not unproven:
             return ""
         share = self._distance.mean / self._progress
         about = self._distance.half_width(self._margin, MOST_SEEDS) / self._progress
@@ -258,7 +261,10 @@ class _Course:
 
 
 def _different(pairs: Sequence[Pair]) -> list[Pair]:
-    """Less those that repeat an earlier one: a training that knows no seed shows nothing new."""
+    """Return the pairs without those that repeat an earlier one.
+
+    A training that ignores the seed shows nothing new.
+    """
     found: dict[tuple[tuple[float, ...], tuple[float, ...]], Pair] = {}
     for pair in pairs:
         found.setdefault((pair[0].losses, pair[1].losses), pair)
@@ -266,18 +272,18 @@ def _different(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _last(losses: Sequence[float]) -> Sequence[float]:
-    """The last quarter."""
+    """Return the last quarter."""
     return losses[-max(_START, len(losses) // 4) :]
 
 
 def _furthest(pair: Pair) -> float:
-    """The largest distance in a pair of whole runs."""
+    """Return the largest distance in a pair of whole runs."""
     run, reference = pair
     return max(_distances(_cut(run, len(reference.losses)).losses, reference.losses))
 
 
 def _distances(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Relative distance step by step, of means over a few steps: single batches jump."""
+    """Return the relative distance step by step, of means over a few steps, as single batches jump."""
     size = statistics.fmean(map(abs, reference))
     both = list(zip(losses, reference, strict=True))
     windows = [both[max(0, end - _WINDOW) : end] for end in range(1, len(both) + 1)]

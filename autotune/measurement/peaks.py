@@ -16,10 +16,11 @@ _PEAKS: dict[str, dict[str, float]] = {
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """FLOP/s of one device at a precision; None if it is not known.
+    """Return the FLOP/s of one device at a precision; None if unknown.
 
     Args:
-        device: as torch.cuda.get_device_name tells it; of a part of one (MIG) nothing is known.
+        device: name by torch.cuda.get_device_name; for a part of a device (MIG) the peak is
+            unknown.
         precision: a value of the knob `precision`.
     """
     words = device.replace("-", " ").split()

@@ -1,1 +1,1 @@
-"""One run: from a study's settings to a request, and what comes of it."""
+"""A run: its request from a study's settings, its monitor and its result."""

@@ -1,4 +1,4 @@
-"""From the settings of a study to what launchers, ranks and watches take."""
+"""Requests, limits and facts that follow from a study's settings."""
 
 import dataclasses
 import math
@@ -11,10 +11,10 @@ from autotune.config import StudySpec, fields, scripts
 from autotune.errors import BadInput
 from autotune.measurement import numerics
 from autotune.measurement.estimate import STEADY_BLOCKS
-from autotune.measurement.settling import Settling
-from autotune.measurement.watch import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
+from autotune.measurement.onset import OnsetBound
+from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
-from autotune.runs import commanded
+from autotune.runs import command_request
 from autotune.search.space import Space
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import (
@@ -31,43 +31,48 @@ from search_spaces.constraints import global_batch
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
 _COMPILING, _AUTOTUNING = 3.0, 10.0
-"""Times the start-up deadline. A compiled step takes tens of seconds the first time where the plain one
-takes one, and minutes for large models; max-autotune times some twenty kernels for every shape of a
-product, on all ranks of a node at once. A deadline that is too long costs time only when a trial hangs,
-one that is too short loses configurations that work: these are allowances, not measurements."""
+"""Factors of the start-up deadline.
+
+A compiled step takes tens of seconds the first time where the plain one takes one, and minutes for
+large models. max-autotune times some twenty kernels for every shape of a product, on all ranks of a
+node at once. A deadline that is too long costs time only when a trial hangs; one that is too short
+loses configurations that work. These are allowances, not measurements."""
 _STARTUP_SHARE = 0.1
-"""Of the wall time: what one hang may cost because its trial may be compiling."""
+"""Share of the wall time that one hang may cost because its trial may be compiling."""
 _OVERRUN = 2.0
-"""A block may become so many times longer than asked for before `min_steps` gives way."""
+"""Factor by which a block may exceed its length before `min_steps` gives way."""
 _HURRIED_BLOCKS = 6
-"""In the time of a whole run, where that is short: its first step, its warm-up, what counts."""
-_NOTHING_SEEN = Settling()
+"""Number of blocks in a short run: its first step, its warm-up, what counts."""
+_NOTHING_SEEN = OnsetBound()
 FEW_BLOCKS = 2
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=FEW_BLOCKS)
-"""The first block is a single step. The optimizer's state is there from the second step on, what
-gradient compression keeps after its warm-up."""
+"""Blocks of a run that shows its memory.
+
+The first block is a single step. The optimizer's state is there from the second step on, that of
+gradient compression after its warm-up."""
 
 
 OpenLauncher = Callable[[StudySpec, Path, Busy], Launcher]
-"""Opens the launcher of a study, whose agents print into the folder."""
+"""Function that opens the launcher of a study, whose agents print into the folder."""
 
 
 def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
-    """The launcher that a study asks for, open; its agents print into the folder, and what is compiled
-    is kept there for its later trials.
+    """Return the opened launcher of a study.
+
+    Its agents print into the folder, and compiled code is kept there for later trials.
 
     Raises:
-        LauncherError: the resources are not there.
+        LauncherError: the resources are not available.
     """
     cache = os.environ.get(
         _INDUCTOR_CACHE, str(compiled(folder))
-    )  # the user's own, if there is one
+    )  # the user's own cache, if there is one
     env = {_INDUCTOR_CACHE: cache, **spec.env}
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
 
 
 def resources(spec: StudySpec) -> Resources:
-    """What one trial of a study takes."""
+    """Return the resources of one trial of a study."""
     wanted = spec.resources
     return Resources(
         workers=wanted.known_workers,
@@ -79,13 +84,12 @@ def resources(spec: StudySpec) -> Resources:
 
 
 class Plan:
-    """A study on a launcher: what may be tried there, and how each run of it is made.
+    """A study on a launcher: what may be tried there, and how each run is requested.
 
     Attributes:
-        spec: the study's settings.
-        launcher: open.
-        facts: what constraints may ask about the study on this launcher, by the devices of the first
-            slot.
+        spec: settings of the study.
+        launcher: opened launcher.
+        facts: facts for the constraints, by the devices of the first slot.
     """
 
     def __init__(self, spec: StudySpec, launcher: Launcher) -> None:
@@ -99,18 +103,18 @@ class Plan:
 
     @property
     def baseline(self) -> dict[str, Any]:
-        """The user's configuration today, a value for every knob."""
+        """Configuration that the user runs today, a value for every knob."""
         return self.spec.full_baseline()
 
     def of(self, spec: StudySpec) -> "Plan":
-        """The same with other settings."""
+        """Return this plan with other settings."""
         return Plan(spec, self.launcher)
 
     def space(self) -> Space:
-        """What may be tried.
+        """Return the space of configurations that may be tried.
 
         Raises:
-            BadInput: a value is still to be found.
+            BadInput: a value must be found first.
         """
         if self.spec.asks_for_largest:
             raise BadInput(
@@ -119,10 +123,10 @@ class Plan:
         return Space(self.spec.values(), self.baseline, self.facts, self.launcher.refusal)
 
     def check_baseline(self) -> None:
-        """See that the baseline can run here.
+        """Check that the baseline can run here.
 
         Raises:
-            BadInput: it cannot, with the reasons.
+            BadInput: the baseline cannot run; the message has the reasons.
         """
         problems = infeasible(self.baseline, self.facts)
         if refusal := self.launcher.refusal(self.baseline):
@@ -133,8 +137,10 @@ class Plan:
             )
 
     def memory_of_rank(self) -> float | None:
-        """Bytes that a rank has for itself; None on the CPU, where the limit counts what a rank has
-        asked for, and its peak what it has touched."""
+        """Return the bytes that a rank has for itself; None on the CPU.
+
+        On the CPU the limit counts what a rank has requested, and its peak what it has touched.
+        """
         slot = self.launcher.slots[0]
         if slot.device != "cuda":
             return None
@@ -145,12 +151,12 @@ class Plan:
     def request(
         self, slot: Slot, knobs: dict[str, Any], *, name: str, workdir: Path, log_dir: Path
     ) -> TrialRequest:
-        """A timed trial of this configuration, ready to launch on this slot.
+        """Return a timed trial of this configuration, ready to launch on this slot.
 
         Args:
             name: unique among all trials of the launcher.
-            workdir: where the ranks run, and import from.
-            log_dir: for their output.
+            workdir: folder in which the ranks run, and from which they import.
+            log_dir: folder for their output.
         """
         measurement, spec = self.spec.measurement, self.spec
         asked = TrialRequest(
@@ -172,12 +178,15 @@ class Plan:
             log_dir=str(log_dir),
         )
         if spec.workload.command:
-            return commanded.request(asked, spec, self.launcher.workers)
+            return command_request.build(asked, spec, self.launcher.workers)
         return spread(asked) if not spec.workload.is_script else self._of_script(asked)
 
     def _of_script(self, asked: TrialRequest) -> TrialRequest:
-        """The same trial of a script: what differs from the baseline reaches it through its arguments,
-        or acts from outside. The baseline is the script as it is."""
+        """Return the request of a script's trial.
+
+        What differs from the baseline reaches the script through its arguments, or acts from
+        outside. The baseline is the script as it is.
+        """
         workload = self.spec.workload
         recipe = scripts.recipe(
             workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
@@ -211,7 +220,7 @@ class Plan:
         )
 
     def _blocks(self) -> BlockPlan:
-        """As they are asked for, if that leaves enough of them for warm-up and timing."""
+        """Return the blocks as configured, if that leaves enough of them for warm-up and timing."""
         wanted = self.spec.measurement
         seconds = min(wanted.block_seconds, wanted.longest / FEWEST_BLOCKS)
         several = min(wanted.warmup, wanted.longest) / STEADY_BLOCKS
@@ -219,7 +228,10 @@ class Plan:
         return BlockPlan(seconds, wanted.min_steps, longest=longest)
 
     def _startup_deadline(self, knobs: Mapping[str, Any]) -> float:
-        """Seconds; more for a trial that compiles, but no large part of what the study has."""
+        """Return the deadline of the first step, in seconds.
+
+        It is longer for a trial that compiles, but a small part of the study's time.
+        """
         usual = self.spec.measurement.startup_deadline
         longest = _STARTUP_SHARE * (self.spec.budget.wall_time or math.inf)
         return max(usual, min(usual * _compilation(knobs), longest))
@@ -229,22 +241,22 @@ class Plan:
         *,
         incumbent_low: float = 0.0,
         sigma_run: float = 0.0,
-        run_freedom: float = math.inf,
-        settling: Settling = _NOTHING_SEEN,
+        run_df: float = math.inf,
+        settling: OnsetBound = _NOTHING_SEEN,
     ) -> Limits:
-        """How long to measure a trial of the search.
+        """Return the limits of a trial of the search.
 
         Args:
             incumbent_low: lower bound of the best rate so far; 0 switches racing off.
-            sigma_run: relative standard deviation between runs, as far as it is known.
-            run_freedom: degrees of freedom with which it is known.
-            settling: what the first steps of a run tell of later ones.
+            sigma_run: relative standard deviation between runs, as far as known.
+            run_df: degrees of freedom of `sigma_run`.
+            settling: bound on later steps from the first ones.
         """
         limits = self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
-        return dataclasses.replace(limits, settling=settling, run_freedom=run_freedom)
+        return dataclasses.replace(limits, settling=settling, run_df=run_df)
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
-        """How long to measure a run that is compared in turn with others."""
+        """Return the limits of a run in a round of comparison."""
         limits = self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
         return dataclasses.replace(limits, fewest=BLOCKS_FOR_PROOF)
 
@@ -261,7 +273,7 @@ class Plan:
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:
-    """How many times longer the start of a trial may take, its first step included, as it compiles."""
+    """Return the factor by which compilation may lengthen a trial's start, first step included."""
     mode = str(knobs["compile"])
     if mode == "none":
         return 1.0
@@ -269,12 +281,13 @@ def _compilation(knobs: Mapping[str, Any]) -> float:
 
 
 def within(asked: TrialRequest, seconds: float, timed: float) -> TrialRequest:
-    """The same trial, over after so many seconds; its blocks, or its profile, are as short as that asks
-    for.
+    """Return the trial with a time limit.
+
+    Its blocks, or its profile, are as short as the limit requires.
 
     Args:
-        seconds: from its launch, after which it is ended.
-        timed: seconds for all of its steps.
+        seconds: time from the launch after which the trial is ended.
+        timed: seconds for all of the steps.
     """
     longest = min(asked.blocks.longest, timed / _HURRIED_BLOCKS)
     blocks = dataclasses.replace(asked.blocks, longest=longest)
@@ -282,19 +295,21 @@ def within(asked: TrialRequest, seconds: float, timed: float) -> TrialRequest:
 
 
 def few_steps(asked: TrialRequest) -> TrialRequest:
-    """The same trial, over as soon as everything that training keeps in memory is there."""
+    """Return the trial, ended as soon as everything that training keeps in memory is there."""
     return dataclasses.replace(asked, blocks=_FEW_STEPS)
 
 
 def on_longest(asked: TrialRequest) -> TrialRequest:
-    """The same few steps on the longest samples of the data, none of them shortened."""
+    """Return a trial of few steps on the longest samples of the data, none of them shortened."""
     knobs = {**asked.knobs, "curriculum_start": 1}
     return dataclasses.replace(few_steps(asked), knobs=knobs, longest=True)
 
 
 def step_by_step(asked: TrialRequest) -> TrialRequest:
-    """The same, with a report of each of its steps; of a command, whose reports are what it makes them,
-    as few as before."""
+    """Return the trial with a report of each of its steps.
+
+    A command decides on its reports itself: it gets few blocks.
+    """
     if asked.command:
         return few_steps(asked)
     several = BlockPlan(seconds=0.0, min_steps=1, max_blocks=_FEW_STEPS.min_steps + 2)
@@ -302,21 +317,24 @@ def step_by_step(asked: TrialRequest) -> TrialRequest:
 
 
 def profiled(asked: TrialRequest) -> TrialRequest:
-    """The same trial under the profiler instead of timed."""
+    """Return the trial under the profiler instead of timed."""
     blocks = dataclasses.replace(asked.blocks, max_blocks=1)
     return dataclasses.replace(asked, profile=_PROFILED_STEPS, blocks=blocks)
 
 
 def stepwise(asked: TrialRequest) -> TrialRequest:
-    """The same trial as a loss trajectory instead of timed. Where dropout comes back after the first
-    steps, what is compiled is compiled anew: any step may take as long as the first."""
+    """Return the trial as a loss trajectory instead of timed.
+
+    Where dropout comes back after the first steps, compiled code is compiled anew: any step may
+    take as long as the first.
+    """
     longest = max(asked.deadlines.startup, asked.deadlines.step)
     deadlines = dataclasses.replace(asked.deadlines, step=longest)
     return dataclasses.replace(asked, trajectory=numerics.STEPS, deadlines=deadlines)
 
 
 def lowest_capability(environment: Mapping[str, Any]) -> tuple[int, int] | None:
-    """CUDA compute capability of the oldest device of a node, by its fingerprint; None without one."""
+    """Return the CUDA compute capability of a node's oldest device; None without a device."""
     return min((tuple(device["capability"]) for device in environment["devices"]), default=None)
 
 
@@ -332,7 +350,7 @@ def facts_of(launcher: Launcher) -> Facts:
 
 
 def spread(asked: TrialRequest) -> TrialRequest:
-    """The same trial; under DataParallel one rank does the work of all, with what all of them have."""
+    """Return the trial; under DataParallel one rank does all work with the resources of all."""
     if asked.knobs["parallelism"] != "data_parallel":
         return asked
     ranks, limit = asked.world_size, asked.memory_per_rank

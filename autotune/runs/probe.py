@@ -1,67 +1,67 @@
-"""A run outside a study: made on one slot, judged, and recorded nowhere."""
+"""Run outside a study, on one slot, recorded nowhere."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.runs.judging import Judge
+from autotune.runs.monitors import RunMonitor
 from autotune.runs.plan import Plan
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import TrialRequest
 from storage import AttemptResult, AttemptState
 
 Shape = Callable[[TrialRequest], TrialRequest]
-"""A timed trial -> the trial that is wanted."""
+"""Function from a timed trial to the wanted trial."""
 
 
 def as_timed(asked: TrialRequest) -> TrialRequest:
-    """The timed trial itself."""
+    """Return the timed trial itself."""
     return asked
 
 
 class Probe:
-    """Runs configurations on the first slot of a launcher, one after another.
+    """Runner of configurations on the first slot of a launcher, one after another.
 
     Attributes:
         plan: the study on its launcher.
-        folder: for output and traces of the ranks; each run has a folder in it.
+        folder: folder for output and traces of the ranks, with a folder per run.
     """
 
     def __init__(self, plan: Plan, folder: Path, workdir: Path) -> None:
-        """Take in what to run.
+        """Take in the plan and the folders.
 
         Args:
             plan: the study on its launcher.
-            folder: for output and traces of the ranks; each run has a folder in it.
-            workdir: where the ranks run.
+            folder: folder for output and traces of the ranks, with a folder per run.
+            workdir: folder in which the ranks run.
         """
         self.plan = plan
         self.folder = folder
         self._workdir = workdir
 
     def run(
-        self, name: str, knobs: dict[str, Any], judge: Judge, shape: Shape = as_timed
+        self, name: str, knobs: dict[str, Any], monitor: RunMonitor, shape: Shape = as_timed
     ) -> AttemptResult:
-        """What became of one run.
+        """Run a configuration and return its result.
 
         Args:
-            name: of the run, unique for this launcher.
-            judge: what it is watched for.
-            shape: makes another run of a timed one.
+            name: name of the run, unique for this launcher.
+            monitor: monitor of the run.
+            shape: function that turns a timed trial into the wanted one.
         """
         slot = self.plan.launcher.slots[0]
         asked = self.plan.request(
             slot, knobs, name=name, workdir=self._workdir, log_dir=self.folder / name
         )
-        return judge.result(slot.run(shape(asked), judge))
+        return monitor.result(slot.run(shape(asked), monitor))
 
     def files(self, name: str) -> TrialFiles:
-        """What the ranks of a run have left."""
+        """Return the files of a run's ranks."""
         return TrialFiles(self.folder / name)
 
 
 def why_not(result: AttemptResult) -> str:
-    """Why a run is not complete, with the end of what it printed; empty if it is."""
+    """Return why a run is not complete, with the end of its output; empty if it is."""
     if result.state == AttemptState.COMPLETE:
         return ""
     return f"{result.state}: {result.cause}\n{result.log_tail}".rstrip()

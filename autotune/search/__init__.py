@@ -1,1 +1,1 @@
-"""What to try next."""
+"""The search: which configuration to try next."""

@@ -1,10 +1,11 @@
-"""How likely a configuration is to fail as others have, whose cause nobody has told.
+"""Probability that a configuration fails as earlier ones did, for causes that are unknown.
 
-A cause is a value of one knob, or of two together. It explains a failure if the configuration that
-failed has it, and none that worked has. Chance is an explanation, too.
+A cause is a value of one knob, or of two together. It explains a failure if the failed
+configuration has it, and no configuration that worked has. Chance is an explanation, too.
 
-The odds below are a choice, not a measurement: one value alone is the simpler explanation, and what
-worked rules causes out whatever they are. tests/unit/test_fault_model.py says what they amount to.
+The odds below are a choice, not a measurement: one value alone is the simpler explanation, and a
+configuration that worked rules causes out whatever the odds. tests/unit/test_fault_model.py shows
+what they amount to.
 """
 
 import numpy as np
@@ -13,23 +14,23 @@ from numpy.typing import NDArray
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 
 _ALONE, _TOGETHER, _CHANCE = 1.0, 0.5, 1.0
-"""How likely each kind of cause is to begin with."""
+"""Prior weight of each kind of cause."""
 _SHARED = 4.0
-"""How much likelier a cause becomes by every further failure that it would explain."""
+"""Factor by which each further failure that it would explain raises a cause's weight."""
 _MOST = 50
-"""Failures that are looked at, the latest."""
+"""Number of failures that are considered, the latest."""
 
 
 class FaultModel:
-    """For one search space."""
+    """Model of failures in one search space."""
 
     def __init__(self, grid: Grid, worked: Rows, failed: Rows) -> None:
-        """Learn from what was tried.
+        """Learn from earlier trials.
 
         Args:
             grid: the search space.
             worked: rows that ran.
-            failed: rows that failed; for want of memory, where no model of that can tell.
+            failed: rows that failed; those out of memory only where no memory model can use them.
         """
         width = len(grid.names)
         # (knob, knob): a value alone on the diagonal, two together above it.
@@ -38,7 +39,7 @@ class FaultModel:
         self._failed = failed[-_MOST:]
 
     def risk(self, rows: Rows) -> Vector:
-        """The probability of each row to fail."""
+        """Return the probability of each row to fail."""
         sound = np.ones(len(rows))
         for failure in self._failed:
             causes = self._causes(failure)
@@ -48,7 +49,7 @@ class FaultModel:
         return 1 - sound
 
     def _causes(self, failure: NDArray[np.int64]) -> Matrix:
-        """How likely each cause is; 0: something that worked has it, too."""
+        """Return the weight of each cause; 0: a configuration that worked has it, too."""
         harmless = _together(self._worked, failure) > 0
         further = _together(self._failed, failure) - 1
         weights: Matrix = np.where(harmless, 0.0, self._prior * _SHARED**further)
@@ -56,7 +57,7 @@ class FaultModel:
 
 
 def _together(rows: Rows, failure: NDArray[np.int64]) -> Matrix:
-    """(knob, knob): how many rows have both values of the failure."""
+    """Return (knob, knob): the number of rows that have both values of the failure."""
     has = (rows == failure).astype(float)
     pairs: Matrix = has.T @ has
     return pairs

@@ -1,4 +1,4 @@
-"""A search space as finitely many values per parameter, and how far apart they lie."""
+"""A search space as finitely many values per parameter, with distances between them."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,8 @@ Params = Mapping[str, Any]
 Rows = NDArray[np.int64]
 """(configurations, parameters): the index of each parameter's value."""
 Follows = Mapping[str, tuple[str, Mapping[int, int]]]
-"""Name -> the parameter that it follows from, and its number for each value of that."""
+"""For each number that follows from a parameter: the parameter's name, and the number for each
+value."""
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
@@ -35,8 +36,8 @@ class Grid:
         """Take in the parameters.
 
         Args:
-            search_space: one each.
-            follows: numbers that are no parameters, but follow from one.
+            search_space: distribution of each parameter.
+            follows: numbers that are no parameters but follow from one.
         """
         self._values = {name: _values(domain) for name, domain in sorted(search_space.items())}
         self.names = list(self._values)
@@ -45,7 +46,7 @@ class Grid:
             for name, (leader, numbers) in (follows or {}).items()
             if leader in self._values
         }
-        # Numbers are ordered: their distance is how far they lie apart on a logarithmic scale.
+        # Numbers are ordered: their distance is that on a logarithmic scale.
         self._places = {name: _places(values) for name, values in self._values.items()}
         # True == 1 == 1.0 in Python: the type belongs to the value.
         self._known = {
@@ -57,20 +58,25 @@ class Grid:
         ]
 
     def count(self, name: str) -> int:
-        """How many values a parameter has."""
+        """Return the number of values of a parameter."""
         return len(self._values[name])
 
     def covers(self, params: Params) -> bool:
-        """Whether these parameters have a value for every dimension."""
+        """Return whether these parameters have a value for every dimension."""
         return self._values.keys() <= params.keys()
 
     def encode(self, params: Params) -> NDArray[np.int64]:
-        """Index of each parameter's value; the nearest one of a number that is not on the grid."""
+        """Return the index of each parameter's value.
+
+        For a number off the grid it is that of the nearest one.
+        """
         return np.array([self._index(name, params[name]) for name in self.names], dtype=np.int64)
 
     def nearest(self, wanted: Params) -> NDArray[np.int64]:
-        """A row with the values closest to those wanted; the first one where nothing is wanted or no
-        value is close."""
+        """Return a row with the values closest to the wanted ones.
+
+        It is the first row where nothing is wanted or no value is close.
+        """
         row = np.zeros(len(self.names), dtype=np.int64)
         for axis, name in enumerate(self.names):
             values = self._values[name]
@@ -79,13 +85,13 @@ class Grid:
         return row
 
     def decode(self, row: NDArray[np.int64]) -> dict[str, Any]:
-        """The parameters of a row of indices."""
+        """Return the parameters of a row of indices."""
         return {
             name: self._values[name][index] for name, index in zip(self.names, row, strict=True)
         }
 
     def candidates(self, random: np.random.Generator, best: Params | None) -> Rows:
-        """All rows, or as many random ones as can be looked at and the neighbours of the best."""
+        """Return all rows, or a random sample of a feasible size with the neighbours of the best."""
         sizes = [len(values) for values in self._values.values()]
         if math.prod(sizes) <= _MOST_CANDIDATES:
             return np.stack([axis.ravel() for axis in np.indices(sizes)], axis=1)
@@ -97,36 +103,36 @@ class Grid:
         return np.unique(np.concatenate([drawn, np.array(near)]), axis=0)
 
     def has_numbers(self, name: str) -> bool:
-        """Whether it is a parameter of numbers, or follows from one."""
+        """Return whether a parameter has numbers, or follows from one that has."""
         return name in self._follows or self._places.get(name) is not None
 
     def has_sizes(self, name: str) -> bool:
-        """Whether its numbers, if it has any, are above 0."""
+        """Return whether the numbers of a parameter, if it has any, are above 0."""
         return self.has_numbers(name) and self.extremes(name)[0] > 0
 
     def numbers(self, rows: Rows, name: str) -> Vector:
-        """Its numbers in these rows."""
+        """Return the numbers of a parameter in these rows."""
         leader, values = self._numbered(name)
         numbers: Vector = np.array(values, dtype=float)[rows[:, self.names.index(leader)]]
         return numbers
 
     def extremes(self, name: str) -> tuple[float, float]:
-        """Its smallest and its largest number."""
+        """Return the smallest and the largest number of a parameter."""
         _, values = self._numbered(name)
         return float(min(values)), float(max(values))
 
     def _numbered(self, name: str) -> tuple[str, Sequence[float]]:
-        """The parameter that decides on a number, and the number for each of its values."""
+        """Return the parameter that decides on a number, and the number for each of its values."""
         return self._follows.get(name) or (name, self._values[name])
 
     def highest(self, name: str) -> int:
-        """The index of the largest value of a parameter of numbers."""
+        """Return the index of the largest value of a parameter of numbers."""
         return int(np.argmax(np.array(self._values[name], dtype=float)))
 
     def distinct(
         self, rows: Rows, names: Collection[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The first row with each combination of these parameters, and which of them each row has."""
+        """Return the first row of each combination of these parameters, and each row's combination."""
         axes = [axis for axis, name in enumerate(self.names) if name in names]
         sizes = [len(self._values[self.names[axis]]) for axis in axes]
         if math.prod(sizes) > _MOST_NUMBERED:
@@ -137,7 +143,7 @@ class Grid:
         return first, back
 
     def indicators(self, rows: Rows, names: Collection[str]) -> Matrix:
-        """(rows, values of these parameters): 1 where a row has the value, else 0."""
+        """Return (rows, values of these parameters): 1 where a row has the value, else 0."""
         columns = [
             np.eye(len(self._values[name]))[rows[:, axis]]
             for axis, name in enumerate(self.names)
@@ -146,8 +152,11 @@ class Grid:
         return np.concatenate([np.zeros((len(rows), 0)), *columns], axis=1)
 
     def distance(self, rows: Rows, others: Rows, names: Collection[str]) -> Matrix:
-        """How far apart rows lie, summed over these parameters: 1 between any two values that are no
-        numbers, 2 between the smallest and the largest number."""
+        """Return the distances of rows, summed over these parameters.
+
+        It is 1 between any two values that are no numbers, and 2 between the smallest and the
+        largest number.
+        """
         from_values = [
             self._distances[axis][:, others[:, axis]]
             for axis, name in enumerate(self.names)
@@ -183,7 +192,7 @@ def _values(distribution: BaseDistribution) -> list[Any]:
 
 
 def _places(values: Sequence[Any]) -> Vector | None:
-    """Where numbers stand from 0 to 1, on a logarithmic scale if they can; None for anything else."""
+    """Return the places of numbers from 0 to 1, logarithmic if possible; None for other values."""
     if any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
         return None
     numbers = np.array(values, dtype=float)

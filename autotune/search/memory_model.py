@@ -1,14 +1,15 @@
-"""How likely a configuration is to run out of memory, from which ones did and which did not.
+"""Probability that a configuration runs out of memory, learnt from those that did and did not.
 
-Whatever else is chosen, memory grows with the micro-batch, so there is a largest one that fits. The
-logarithm of that is the sum of a base and of one shift per value of every knob that changes memory. Base
-and shifts are drawn from the posterior by random walks. Accumulation has one small shift for all its
-values but 1: gradients that wait for the next micro-batch are there during its forward pass, however
-many of those there are.
+Memory grows with the micro-batch, whatever else is chosen, so there is a largest one that fits. Its
+logarithm is the sum of a base and of one shift per value of every knob that changes memory. Base
+and shifts are drawn from the posterior by random walks. Accumulation has one small shift for all
+its values but 1: gradients that wait for the next micro-batch are there during its forward pass,
+however many of those there are.
 
-Where it is known how much of its memory a rank took at its peak, that says more than that it fitted:
-what does not grow with the micro-batch can only leave more room, so memory / peak times the micro-batch
-fits as well; and two peaks of one class with different micro-batches lie on a line that meets the limit.
+Where the share of its memory that a rank took at its peak is known, it tells more than a fit alone.
+What does not grow with the micro-batch can only leave more room, so memory / peak times the micro-
+batch fits as well; and two peaks of one class with different micro-batches lie on a line that meets
+the limit.
 
 The risks and widths below were chosen on the recorded table translation, the only one in which
 configurations run out of memory; over 20 seeds the sampler launched 0.55 of those a search, TPE 7.2
@@ -26,47 +27,48 @@ from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
 
-# As few as find the edge as surely as more do: each costs time in every suggestion
+# The smallest numbers that find the edge reliably: each costs time in every suggestion
 # (benchmarks/suggestion_cost.py).
 _DRAWS = 2500
 _WALKERS = 200
 _SWEEPS = 24
 _JUDGES = 100
-"""Walkers that are asked about every candidate."""
+"""Number of walkers that are evaluated for every candidate."""
 _TELLING = 50
-"""Rows of each kind that are looked at: those that came closest to the limit."""
+"""Number of rows of each kind that are considered: those closest to the limit."""
 _PER_OCTAVE = 0.06
 """Risk of twice the largest micro-batch that has fitted."""
 _SHIFT = 0.35
-"""Standard deviation of a shift: octaves of micro-batch."""
+"""Standard deviation of a shift, in octaves of micro-batch."""
 _WAITING = 0.15
-"""The same of the shift that gradients make which wait: they are few beside activations wherever the
-micro-batch is what does not fit."""
+"""Standard deviation of the shift of waiting gradients, in octaves.
+
+They are few beside activations wherever the micro-batch is what does not fit."""
 _BLUR = 0.06
-"""How sharp the edge is, octaves: scale of a logistic distribution."""
+"""Width of the edge in octaves: scale of a logistic distribution."""
 _SUREST = 20.0
-"""Most that one row can speak against a draw, in nats."""
+"""Largest evidence of one row against a draw, in nats."""
 _HEADROOM = 0.95
-"""Share of its memory that a rank can use: allocators lose some to fragments."""
+"""Usable share of a rank's memory: allocators lose some to fragments."""
 _UNSURE, _UNSURE_PER_OCTAVE = 0.3, 0.15
-"""How far on either side of where two peaks put the limit it may lie, octaves; more if it is far."""
+"""Uncertainty of the limit that two peaks give, in octaves, and its growth with the distance."""
 _BELOW, _BEYOND = 1.0, 8.0
-"""The largest micro-batch that fits lies so many octaves around those of the search space."""
+"""Octaves around those of the search space in which the largest micro-batch that fits lies."""
 
 
 class MemoryModel:
-    """For one search space."""
+    """Model of memory in one search space."""
 
     def __init__(
         self, grid: Grid, fitted: Rows, failed: Rows, shares: Vector | None = None
     ) -> None:
-        """Learn from what was tried.
+        """Learn from earlier trials.
 
         Args:
             grid: the search space.
             fitted: rows that ran.
             failed: rows that ran out of memory.
-            shares: of the memory of a rank that each row that ran took at its peak; NaN: unknown.
+            shares: peak of each row that ran, as a share of a rank's memory; NaN: unknown.
         """
         self._grid = grid
         self._names = [
@@ -75,7 +77,7 @@ class MemoryModel:
             if name not in CATALOGUE or CATALOGUE[name].memory
             if name not in (MICRO_BATCH, ACCUMULATION)
         ]
-        # Where accumulation follows from the micro-batch, so does whether gradients wait.
+        # If accumulation follows from the micro-batch, it also decides whether gradients wait.
         self._accumulates = ACCUMULATION in grid.names and grid.has_sizes(ACCUMULATION)
         self._sized = grid.has_sizes(MICRO_BATCH)
         self._axes = [grid.names.index(name) for name in self._names]
@@ -92,7 +94,7 @@ class MemoryModel:
             self._walkers = self._walk()[:_JUDGES]
 
     def risk(self, rows: Rows) -> Vector:
-        """The probability of each row to run out of memory."""
+        """Return the probability of each row to run out of memory."""
         if not self._sized:
             return np.zeros(len(rows))
         if self._walkers is None:
@@ -102,8 +104,11 @@ class MemoryModel:
         return np.where(self._at_least(rows, self._failed), 1.0, risk)
 
     def _at_least(self, rows: Rows, failed: Rows) -> NDArray[np.bool_]:
-        """Whether a row has at least the micro-batch of one that failed, gradients that wait if that had
-        them, and all else the same."""
+        """Return whether each row needs at least the memory of one that failed.
+
+        It has at least that micro-batch, waiting gradients if the failed one had them, and all else
+        alike.
+        """
         same = (rows[:, None, self._axes] == failed[None, :, self._axes]).all(axis=2)
         larger = self._octaves(rows)[:, None] >= self._octaves(failed)[None, :]
         waiting = self._waiting(rows)[:, None] >= self._waiting(failed)[None, :]
@@ -111,18 +116,24 @@ class MemoryModel:
         return covered
 
     def _waiting(self, rows: Rows) -> Vector:
-        """1 where gradients wait for the next micro-batch, else 0."""
+        """Return 1 where gradients wait for the next micro-batch, else 0."""
         if not self._accumulates:
             return np.zeros(len(rows))
         return (self._grid.numbers(rows, ACCUMULATION) > 1).astype(float)
 
     def _shifted(self, rows: Rows) -> Matrix:
-        """(rows, shifts): 1 where a shift is a row's, else 0; the last is that of waiting gradients."""
+        """Return (rows, shifts): 1 where a shift applies to a row, else 0.
+
+        The last shift is that of waiting gradients.
+        """
         known = self._grid.indicators(rows, self._names)
         return np.column_stack([known, self._waiting(rows)])
 
     def _untouched(self, rows: Rows) -> Vector:
-        """While nothing has failed: the farther beyond what has fitted, the likelier."""
+        """Return the risk while nothing has failed.
+
+        It grows with the distance beyond what has fitted.
+        """
         known = self._fits_to
         largest = float(known.max()) if len(known) else float(self._octaves(self._all()).min())
         beyond = np.maximum(0.0, self._octaves(rows) - largest)
@@ -161,7 +172,7 @@ class MemoryModel:
         )
 
     def _walk(self) -> Matrix:
-        """Draws of (base, shifts...) from the posterior, (walkers, 1 + shifts)."""
+        """Draw (base, shifts...) from the posterior: (walkers, 1 + shifts)."""
         random = np.random.default_rng(0)
         sizes = self._octaves(self._all())
         low, high = sizes.min() - _BELOW, sizes.max() + _BEYOND
@@ -171,7 +182,7 @@ class MemoryModel:
         drawn = random.normal(0, 1, (_DRAWS, width))
         drawn[:, 1:] *= spread
         drawn[:, 0] = random.uniform(low, high, _DRAWS)
-        # Starting where the posterior is: among many draws from the prior, those that fit best.
+        # Start near the posterior: with those of many draws from the prior that fit best.
         odds = self._told.evidence(drawn)
         weights = np.exp(odds - odds.max())
         walkers = drawn[random.choice(_DRAWS, _WALKERS, p=weights / weights.sum())]
@@ -199,7 +210,7 @@ class MemoryModel:
         return octaves
 
     def _all(self) -> Rows:
-        """One row per micro-batch."""
+        """Return one row per micro-batch."""
         rows = np.zeros((self._grid.count(MICRO_BATCH), len(self._grid.names)), dtype=np.int64)
         rows[:, self._grid.names.index(MICRO_BATCH)] = np.arange(len(rows))
         return rows
@@ -207,12 +218,12 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class _Told:
-    """What rows have shown.
+    """Evidence of the rows.
 
     Attributes:
-        indicators: (rows, shifts): which shifts are theirs.
-        octaves: of each, the micro-batch that fitted or failed.
-        sides: 1: it fitted; -1: it failed.
+        indicators: (rows, shifts): 1 where a shift applies to a row.
+        octaves: micro-batch of each row that fitted or failed, in octaves.
+        sides: 1 for a row that fitted, -1 for one that failed.
     """
 
     indicators: Matrix
@@ -220,7 +231,7 @@ class _Told:
     sides: Vector
 
     def evidence(self, walkers: Matrix) -> Vector:
-        """Logarithm of each walker's likelihood."""
+        """Return the logarithm of each walker's likelihood."""
         beyond = (self.octaves - _largest(walkers, self.indicators)) / _BLUR
         against = np.clip(self.sides * beyond, -_SUREST, _SUREST)
         evidence: Vector = -np.log1p(np.exp(against)).sum(axis=1)
@@ -228,12 +239,12 @@ class _Told:
 
 
 def _largest(walkers: Matrix, indicators: Matrix) -> Matrix:
-    """(walkers, rows): octaves of the largest micro-batch that fits."""
+    """Return (walkers, rows): octaves of the largest micro-batch that fits."""
     largest: Matrix = walkers[:, :1] + walkers[:, 1:] @ indicators.T
     return largest
 
 
 def rows_of(grid: Grid, configurations: Sequence[dict[str, object]]) -> Rows:
-    """Configurations as rows of the grid."""
+    """Return configurations as rows of the grid."""
     rows = [grid.encode(params) for params in configurations]
     return np.array(rows, dtype=np.int64).reshape(-1, len(grid.names))

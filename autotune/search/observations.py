@@ -1,4 +1,4 @@
-"""What has been measured so far, as a model of the time of a step sees it."""
+"""Measurements so far, as a model of the time of a step uses them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,24 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.search.grid import Grid, Rows, Vector
 
 UNKNOWN_NOISE = 0.03
-"""Relative standard deviation. Measured: 16 new processes of 1.5 s of one configuration differed by 3 to
-4 % on two cores."""
+"""Relative standard deviation where it is unknown.
+
+Measured: 16 new processes of 1.5 s of one configuration differed by 3 to 4 % on two cores."""
 _MOST_OBSERVATIONS = 150
 _PRUNED_NOISE = 0.05
-"""At least, of a trial that was ended early, after few blocks."""
+"""Least relative standard deviation of a trial that was ended early, after few blocks."""
 NORMAL_95 = 1.96
 """Half of a 95 % interval, in standard errors that are known."""
 
 
 @dataclass(frozen=True)
 class Observations:
-    """What has been measured, as times per sample in units of the fastest.
+    """Measurements as times per sample, in units of the fastest.
 
     Attributes:
-        rows: of the grid.
-        times: one each.
-        noise: standard deviation of each.
+        rows: rows of the grid.
+        times: time of each row.
+        noise: standard deviation of each time.
         running: rows that are being measured.
         unit: the fastest time.
     """
@@ -46,12 +47,12 @@ class Observations:
         rate: bool,
         errors: Mapping[int, float] = {},
     ) -> "Observations":
-        """From the trials of a study: the fastest and the newest of very many.
+        """Return the observations of a study's trials; of very many, the fastest and the newest.
 
         Args:
-            rate: their values are rates; else times per sample.
-            errors: relative standard errors of some, by number, that are better known than when these
-                ended.
+            rate: True if the values of trials are rates; otherwise they are times per sample.
+            errors: relative standard errors by number, for trials whose error is better known by
+                now.
         """
         timed = [
             (1 / value if rate else value, t)
@@ -84,7 +85,7 @@ class Observations:
 
 
 def measured(trial: FrozenTrial) -> float | None:
-    """The objective of a trial, the last one reported if it was pruned; None if it has none."""
+    """Return the objective of a trial, for a pruned one the last reported; None if it has none."""
     value = None
     if trial.state == TrialState.COMPLETE:
         value = trial.value

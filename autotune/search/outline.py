@@ -1,4 +1,4 @@
-"""What is left of a search space once all constraints are known, in words."""
+"""Description of the part of a search space that the constraints leave."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -11,17 +11,17 @@ from search_spaces import KnobValue
 from search_spaces.knob import written
 
 _COUNTED = 20_000
-"""Combinations that are looked at one by one, which takes a second; of more a sample is."""
+"""Largest number of combinations that are checked one by one, in a second; of more a sample is."""
 _DRAWN = 2_000
 _DRAWN_PER_VALUE = 500
 
 
 def outline(space: Space, global_batch: int | None) -> Iterator[str]:
-    """How many configurations remain, and which values have no partner among the others.
+    """Yield the number of remaining configurations, and the values that are in none of them.
 
     Args:
-        space: of the study.
-        global_batch: that all configurations have; None: any.
+        space: search space of the study.
+        global_batch: global batch of all configurations; None: any.
     """
     yield f"{_counted(space)}, {_split(space, global_batch)}."
     for name, values in _varied(space).items():
@@ -50,7 +50,7 @@ def _split(space: Space, global_batch: int | None) -> str:
         return "of any global batch"
     today = space.complete(_today(space))
     own = f"{today[MICRO_BATCH]} x {today[ACCUMULATION]}"
-    text = f"all of a global batch of {global_batch:,} as yours"
+    text = f"all with your global batch of {global_batch:,}"
     if space.splits is None or len(space.splits.steps) == 1:
         return f"{text}, in micro_batch x accumulation_steps of {own}"
     return (
@@ -68,14 +68,16 @@ def _varied(space: Space) -> dict[str, list[KnobValue]]:
 
 
 def _today(space: Space) -> dict[str, KnobValue]:
-    """The baseline's values of what varies."""
+    """Return the baseline's values of the varying knobs."""
     knobs = space.complete({})
     return {name: knobs[name] for name in space.distributions()}
 
 
 def _has_partner(space: Space, name: str, value: KnobValue) -> bool:
-    """Whether some configuration has the value: the baseline's otherwise, with one more change, or one
-    of many that are drawn."""
+    """Return whether some feasible configuration has the value.
+
+    Tried are the baseline with the value, with one more change, and many random configurations.
+    """
     return any(not space.problems(params) for params in _with(space, name, value))
 
 

@@ -1,10 +1,10 @@
-"""An Optuna sampler that knows how the time of a data-parallel training step is made up.
+"""Optuna sampler that knows the parts of a data-parallel training step's time.
 
-What it suggests is the configuration with the largest expected improvement under the model of
-autotune.search.step_model, times the chance that it fits in memory (autotune.search.memory_model) and
-does not fail as others have (autotune.search.fault_model). The
-noise of every measurement is taken into account. Any parameter whose name means nothing to it is
-searched as well.
+It suggests the configuration with the largest expected improvement under the model of
+autotune.search.step_model, times the probability that it fits in memory
+(autotune.search.memory_model) and does not fail for another reason (autotune.search.fault_model).
+The noise of every measurement is taken into account. Parameters with unknown names are searched as
+well.
 """
 
 import itertools
@@ -32,47 +32,51 @@ from autotune.search.step_parts import Profile
 from search_spaces import CATALOGUE
 
 Allowed = Callable[[list[FrozenTrial]], Callable[[Params], bool]]
-"""From the trials so far: whether a configuration may be suggested."""
+"""Function of the trials so far that returns whether a configuration may be suggested."""
 
 Seconds = Callable[[Params], float]
-"""What a trial of a configuration is expected to take, above 0."""
+"""Function that returns the expected time of a configuration's trial, above 0."""
 
 OUT_OF_MEMORY = "out_of_memory"
 """Constraint (`trial.set_constraint`) that is above 0 for a trial that ran out of memory."""
 
 _FEW = 2
-"""Measured trials before the model is asked; until then experts are."""
+"""Measured trials before the model is used; until then promising values come first."""
 _RISK = 0.2
-"""Most risk to run out of memory that an expert takes: four times what has fitted, no more."""
+"""Largest risk to run out of memory before the model is used: four times what has fitted, no
+more."""
 _DOUBT = 0.5
-"""Most risk to fail for another reason that an expert takes."""
+"""Largest risk of another failure before the model is used."""
 _LIKELY = 0.5
-"""Least chance to run of a configuration that is taken for the best."""
+"""Least probability to run of a configuration that is predicted as the best."""
 _RIVALS = 60
-"""Candidates that are asked how much faster than the finalists they may be."""
+"""Number of candidates in the prediction of how much faster than the finalists they may be."""
 _PRICED = 200
-"""Candidates, the most promising first, whose gain is compared with what they cost."""
+"""Number of the most promising candidates whose gain is compared with their cost."""
 _CAUTION = 5
-"""How much more than its own cost a trial that runs out of memory is shunned."""
+"""Exponent of the probability to fit in memory.
+
+A trial that runs out of memory is avoided more than its own cost would suggest."""
 
 _MOST_TRIALS = 600
-"""That the models look at; of more the fastest and the latest half."""
+"""Largest number of trials in the models; of more the fastest and the latest half."""
 _UNMEASURED = 100
-"""Earlier ones that ran out of memory or failed, on top of those."""
+"""Number of earlier trials that failed or ran out of memory, in addition to those."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model expects.
+    """Expectation of the model.
 
     Attributes:
-        params: of the configuration that it takes for the best, among those that ran or may.
-        value: expected objective there.
-        finalists: what would be measured again if the search ended now.
-        gain: expected relative improvement by one more trial, as noisy as trials are.
-        draws: of how much faster something that may run is than the finalists: share of the rate.
-        surprise: how far measurements lie from what the model makes of all others: mean square of
-            standardised residuals, 1 where it holds.
+        params: parameters of the expected best configuration, among those that ran or probably can.
+        value: expected objective of that configuration.
+        finalists: configurations to be measured again if the search ended now.
+        gain: expected relative improvement by one more trial of usual noise.
+        draws: draws of how much faster another configuration is than the finalists, as a share of
+            the rate.
+        surprise: mean square of the standardised residuals, each measurement predicted from all
+            others; 1 where the model holds.
     """
 
     params: dict[str, Any]
@@ -84,20 +88,20 @@ class Prediction:
 
     @property
     def left(self) -> float:
-        """How much faster something is expected to be than the finalists."""
+        """Expected advantage of another configuration over the finalists."""
         return float(self.draws.mean())
 
     def chance_of_more(self, share: float) -> float:
-        """The probability that something is faster than the finalists by more than this share."""
+        """Return the probability that something beats the finalists by more than this share."""
         return float((self.draws > share).mean())
 
 
 class PerformanceModelSampler(BaseSampler):
-    """For a study that maximises a rate (samples/s) or minimises a time per sample.
+    """Sampler for a study that maximises a rate (samples/s) or minimises a time per sample.
 
-    Trials may carry the user attributes `standard_error` of their value, relative, or else `half_width`,
-    that of its 95 % interval by the normal distribution; and `peak_bytes`, the most memory that a rank
-    took. One that was pruned counts with its last intermediate value.
+    Trials may carry the user attributes `standard_error` of their value, relative, or else
+    `half_width`, that of its 95 % interval by the normal distribution; and `peak_bytes`, the
+    largest memory of a rank. A pruned trial counts with its last intermediate value.
     """
 
     def __init__(
@@ -112,14 +116,14 @@ class PerformanceModelSampler(BaseSampler):
         """Prepare for one study.
 
         Args:
-            seed: of the first suggestions and of what is drawn from very large spaces.
-            search_space: what all trials will have; without it, what all trials had, so that the first
-                trial is drawn at random.
-            allowed: without it every combination of values may be suggested.
-            memory_bytes: that a rank has, if `peak_bytes` can be compared with it.
-            follows: what is no parameter, but follows from one: accumulation under a global batch that
-                is held.
-            finalists: how many of what was measured are measured again in the end, before one is chosen.
+            seed: seed of the first suggestions and of draws from very large spaces.
+            search_space: parameters of all trials; by default those of the earlier trials, so that
+                the first trial is random.
+            allowed: filter of suggestions; by default every combination of values is allowed.
+            memory_bytes: memory of a rank, if `peak_bytes` can be compared with it.
+            follows: numbers that are no parameters but follow from one, such as accumulation under
+                a fixed global batch.
+            finalists: number of configurations that are measured again before one is chosen.
         """
         self._search_space = dict(search_space) if search_space else None
         self._random = np.random.default_rng(seed)
@@ -135,36 +139,40 @@ class PerformanceModelSampler(BaseSampler):
         self._libraries = ThreadpoolController()
 
     def see(self, profile: Profile | None) -> None:
-        """Know from now on what the step of a configuration is made of."""
+        """Use the profile of a configuration's step from now on."""
         self._profile = profile
 
     def doubt(self, errors: Mapping[int, float]) -> None:
-        """Take trials that have ended, by their numbers, to have these relative standard errors from now
-        on, whatever their attributes say: Optuna lets nobody change those."""
+        """Use these relative standard errors of ended trials from now on, by number.
+
+        They replace the attributes of the trials, which Optuna does not allow to change.
+        """
         self._errors = errors
 
     def price(self, seconds: Seconds | None) -> None:
-        """Suggest by gain per second from now on (Snoek, Larochelle & Adams 2012, section 3.2): a little
-        less of it may come in a fraction of the time, where processes are there already.
+        """Suggest by gain per second from now on (Snoek, Larochelle & Adams 2012, section 3.2).
+
+        A slightly smaller gain may come in a fraction of the time, where a warm worker can be
+        reused.
 
         Args:
-            seconds: that the next trial takes; None: all take the same.
+            seconds: expected time of the next trial; None: all take the same time.
         """
         self._seconds = seconds
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All parameters that every trial has."""
+        """Return all parameters that every trial has."""
         return self._search_space or self._intersection.calculate(study)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The configuration with the largest expected improvement among those not tried."""
+        """Return the configuration with the largest expected improvement among those not tried."""
         if not search_space:
             return {}
-        # Its matrices are small: threads would only get in each other's way, and in that of trials.
+        # The matrices are small: threads would only disturb each other, and trials.
         with self._libraries.limit(limits=1):
             return self._suggested(study, trial, search_space)
 
@@ -200,11 +208,11 @@ class PerformanceModelSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A random value, for a parameter that is not in every trial."""
+        """Return a random value, for a parameter that is not in every trial."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def explain(self, study: Study) -> Prediction | None:
-        """What the model expects by now; None before it has seen enough."""
+        """Return the model's expectation at present; None before it has enough trials."""
         search_space = self._search_space or self._intersection.calculate(study)
         rate = study.direction == StudyDirection.MAXIMIZE
         return self.predict(study.get_trials(deepcopy=False), search_space, rate=rate)
@@ -216,11 +224,13 @@ class PerformanceModelSampler(BaseSampler):
         *,
         rate: bool = True,
     ) -> Prediction | None:
-        """The same from the trials of a study, of which none is tried or being tried again.
+        """Return the expectation from a study's trials; None before there are enough.
+
+        Configurations that were tried, or are running, are no candidates.
 
         Args:
-            search_space: of all trials.
-            rate: their values are rates; else times per sample.
+            search_space: parameters of all trials.
+            rate: True if the values of trials are rates; otherwise they are times per sample.
         """
         if not search_space:
             return None
@@ -240,7 +250,7 @@ class PerformanceModelSampler(BaseSampler):
         fits, works = self._chances(grid, telling, candidates)
         promise = model.gain(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
-        # The best is one that ran, or one that is allowed and likely to.
+        # The best is one that ran, or one that is allowed and likely to run.
         likely = candidates[fits * works >= _LIKELY]
         new = self._first_new(-model.expected(likely), likely, grid, trials)
         known = seen.rows if new is None else np.concatenate([seen.rows, likely[[new]]])
@@ -261,13 +271,13 @@ class PerformanceModelSampler(BaseSampler):
     def _chances(
         self, grid: Grid, trials: Sequence[FrozenTrial], candidates: Rows
     ) -> tuple[Vector, Vector]:
-        """How likely each candidate fits in memory, and does not fail for another reason."""
+        """Return each candidate's probability to fit in memory, and to have no other failure."""
         known = [t for t in trials if grid.covers(t.params)]
         ran = [t for t in known if measured(t) is not None]
         too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
         failed = [t for t in known if t.state == TrialState.FAIL]
         if not grid.has_sizes(MICRO_BATCH):
-            failed += too_large  # without sizes memory is a matter of values, as any other cause
+            failed += too_large  # without sizes memory depends on values, like any other cause
         worked, memory = _rows(grid, ran), self._memory_bytes or math.nan
         shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])
         fits = 1 - MemoryModel(grid, worked, _rows(grid, too_large), shares).risk(candidates)
@@ -277,13 +287,13 @@ class PerformanceModelSampler(BaseSampler):
     def _first_new(
         self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
     ) -> int | None:
-        """The most promising candidate that was not tried and is allowed; None if there is none."""
+        """Return the most promising candidate that is new and allowed; None if there is none."""
         return next(self._new(promise, candidates, grid, trials), None)
 
     def _new(
         self, promise: Vector, candidates: Rows, grid: Grid, trials: list[FrozenTrial]
     ) -> Iterator[int]:
-        """Candidates that were not tried and are allowed, the most promising first."""
+        """Yield candidates that are new and allowed, the most promising first."""
         values = operator.itemgetter(*grid.names)
         tried = {values(t.params) for t in trials if grid.covers(t.params)}
         allowed = self._allowed(trials) if self._allowed else lambda _: True
@@ -296,7 +306,10 @@ class PerformanceModelSampler(BaseSampler):
 def _best_per_second(
     new: Iterator[int], promise: Vector, candidates: Rows, grid: Grid, seconds: Seconds
 ) -> int | None:
-    """Of candidates, the most promising first. Of equals the first: equal costs change nothing."""
+    """Return the candidate with the most gain per second.
+
+    Of equals the first is chosen, so equal costs change nothing.
+    """
 
     def rate(number: int) -> float:
         return float(promise[number]) / seconds(grid.decode(candidates[number]))
@@ -305,15 +318,18 @@ def _best_per_second(
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:
-    """How far each candidate is from what an expert would try: see search_spaces.Knob.promising."""
+    """Return the distance of each candidate from promising values (search_spaces.Knob.promising)."""
     known = {n: CATALOGUE[n].promising for n in grid.names if n in CATALOGUE}
     wanted = {n: value for n, value in known.items() if value is not None}
     return grid.distance(candidates, grid.nearest(wanted)[None, :], wanted)[:, 0]
 
 
 def _telling(trials: list[FrozenTrial], *, rate: bool) -> list[FrozenTrial]:
-    """The trials that the models look at, in order: all, or of very many the fastest, the latest, those
-    that run, and the latest of those that told no speed."""
+    """Return the trials that the models use, in order.
+
+    These are all, or of very many the fastest, the latest, the running ones, and the latest of
+    those without a speed.
+    """
     if len(trials) <= _MOST_TRIALS:
         return trials
     half = _MOST_TRIALS // 2

@@ -1,8 +1,8 @@
-"""Which of the configurations that were measured are the fastest, by the model of a step. Pure.
+"""Ranking of the measured configurations by the model of a step. Pure.
 
-Which was seen fastest is mostly which was lucky. The model of autotune.search.step_model knows what a
-step is made of, and learns from all that was seen how much each knob matters: what one lucky run has
-shown is drawn towards what the others say of it.
+The configuration that was measured fastest is mostly the luckiest one. The model of
+autotune.search.step_model knows the parts of a step, and learns from all measurements how much each
+knob matters: one lucky run is drawn towards what the others show.
 """
 
 import functools
@@ -22,12 +22,12 @@ Knobs = Mapping[str, Any]
 def expected_first(
     rates: Sequence[float], errors: Sequence[float], knobs: Sequence[Knobs]
 ) -> list[int]:
-    """Places, that with the largest expected rate first.
+    """Return the indices of configurations, the largest expected rate first.
 
     Args:
-        rates: seen, above 0, one for each configuration; the model takes a few hundred at the most.
-        errors: relative standard errors of what was seen around the truth, above 0.
-        knobs: of the configurations, all with the same names.
+        rates: measured rates above 0, one per configuration; a few hundred at most.
+        errors: relative standard errors of the rates, above 0.
+        knobs: knobs of the configurations, all with the same names.
     """
     frozen = tuple(tuple(sorted(one.items())) for one in knobs)
     return list(_expected_first(tuple(rates), tuple(errors), frozen))
@@ -58,7 +58,7 @@ def _expected_first(
 
 
 def _space(several: Sequence[Knobs]) -> dict[str, CategoricalDistribution]:
-    """The values that were seen of each knob that varies."""
+    """Return the values of each varying knob that were measured."""
     # True == 1 in Python: the type belongs to the value.
     values = {
         name: {(type(one[name]), one[name]): one[name] for one in several}

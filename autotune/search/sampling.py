@@ -1,4 +1,4 @@
-"""Optuna samplers that never propose what cannot run, what was tried, or what must run out of memory."""
+"""Optuna samplers that skip configurations that cannot run, were tried, or must run out of memory."""
 
 import itertools
 import random
@@ -22,15 +22,14 @@ _STARTUP_TRIALS = 8
 
 
 class Exhausted(Exception):
-    """Every feasible configuration has been tried."""
+    """Exhaustion of the space: every feasible configuration has been tried."""
 
 
 class FeasibleSampler(BaseSampler):
-    """Asks another sampler until it proposes something worth launching; after so many tries it takes a
-    random one.
+    """Wrapper that asks another sampler until it proposes a configuration worth launching.
 
-    Whole configurations are decided at once (`sample_relative`), so nothing infeasible ever
-    becomes a trial.
+    After some tries it takes a random one. Whole configurations are decided at once
+    (`sample_relative`), so nothing infeasible ever becomes a trial.
     """
 
     def __init__(self, inner: BaseSampler, space: Space, seed: int, tries: int) -> None:
@@ -42,34 +41,34 @@ class FeasibleSampler(BaseSampler):
         self._tries = tries
 
     def has_more(self, trials: list[FrozenTrial]) -> bool:
-        """Whether anything is left to propose. Ask before asking Optuna for a trial: one that is
-        asked for and cannot be filled stays behind."""
+        """Return whether any configuration is left to propose.
+
+        To be called before Optuna is asked for a trial: a trial that cannot be filled stays behind.
+        """
         if any(trial.state == TrialState.WAITING for trial in trials):
             return True
         return self._space.any_feasible(self._worth(trials))
 
     @property
     def has_model(self) -> bool:
-        """Whether it can say what another trial is expected to bring."""
+        """True if the sampler can predict the gain of another trial."""
         return self._model is not None
 
     def see(self, knobs: Mapping[str, KnobValue], shares: Mapping[str, float]) -> None:
-        """Let the inner sampler know, if it can make use of it, what the step of a configuration is made
-        of.
+        """Pass the profile of a configuration's step to the inner sampler, if it can use it.
 
         Args:
-            shares: of its time by part, as search_spaces.knob.PARTS.
+            shares: shares of its time by part, see search_spaces.knob.PARTS.
         """
         if self._model:
             params = {name: knobs[name] for name in self._space.distributions()}
             self._model.see(Profile(params, shares))
 
     def doubt(self, errors: Mapping[int, float]) -> None:
-        """Let the inner sampler know, if it can make use of it, what is found only now of how far trials
-        are off.
+        """Pass later estimates of the trials' errors to the inner sampler, if it can use them.
 
         Args:
-            errors: relative standard errors, by the number of the trial.
+            errors: relative standard errors by number of the trial.
         """
         if self._model:
             self._model.doubt(errors)
@@ -78,19 +77,19 @@ class FeasibleSampler(BaseSampler):
         """Have the inner sampler, if it can, suggest by gain per second.
 
         Args:
-            seconds: that the next trial is expected to take, of a value for every knob.
+            seconds: expected time of the next trial, given a value for every knob.
         """
         if self._model:
             self._model.price(lambda params: seconds(self._space.complete(params)))
 
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
-        """What the inner sampler expects; None if it has no model, or has seen too little."""
+        """Return the inner sampler's expectation; None if it has no model, or too few trials."""
         return self._model.predict(trials, self._space.distributions()) if self._model else None
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All knobs that vary."""
+        """Return all knobs that vary."""
         return self._space.distributions()
 
     def sample_relative(
@@ -99,14 +98,14 @@ class FeasibleSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """A feasible configuration that has not been tried.
+        """Return a feasible configuration that has not been tried.
 
         Raises:
-            Exhausted: there is none left.
+            Exhausted: no configuration is left.
         """
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         worth = self._worth(others)
-        # Of an enqueued trial, or of one whose daemon died while it asked, some values are settled.
+        # Some values are fixed in an enqueued trial, and in one whose daemon died while it asked.
         given = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         settled = {name: given[name] for name in search_space if name in given}
         for _ in range(self._tries):
@@ -127,7 +126,7 @@ class FeasibleSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Of the inner sampler; reached only for parameters outside the space."""
+        """Delegate to the inner sampler; reached only for parameters outside the space."""
         return self._inner.sample_independent(study, trial, param_name, param_distribution)
 
     def _ask_inner(
@@ -142,8 +141,10 @@ class FeasibleSampler(BaseSampler):
 
 
 class WorthLaunching:
-    """From the trials of a study so far: whether a configuration is feasible, new, and not bound to run
-    out of memory. Trials that have ended are read once: they do not change."""
+    """Filter of configurations that are feasible, new, and not bound to run out of memory.
+
+    Trials that have ended do not change, so they are read once.
+    """
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -153,7 +154,7 @@ class WorthLaunching:
         self._names = list(space.distributions())
 
     def __call__(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
-        """The question, to be asked of sampled parameters."""
+        """Return the filter of sampled parameters for these trials."""
         new = [trial for trial in trials if trial.number not in self._ended]
         for trial in new:
             if trial.state.is_finished():
@@ -181,17 +182,19 @@ class WorthLaunching:
 
 
 def needs_more_memory(knobs: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
-    """Whether a configuration must be taken to need at least the memory of the other: a micro-batch no
-    smaller, and all else that memory depends on the same.
+    """Return whether a configuration surely needs at least the memory of the other.
 
-    Accumulation keeps the gradients of one micro-batch while the next one runs. They are as large as the
-    weights, however many micro-batches they wait for: little beside the activations of a micro-batch
-    that did not fit. Only where ranks hold parts of the weights are they more, as gradients wait whole.
+    It has a micro-batch no smaller, and everything else that memory depends on is the same.
+
+    Accumulation keeps the gradients of one micro-batch while the next one runs. They are as large
+    as the weights, however many micro-batches they wait for: little beside the activations of a
+    micro-batch that did not fit. They are larger only where ranks hold parts of the weights, as
+    gradients wait whole.
     """
     for name, value in knobs.items():
         if value == other[name] or name == MICRO_BATCH:
             continue
-        # Of a study's own knobs nobody knows: any may change what memory is taken.
+        # Any of a study's own knobs may change memory.
         if name not in CATALOGUE or CATALOGUE[name].memory:
             return False
     less = knobs["accumulation_steps"] == 1 != other["accumulation_steps"]
@@ -207,14 +210,15 @@ def sampler(
     memory_bytes: float | None = None,
     finalists: int = 3,
 ) -> FeasibleSampler:
-    """The sampler of that name, in this space.
+    """Return the sampler of that name, in this space.
 
     Args:
         name: model (PerformanceModelSampler), tpe, gp, random or grid (every feasible configuration in
             random order).
-        seed: give another one when a study goes on, or its first draws come again.
-        memory_bytes: that a rank has, if its peak can be compared with it.
-        finalists: how many are measured again, beyond whom more has to be expected.
+        seed: seed; use another one when a study is continued, or its first draws come again.
+        memory_bytes: memory of a rank, if its peak can be compared with it.
+        finalists: number of configurations that are measured again; more must be expected beyond
+            them.
     """
     if name == "model":
         worth = WorthLaunching(space)
@@ -240,7 +244,7 @@ def _random(seed: int) -> BaseSampler:
     return RandomSampler(seed)
 
 
-# How often each is asked before a random configuration is taken: a Gaussian process takes a second to
+# Number of proposals before a random configuration is taken: a Gaussian process takes a second to
 # answer and then proposes much the same again.
 _INNER: dict[str, tuple[Callable[[int], BaseSampler], int]] = {
     "tpe": (_tpe, 50),

@@ -1,4 +1,4 @@
-"""The search space of one study on one machine: only what can run there is in it."""
+"""Search space of one study on one machine, limited to what can run there."""
 
 import itertools
 import math
@@ -15,18 +15,18 @@ from search_spaces.knob import written
 Configuration = tuple[tuple[str, KnobValue], ...]
 _ENUMERABLE = 200_000
 _SEARCHED_FOR_CONSTANTS = 20_000
-"""Combinations: half a second."""
+"""Largest number of combinations in the search for constants, which takes half a second."""
 
 
 class Space:
     """Values per knob, with the constraints of the machine and the study.
 
-    Where the global batch is held, accumulation follows from the micro-batch: it is no parameter of its
-    own, and `complete` adds it.
+    Where the global batch is fixed, accumulation follows from the micro-batch: it is no parameter
+    of its own, and `complete` adds it.
 
     Attributes:
-        left_out: reasons why values that were asked for are not tried here.
-        splits: of a global batch that is held; None if none varies.
+        left_out: reasons why requested values are not tried here.
+        splits: splits of a fixed global batch; None if no split varies.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Space:
         facts: Facts,
         refusal: Callable[[dict[str, KnobValue]], str] = lambda _: "",
     ) -> None:
-        """Take in what may vary.
+        """Take in the knobs that may vary.
 
         Args:
-            values: to try per knob; a knob that is not named keeps the baseline's value.
+            values: values to try per knob; a knob that is not named keeps the baseline's value.
             baseline: a value for every knob. It belongs to the space: its values join the others.
-            facts: about the machine and the study.
-            refusal: what else keeps a configuration from running; empty: nothing.
+            facts: facts about the machine and the study.
+            refusal: returns another reason why a configuration cannot run; empty: none.
         """
         self._baseline = dict(baseline)
         self._facts = facts
@@ -62,7 +62,7 @@ class Space:
             self._values[name] = [value]
 
     def _constants(self) -> dict[str, KnobValue]:
-        """Knobs with several values of which all that can run have the same."""
+        """Return knobs with several values that are the same in all feasible configurations."""
         constant: dict[str, KnobValue] = {}
         if self.size > _SEARCHED_FOR_CONSTANTS:
             return constant
@@ -87,7 +87,7 @@ class Space:
         return usable
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """What Optuna samples from: every knob with more than one value."""
+        """Return Optuna's distributions: every knob with more than one value."""
         return {
             name: CategoricalDistribution(values)
             for name, values in self._values.items()
@@ -95,7 +95,7 @@ class Space:
         }
 
     def complete(self, params: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
-        """A value for every knob: the sampled ones, those with one value, else the baseline's."""
+        """Return a value for every knob: sampled ones, those with one value, else the baseline's."""
         single = {name: values[0] for name, values in self._values.items() if len(values) == 1}
         knobs = {**self._baseline, **single, **params}
         if self.splits and ACCUMULATION not in params:
@@ -105,19 +105,18 @@ class Space:
 
     @property
     def varying(self) -> list[str]:
-        """Names of the knobs that have several values, those that follow from others included."""
+        """Names of the knobs with several values, those that follow from others included."""
         follows = [ACCUMULATION] if self.splits and len(self.splits.steps) > 1 else []
         return [*self.distributions(), *follows]
 
     def problems(self, params: Mapping[str, KnobValue]) -> list[str]:
-        """Reasons why a configuration cannot run or may not compete."""
+        """Return reasons why a configuration cannot run or may not compete."""
         knobs = self.complete(params)
         problems, refusal = infeasible(knobs, self._facts), self._refusal(knobs)
         return [*problems, refusal] if refusal else problems
 
     def nearest(self, name: str, wanted: KnobValue) -> KnobValue | None:
-        """The value of a knob that is wanted or, among numbers, lies nearest to it; None if there is
-        none such."""
+        """Return a knob's wanted value or, among numbers, the nearest one; None if there is none."""
         values = self._values[name]
         if any(value == wanted and type(value) is type(wanted) for value in values):
             return wanted
@@ -127,16 +126,16 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Combinations, infeasible ones included."""
+        """Number of combinations, infeasible ones included."""
         return math.prod(len(values) for values in self._values.values())
 
     @property
     def enumerable(self) -> bool:
-        """Whether all combinations can be looked at."""
+        """True if all combinations can be enumerated."""
         return self.size <= _ENUMERABLE
 
     def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
-        """Whether some configuration is worth it; a space too large to enumerate has one."""
+        """Return whether some configuration passes; assumed of a space too large to enumerate."""
         if not self.enumerable:
             return True
         names = list(self.distributions())
@@ -144,8 +143,11 @@ class Space:
         return any(worth(dict(zip(names, values, strict=True))) for values in everything)
 
     def feasible(self, generator: random.Random) -> Iterator[dict[str, KnobValue]]:
-        """Feasible sampled parameters in random order: all of them, each once, where the space can be
-        enumerated; otherwise independent draws without end."""
+        """Yield feasible sampled parameters in random order.
+
+        These are all, each once, where the space can be enumerated; otherwise independent draws
+        without end.
+        """
         names = list(self.distributions())
         if self.enumerable:
             everything = list(itertools.product(*(self._values[name] for name in names)))
@@ -163,12 +165,12 @@ class Space:
 
 
 def _in_order(name: str, values: Sequence[KnobValue]) -> bool:
-    """Whether neighbouring values behave alike: of a study's own knobs, numbers do."""
+    """Return whether neighbouring values behave alike; numbers of a study's own knobs do."""
     if name in CATALOGUE:
         return CATALOGUE[name].ordered
     return not any(isinstance(value, bool | str) for value in values)
 
 
 def key(params: Mapping[str, KnobValue]) -> Configuration:
-    """A configuration as a hashable value."""
+    """Return a configuration as a hashable value."""
     return tuple(sorted(params.items()))

@@ -1,4 +1,4 @@
-"""How a global batch that is held can be split into micro-batches and accumulation. Pure functions."""
+"""Splits of a fixed global batch into micro-batches and accumulation. Pure functions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,41 +12,41 @@ _SPLIT = (MICRO_BATCH, ACCUMULATION)
 
 @dataclass(frozen=True)
 class Splits:
-    """The pairs of micro-batch and accumulation that give the global batch.
+    """Pairs of micro-batch and accumulation that give the global batch.
 
     Attributes:
         steps: accumulation by micro-batch, the largest micro-batch first.
-        left_out: which listed values have no partner, and why.
+        left_out: listed values without a partner, with the reasons.
     """
 
     steps: Mapping[int, int]
     left_out: tuple[str, ...] = ()
 
     def described(self) -> str:
-        """'64 x 1, 32 x 2, 16 x 4'."""
+        """Text such as '64 x 1, 32 x 2, 16 x 4'."""
         return ", ".join(f"{size} x {steps}" for size, steps in self.steps.items())
 
 
 def splits(
     listed: Mapping[str, Sequence[KnobValue]], baseline: Mapping[str, KnobValue], facts: Facts
 ) -> Splits | None:
-    """The splits that a study tries; None where any global batch may compete, or no split varies.
+    """Return the splits that a study tries; None if there is no choice.
 
-    The split is one choice: a study that lists values of either knob gets every pair whose micro-batch
-    lies within those listed, or whose accumulation does, the baseline's included. A knob that is listed
-    with one value only keeps it.
+    Any global batch may compete then, or no split varies. The split is one choice. A study that
+    lists values of either knob gets every pair whose micro-batch or whose accumulation lies within
+    the listed values, the baseline's included. A knob that is listed with one value only keeps it.
 
     Args:
-        listed: values per knob of the study; of other knobs as well.
+        listed: values per knob of the study; other knobs may be present.
         baseline: a value for every knob.
-        facts: the global batch among them.
+        facts: facts of the study, with the global batch.
     """
     wanted = {name: _whole(listed[name], baseline[name]) for name in _SPLIT if name in listed}
     if facts.global_batch is None or not wanted:
         return None
     share, rest = divmod(facts.global_batch, facts.world_size)
     if rest:
-        return None  # no configuration has it: the baseline will be refused for that
+        return None  # no configuration has the global batch: the baseline will be refused for that
     several = {name: values for name, values in wanted.items() if len(values) > 1}
     pairs = [(size, share // size) for size in divisors(share)]
     today = tuple(int(baseline[name]) for name in _SPLIT)
@@ -65,7 +65,7 @@ def _whole(listed: Sequence[KnobValue], today: KnobValue) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """Those of a number above 0, the largest first."""
+    """Return the divisors of a number above 0, the largest first."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*low, *(number // d for d in low)}, reverse=True)
 

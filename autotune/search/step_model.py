@@ -1,17 +1,17 @@
-"""What the time of a step is, learnt from what was measured: coefficients of autotune.search.step_parts.
+"""Bayesian model of the time of a step: the coefficients of autotune.search.step_parts.
 
-The logarithm of a time is that of the sum of parts, a small residual over all knobs that takes up what
-the sum cannot say (overlap, for one), and noise. Bases and effects are Gaussian beforehand. How large
-the effects of a knob are is told by the evidence, knob by knob (automatic relevance determination:
-MacKay 1992, Bayesian Interpolation; Tipping 2001), from a prior that takes most for small and lets few
-be large; the same way the residual, and the noise beyond what it is said to be. So a knob that does
-nothing is soon left alone, and one that does much is seen in a few trials. The posterior of the
-coefficients is taken to be Gaussian around its mode (Laplace); what is asked of it is answered by
-draws, as the time is no linear function of them.
+The logarithm of a time is that of the sum of parts, plus a small residual over all knobs for what
+the sum cannot express (overlap, for one), plus noise. Bases and effects have Gaussian priors. The
+evidence gives the size of a knob's effects, knob by knob (automatic relevance determination: MacKay
+1992, Bayesian Interpolation; Tipping 2001), from a prior that takes most for small and lets few be
+large. The residual, and the noise beyond its stated value, are learnt in the same way. So a knob
+without effect is soon left alone, and one with a large effect is found in a few trials. The
+posterior of the coefficients is approximated by a Gaussian around its mode (Laplace). Predictions
+come from draws, as the time is no linear function of the coefficients.
 
-Of the numbers here the size of an effect aside (step_parts._ASIDE), _SURE and _GROWTH were set with the
-recorded tables in sight (benchmarks/search.py, BUILT_ON); docs/results/README.md has how the sampler
-does on others.
+Three of the numbers here were set with the recorded tables in sight (benchmarks/search.py,
+BUILT_ON): the size of an effect aside (step_parts._ASIDE), _SURE and _GROWTH.
+docs/results/README.md has how the sampler does on other tables.
 """
 
 import math
@@ -26,32 +26,33 @@ from autotune.search.observations import UNKNOWN_NOISE, Observations
 from autotune.search.step_parts import Parts, Profile
 
 _KNOWN, _UNKNOWN = 0.12, 0.06
-"""Effect of a knob that is in the catalogue, and of one that is not, before anything is seen."""
+"""Prior effect of a knob that is in the catalogue, and of one that is not."""
 _RESIDUAL = 0.03
 _EFFECT_WEIGHT, _RESIDUAL_WEIGHT, _NOISE_WEIGHT = 1.0, 4.0, 10.0
-"""For how many observations the sizes above, and what the noise is said to be, count."""
+"""Weight of these sizes and of the stated noise, in observations."""
 _RELEVANT = 0.1
-"""An effect so large makes rows as different for the residual as their sizes do."""
+"""Size of an effect that makes rows as different for the residual as their sizes do."""
 _ROUNDS = 10
-"""Of coefficients and sizes in turn; what changes after is far below the noise."""
+"""Number of alternations between coefficients and sizes; later changes are far below the noise."""
 _FIRST_SIZED = 2
 _LONGEST_STEP = 1.5
-"""Of any time's logarithm in a round."""
+"""Largest change of a time's logarithm in a round."""
 _DRAWS = 64
 _SURE, _GROWTH = 0.4, 40.0
-"""Share of its spread that `acquisition` counts with at first; trials in which it grows by 1."""
+"""Share of its spread that `acquisition` counts with at first, and the number of trials in which it
+grows by 1."""
 _JITTER = 1e-10
 _ROOT_2PI = math.sqrt(2 * math.pi)
 
 
 @dataclass
 class _Sizes:
-    """What the evidence tells, as variances.
+    """Sizes that the evidence gives, as variances.
 
     Attributes:
-        effects: of each knob.
-        residual: of what the sum cannot say.
-        noise: factor of that which is told.
+        effects: variance of each knob's effects.
+        residual: variance of what the sum cannot express.
+        noise: factor of the stated noise.
     """
 
     effects: Vector
@@ -60,10 +61,10 @@ class _Sizes:
 
 
 class StepModel:
-    """Over the time per sample, in units of the fastest one seen.
+    """Model of the time per sample, in units of the fastest measured one.
 
     Attributes:
-        incumbent: the least expected time of what was measured.
+        incumbent: least expected time of the measured rows.
     """
 
     def __init__(self, grid: Grid, seen: Observations, profile: Profile | None = None) -> None:
@@ -80,7 +81,8 @@ class StepModel:
         self._fit()
         self._draw()
         if len(seen.running):
-            # What runs is taken to turn out as expected, so that nothing is suggested twice.
+            # Running trials are assumed to turn out as expected, so that nothing is suggested
+            # twice.
             guess = np.log(self.expected(seen.running))
             self._see(
                 np.concatenate([seen.rows, seen.running]),
@@ -93,16 +95,18 @@ class StepModel:
         self._incumbent = float(known[self._best])
         self.incumbent = math.exp(self._incumbent)
 
-    # What is asked of it
+    # Predictions
 
     def expected(self, rows: Rows) -> Vector:
-        """Time per sample: the geometric mean."""
+        """Return the time per sample as the geometric mean."""
         times: Vector = np.exp(self._drawn(rows).mean(axis=1))
         return times
 
     def likeliest(self, rows: Rows) -> Vector:
-        """Time per sample where the coefficients are likeliest: what was measured is not blurred by
-        draws of what it says nothing of."""
+        """Return the time per sample at the likeliest coefficients.
+
+        Draws of unknown effects do not blur the measured rows there.
+        """
         mode = self._coefficients[:, None]
         fitted = self._parts.value(self._features, mode)[:, 0]
         rest = linalg.cho_solve((self._error_root, True), self._logs - fitted)
@@ -111,9 +115,11 @@ class StepModel:
         return times
 
     def acquisition(self, rows: Rows) -> Vector:
-        """What to try next by: expected improvement over the incumbent, relative, but at first as if the
-        model were surer than it is, as most of what it does not know makes no difference to who is
-        fastest."""
+        """Return the relative expected improvement over the incumbent.
+
+        At first the model counts as more certain than it is, because most of what it does not know
+        makes no difference to which row is fastest.
+        """
         mean, own, shared, best = self._moments(rows)
         sure = min(1.0, _SURE + self._measured / _GROWTH)
         return _gain(
@@ -121,28 +127,31 @@ class StepModel:
         )
 
     def gain(self, rows: Rows) -> Vector:
-        """Expected relative gain of what would be taken for the best of the measured rows by one more
-        trial, as noisy as trials are (knowledge gradient between it and the incumbent: Frazier,
-        Powell & Dayanik 2009)."""
+        """Return the expected relative gain by one more trial of usual noise, for each row.
+
+        It is the improvement of the row that would then be taken for the best of the measured ones
+        (knowledge gradient between it and the incumbent: Frazier, Powell & Dayanik 2009).
+        """
         mean, own, shared, _ = self._moments(rows)
         noise = self._sizes.noise * float(np.median(self._noise)) ** 2
         return _gain(mean - self._incumbent, np.abs(own - shared) / np.sqrt(own + noise))
 
     def promise(self, rows: Rows) -> Vector:
-        """How fast each may be: mean and standard deviation together, the faster the larger."""
+        """Return the rank value of each row, larger for faster ones: mean and deviation together."""
         drawn = self._drawn(rows)
         promise: Vector = drawn.std(axis=1) - drawn.mean(axis=1)
         return promise
 
     def finalists(self, count: int) -> NDArray[np.int64]:
-        """Which of the measured rows would be measured again if the search ended now: so many, the
-        fastest."""
+        """Return the fastest measured rows, which would be measured again if the search ended now."""
         times = self.likeliest(self._rows[: self._measured])
         return np.argsort(times, kind="stable")[:count]
 
     def left(self, rows: Rows, finalists: NDArray[np.int64]) -> Vector:
-        """Draws of how much faster the fastest of these rows is than the fastest of the finalists: share
-        of the rate, 0 where a finalist is the fastest."""
+        """Draw how much faster the fastest of these rows is than the fastest of the finalists.
+
+        It is a share of the rate, 0 where a finalist is the fastest.
+        """
         everything = np.concatenate([rows, self._rows[finalists]])
         covariance = self._unexplained(everything)
         root = linalg.cholesky(covariance + 1e-8 * np.eye(len(covariance)), lower=True)
@@ -153,19 +162,21 @@ class StepModel:
         return shares
 
     def surprise(self) -> float:
-        """Mean square of the standardised residuals of all observations, each left out in turn: 1 where
-        the model holds."""
+        """Return the mean square of the standardised residuals, each observation left out in turn.
+
+        It is 1 where the model holds.
+        """
         alpha, inverse = self._solved()
         return float(np.mean(alpha**2 / np.diag(inverse)))
 
-    # How it learns
+    # Learning
 
     def _see(self, rows: Rows, logs: Vector, noise: Vector) -> None:
         self._rows, self._logs, self._noise = rows, logs, noise
         self._features = self._parts.features(rows)
 
     def _fit(self) -> None:
-        """Coefficients (Gauss-Newton) and sizes (MacKay's rule, with a prior) in turn."""
+        """Fit coefficients (Gauss-Newton) and sizes (MacKay's rule, with a prior) in turn."""
         alike = self._alike(self._rows, self._rows)
         for number in range(_ROUNDS):
             prior, slopes, target = self._linear()
@@ -184,7 +195,7 @@ class StepModel:
                 self._size(prior, weighted, alpha, inverse, alike)
 
     def _linear(self) -> tuple[Vector, Matrix, Vector]:
-        """Around the coefficients: prior variances, slopes, and what the slopes have to explain."""
+        """Return prior variances, slopes and targets of the model around the coefficients."""
         parts = self._parts
         sizes = np.append(self._sizes.effects, 1.0)[parts.knob]
         value, slopes = parts.slopes(self._features, self._coefficients)
@@ -198,7 +209,7 @@ class StepModel:
     def _size(
         self, prior: Vector, weighted: Matrix, alpha: Vector, inverse: Matrix, alike: Matrix
     ) -> None:
-        """Each variance: what was found, over how much of it the observations tell."""
+        """Update each variance: its estimate, over the effective number of observations."""
         parts, sizes = self._parts, self._sizes
         told = ((inverse @ weighted) * weighted).sum(axis=0) / prior
         found = ((self._coefficients - parts.mean) / parts.scale) ** 2
@@ -218,7 +229,7 @@ class StepModel:
         )
 
     def _draw(self) -> None:
-        """Coefficients from their posterior (Matheron's rule), in pairs around its mode."""
+        """Draw coefficients from their posterior (Matheron's rule), in pairs around its mode."""
         random = np.random.default_rng(0)
         parts = self._parts
         alike = self._alike(self._rows, self._rows)
@@ -236,15 +247,15 @@ class StepModel:
         self._known = self._drawn(self._rows)
 
     def _solved(self) -> tuple[Vector, Matrix]:
-        """Weights of the observations, and the inverse of their covariance."""
+        """Return the weights of the observations, and the inverse of their covariance."""
         prior, slopes, target = self._linear()
         root = linalg.cho_factor((slopes * prior) @ slopes.T + self._error, lower=True)
         return linalg.cho_solve(root, target), linalg.cho_solve(root, np.eye(len(target)))
 
-    # What its answers are made of
+    # Draws and moments
 
     def _drawn(self, rows: Rows) -> Matrix:
-        """(rows, draws) of the logarithm of the time, with what is expected of the residual."""
+        """Return (rows, draws) of the logarithm of the time, with the expected residual."""
         return self._value(rows, self._residual(rows))
 
     def _value(self, rows: Rows, residual: Matrix) -> Matrix:
@@ -253,11 +264,11 @@ class StepModel:
         return drawn
 
     def _residual(self, rows: Rows) -> Matrix:
-        """(rows, observations): covariance of the residual."""
+        """Return (rows, observations): covariance of the residual."""
         return self._sizes.residual * self._alike(rows, self._rows)
 
     def _moments(self, rows: Rows) -> tuple[Vector, Vector, Vector, float]:
-        """Of the logarithm of the time: mean, variance, covariance with the incumbent, its variance."""
+        """Return mean, variance, covariance with the incumbent, and its variance, of the log time."""
         covariance, residual = self._residual(rows), self._sizes.residual
         drawn = self._value(rows, covariance)
         mean = drawn.mean(axis=1)
@@ -272,13 +283,16 @@ class StepModel:
         return mean, variance, shared, float(known @ known / len(known) + residual - own @ own)
 
     def _unexplained(self, rows: Rows) -> Matrix:
-        """Covariance of the residual of rows, once all observations are known."""
+        """Return the covariance of the rows' residual, given all observations."""
         across = linalg.solve_triangular(self._error_root, self._residual(rows).T, lower=True)
         covariance: Matrix = self._sizes.residual * self._alike(rows, rows) - across.T @ across
         return covariance
 
     def _alike(self, rows: Rows, others: Rows) -> Matrix:
-        """Correlation of the residual: rows that differ in what matters have little of it in common."""
+        """Return the correlation of the residual.
+
+        Rows that differ in relevant knobs have little of it in common.
+        """
         knobs = self._parts.knobs
         sizes = [name for name in self._grid.names if name not in knobs]
         apart = self._grid.distance(rows, others, sizes)
@@ -290,7 +304,7 @@ class StepModel:
 
 
 def _time_of(profile: Profile, grid: Grid, seen: Observations) -> float | None:
-    """Per sample, of the configuration that was profiled; None if it was not measured."""
+    """Return the time per sample of the profiled configuration; None if it was not measured."""
     if not grid.covers(profile.params):
         return None
     own = seen.times[(seen.rows == grid.encode(profile.params)).all(axis=1)]
@@ -298,13 +312,13 @@ def _time_of(profile: Profile, grid: Grid, seen: Observations) -> float | None:
 
 
 def _pairs(random: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """(count, draws) standard normal numbers, each with its opposite."""
+    """Return (count, draws) standard normal numbers, each with its opposite."""
     half = random.normal(size=(count, _DRAWS // 2))
     return np.concatenate([half, -half], axis=1)
 
 
 def _gain(behind: Vector, spread: Vector) -> Vector:
-    """Expectation of what lies below 0 of normal distributions with these means and spreads."""
+    """Return the expectation of what lies below 0, for normal distributions with these moments."""
     spread = np.maximum(spread, 1e-9)
     score = behind / spread
     gain: Vector = spread * np.exp(-(score**2) / 2) / _ROOT_2PI - behind * special.ndtr(-score)

@@ -1,17 +1,17 @@
-"""What the time of a data-parallel training step is made of, as a function of numbers to be learnt.
+"""Time of a data-parallel training step, as a function of numbers to be learnt.
 
-The time per sample is a sum of parts, each with a shape that is known and a size that is not:
+The time per sample is a sum of parts, each with a known shape and an unknown size:
 
-    t = (compute + loader + launching / m + (communication + optimizer) / (m a) + pressure * m
-         + synchronisation / (m a l)) * common
+t = (compute + loader + launching / m + (communication + optimizer) / (m a) + pressure * m +
+synchronisation / (m a l)) * common
 
-with micro-batch m, accumulation a and logging interval l; copies of batches count as loading them.
+with micro-batch m, accumulation a and logging interval l; copies of batches count as loading.
 Checkpointing every k-th block computes 1 / 3k of its step once more. Sizes are above 0, so their
-logarithms are what is learnt: of each the base, and the effects of the knobs that act on it
-(search_spaces.Knob.parts). Where a step was profiled, what it is made of is an observation of the
-bases. Whatever a knob is said to act on, it has some effect on the whole as well (`common`): processes
-that load batches take cores from what computes. A knob of which nothing is known acts on every part,
-and foremost on the whole.
+logarithms are learnt: for each part the base, and the effects of the knobs that act on it
+(search_spaces.Knob.parts). Where a step was profiled, its composition is an observation of the
+bases. Besides its declared parts, each knob has some effect on the whole (`common`): processes that
+load batches take cores from the computation. A knob of which nothing is known acts on every part,
+and mostly on the whole.
 """
 
 import math
@@ -29,8 +29,10 @@ from search_spaces.knob import PRESSURE
 LOG_INTERVAL, CHECKPOINTING = "log_interval", "activation_checkpointing"
 _PHYSICAL = (MICRO_BATCH, ACCUMULATION, LOG_INTERVAL)
 _FORWARD_SHARE = 1 / 3
-"""Of the arithmetic of a step: the backward pass has two matrix products for each one of the forward
-(Kaplan et al. 2020, Scaling Laws for Neural Language Models, section 2.1)."""
+"""Share of the forward pass in the arithmetic of a step.
+
+The backward pass has two matrix products for each one of the forward (Kaplan et al. 2020, Scaling
+Laws for Neural Language Models, section 2.1)."""
 _BASES: Mapping[str, tuple[float, float]] = {
     "compute": (0.5, 0.8),
     "loader": (0.03, 1.5),
@@ -40,31 +42,33 @@ _BASES: Mapping[str, tuple[float, float]] = {
     PRESSURE: (0.03, 1.5),
     "synchronisation": (0.05, 1.5),
 }
-"""Median of the parts where their shape is 1, the smallest micro-batch without accumulation (pressure:
-the largest), in units of the fastest time per sample; standard deviation of its logarithm. Orders of
-magnitude, and no more is said of them."""
+"""Median of each part where its shape is 1, and standard deviation of its logarithm.
+
+The shape is 1 at the smallest micro-batch without accumulation (pressure: at the largest); the unit
+is the fastest time per sample. These are orders of magnitude only."""
 _MEASURED: Mapping[str, tuple[str, ...]] = {
     "loader": ("loader", "copies"),
     "communication": ("communication",),
     "optimizer": ("optimizer",),
     "synchronisation": ("synchronisation",),
 }
-"""Of these parts what a profile tells, by its own words. Of forward and backward pass it does not tell
-how much is the same for every micro-batch: compute, launching and pressure take what is left."""
+"""Names in a profile of the parts that it measures.
+
+A profile does not tell how much of the forward and backward pass is the same for every micro-batch:
+compute, launching and pressure share the rest."""
 _PROFILE_ERROR, _PROFILE_LEAST = 0.3, 0.02
-"""How far what a profiler sees of a part is from what it is when nobody looks: of the part, and of the
-step."""
+"""Error of a part under the profiler, as a share of the part, and of the step."""
 _ASIDE = 0.5
-"""How large the effect of a knob is where it is not expected to be, against where it is."""
+"""Size of an unexpected effect of a knob, in units of an expected one."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the step of a configuration was measured to be made of.
+    """Measured composition of a configuration's step.
 
     Attributes:
-        params: of the configuration.
-        shares: of its time, by part, in the words of a profile (search_spaces.knob.PARTS).
+        params: parameters of the configuration.
+        shares: shares of its time by part of a profile (search_spaces.knob.PARTS).
     """
 
     params: Params
@@ -73,12 +77,12 @@ class Profile:
 
 @dataclass(frozen=True)
 class Features:
-    """Rows as the parts see them.
+    """Rows as the parts use them.
 
     Attributes:
-        shapes: of each part, (rows,).
-        effects: of each part, (distinct rows, its coefficients).
-        back: of each part, the distinct row of every row.
+        shapes: shape of each part, (rows,).
+        effects: effects on each part, (distinct rows, its coefficients).
+        back: for each part, the distinct row of every row.
         common: (rows, coefficients of the whole).
     """
 
@@ -89,14 +93,14 @@ class Features:
 
 
 class Parts:
-    """Of one search space. All that is learnt is one vector of coefficients.
+    """Parts of the time in one search space. All learnt numbers are one vector of coefficients.
 
     Attributes:
-        knobs: that have effects.
-        unknown: whether nothing is known of each.
-        mean: of each coefficient, before anything is known.
-        scale: its standard deviation, for an effect in units of that of its knob.
-        knob: the number of its knob; -1: a base.
+        knobs: knobs that have effects.
+        unknown: for each knob, True if nothing is known of it.
+        mean: prior mean of each coefficient.
+        scale: prior standard deviation of each coefficient; for an effect in units of its knob's.
+        knob: number of each coefficient's knob; -1: a base.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -132,11 +136,12 @@ class Parts:
         self.mean, self.scale, self.knob = np.array(mean), np.array(scale), np.array(knob)
 
     def measure(self, profile: Profile, time: float) -> None:
-        """Have what was measured take the place of orders of magnitude, for as much as it tells. From
-        now on effects are those against the configuration that was profiled, and bases its parts.
+        """Replace orders of magnitude by a measurement, as far as it tells.
+
+        From now on effects are relative to the profiled configuration, and bases are its parts.
 
         Args:
-            time: per sample, of that configuration.
+            time: time per sample of that configuration.
         """
         row = self._grid.encode(profile.params)
         shapes = self._shapes(row[None, :])
@@ -154,7 +159,7 @@ class Parts:
             self.scale[base] = (weight + before) ** -0.5
 
     def features(self, rows: Rows) -> Features:
-        """What `value` and `slopes` need of rows."""
+        """Return what `value` and `slopes` need of the rows."""
         own = {n: self._roots[n][rows[:, self._grid.names.index(n)]] for n in self.knobs}
         effects, back = {}, {}
         for part, names in self._acting.items():
@@ -165,13 +170,16 @@ class Parts:
         return Features(self._shapes(rows), effects, back, common)
 
     def value(self, features: Features, coefficients: Matrix) -> Matrix:
-        """(rows, draws): logarithm of the time per sample, for coefficients (coefficients, draws)."""
+        """Return (rows, draws): log time per sample, for coefficients (coefficients, draws)."""
         total = sum(self._times(features, coefficients).values(), np.zeros(()))
         value: Matrix = np.log(total) + features.common @ coefficients[self._common]
         return value
 
     def slopes(self, features: Features, coefficients: Vector) -> tuple[Vector, Matrix]:
-        """(rows,) that value for one vector of coefficients, (rows, coefficients) its derivatives."""
+        """Return the log time for one vector of coefficients, and its derivatives.
+
+        Their shapes are (rows,) and (rows, coefficients).
+        """
         times = self._times(features, coefficients[:, None])
         total = sum(times.values(), np.zeros(()))
         own = [times[part] / total * features.effects[part][features.back[part]] for part in times]
@@ -186,7 +194,10 @@ class Parts:
         }
 
     def _root(self, name: str) -> Matrix:
-        """Of the correlation between effects of a knob's values: none, but between numbers."""
+        """Return a root of the correlation between effects of a knob's values.
+
+        Only effects of numbers are correlated.
+        """
         rows = np.zeros((self._grid.count(name), len(self._grid.names)), dtype=np.int64)
         rows[:, self._grid.names.index(name)] = np.arange(len(rows))
         apart = self._grid.distance(rows, rows, [name])
@@ -196,7 +207,7 @@ class Parts:
         return root
 
     def _shapes(self, rows: Rows) -> dict[str, Vector]:
-        """How large each part is, against where it is largest."""
+        """Return the size of each part, relative to its largest."""
         micro_batch = self._relative(rows, MICRO_BATCH)
         per_step = 1 / (micro_batch * self._relative(rows, ACCUMULATION))
         return {
@@ -210,7 +221,7 @@ class Parts:
         }
 
     def _recomputed(self, rows: Rows) -> Vector:
-        """The share of blocks whose forward pass happens twice."""
+        """Return the share of blocks whose forward pass happens twice."""
         if not self._grid.has_numbers(CHECKPOINTING):
             return np.zeros(len(rows))
         every = self._grid.numbers(rows, CHECKPOINTING)
@@ -218,14 +229,14 @@ class Parts:
         return share
 
     def _relative(self, rows: Rows, name: str) -> Vector:
-        """A number against the smallest that it can be; 1 where it does not vary."""
+        """Return a number relative to its smallest value; 1 where it does not vary."""
         if not self._grid.has_sizes(name):
             return np.ones(len(rows))
         return self._grid.numbers(rows, name) / self._grid.extremes(name)[0]
 
 
 def _span(grid: Grid, name: str) -> float:
-    """Largest over smallest value of a parameter of numbers above 0; 1 if it is none."""
+    """Return the ratio of the largest to the smallest value of a parameter above 0; 1 without one."""
     if not grid.has_sizes(name):
         return 1.0
     low, high = grid.extremes(name)
@@ -233,7 +244,10 @@ def _span(grid: Grid, name: str) -> float:
 
 
 def _acting_on(part: str, grid: Grid) -> list[str]:
-    """The knobs that change the size of a part; one that nothing is known of may change any."""
+    """Return the knobs that change the size of a part.
+
+    A knob of which nothing is known may change any part.
+    """
     return [
         name
         for name in grid.names

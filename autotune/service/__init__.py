@@ -1,1 +1,1 @@
-"""What lives longer than a command: the daemon, how a study gets to it, how one follows it."""
+"""The daemon, submission to it, and following it: what outlives a command."""

@@ -1,4 +1,4 @@
-"""What studies have printed and compiled, removed once nobody needs it."""
+"""Removal of what studies have printed and compiled."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from storage import Repository, StoredStudy
 
 
 def delete(repository: Repository, name: str) -> list[Path]:
-    """Delete a study that has ended from the storage, and its folder as far as it is here.
+    """Delete an ended study from the storage, and its folder if it is on this machine.
 
     Returns:
-        The folders that are gone.
+        The removed folders.
 
     Raises:
-        BadInput: it has not ended.
+        BadInput: the study has not ended.
     """
     study = repository.studies.named(name)
     repository.studies.delete(name)
@@ -24,21 +24,23 @@ def delete(repository: Repository, name: str) -> list[Path]:
 
 
 def clean(repository: Repository, workdir: Path) -> list[Path]:
-    """Remove the folders of studies that have ended, and of those that the storage does not know any
-    more, and copies of settings files that no living job has been given. What is recorded stays.
+    """Remove folders that are no longer needed; recorded results stay.
+
+    These are the folders of ended studies and of studies unknown to the storage, and copies of
+    settings files that no living job was given.
 
     Args:
-        workdir: a folder with studies; those of the storage's own studies are looked through, too.
+        workdir: a folder with studies; the folders of the storage's own studies are searched, too.
 
     Returns:
-        The folders that are gone.
+        The removed folders.
     """
     places = {workdir, *(Path(study.workdir) for study in repository.studies.all())}
     found = [folder for place in sorted(places) for folder in _of(repository, place)]
-    # Asked once they are found: a study that begins meanwhile is known by now.
+    # Queried after the search: a study that begins meanwhile is known by now.
     known = {_paths(study).folder: study for study in repository.studies.all()}
     ended = [folder for folder, study in known.items() if study.state.ended]
-    # By name, which no two studies share: a folder may be reached by another path, or have moved.
+    # Compared by name, which is unique: a folder may have another path, or have moved.
     names = {folder.name for folder in known}
     unknown = [folder for folder in found if folder.name not in names]
     copies = [folder for place in sorted(places) for folder in held.sweep(place)]
@@ -46,7 +48,10 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
 
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:
-    """Folders of studies that this storage has, or had; others may need those of theirs."""
+    """Yield folders of studies that this storage has, or had.
+
+    Others may be needed by other storages.
+    """
     yield from StudyPaths(workdir, "").signed(str(repository.database))
 
 
@@ -55,7 +60,7 @@ def _paths(study: StoredStudy) -> StudyPaths:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a folder; whether it is gone now and was not before."""
+    """Remove a folder; return whether it existed and is gone now."""
     if not folder.is_dir():
         return False
     shutil.rmtree(folder, ignore_errors=True)

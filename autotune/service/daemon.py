@@ -1,6 +1,6 @@
-"""The daemon of one cluster: holds its lease, runs its studies one after another, survives itself.
+"""The daemon of one cluster: holds its lease and runs its studies one after another.
 
-All state is in SQL, so it needs no care to die: whoever takes the lease next goes on.
+All state is in SQL, so the daemon may die at any moment: the next holder of the lease continues.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from autotune.study.job import BASELINE, Job
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.machine import measured_in
-from launchers import NOBODY, Launcher, Rival
-from launchers.sameness import kind_of, of_agent
+from launchers import NO_RIVAL, Launcher, Rival
+from launchers.node_compat import device_kind, from_agent
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
 from storage.disk import full, is_full, make
 from storage.holders import started, this_host
@@ -44,7 +44,7 @@ from storage.holders import started, this_host
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0
 _HEAR_SECONDS = 0.5
-"""Until a study that waits hears that it is to stop."""
+"""Time until a waiting study notices a request to stop."""
 _IDLE_POLL_SECONDS = 0.5
 _OUTAGE_POLL_SECONDS = 2.0
 _ROOM_POLL_SECONDS = 0.5
@@ -54,19 +54,22 @@ log = logging.getLogger(__name__)
 
 
 def cluster_of(spec: StudySpec) -> str:
-    """The queue that a study belongs to: one per Ray cluster, one per machine, for each `owned`."""
+    """Return the queue that a study belongs to.
+
+    There is one per Ray cluster and one per machine, for each owner (see `owned`).
+    """
     if spec.ray_address and spec.ray_address != "auto":
         return owned(f"ray:{spec.ray_address}")
     return this_cluster()
 
 
 def this_cluster() -> str:
-    """The queue of this machine."""
+    """Return the queue of this machine."""
     return owned(f"host:{this_machine()}")
 
 
 class Daemon:
-    """Runs the studies of one cluster while it holds the lease."""
+    """Runner of one cluster's studies while it holds the lease."""
 
     def __init__(
         self,
@@ -79,21 +82,21 @@ class Daemon:
         self._open_launcher = open_launcher
         self._shutdown = threading.Event()
         self.stops = False
-        """Its study is to be stopped, and not to be left to the next daemon."""
+        """True if its study is to be stopped, and not left to the next daemon."""
         self._signals: Signals | None = None
         self._lease: Lease | None = None
         self._renewed = 0.0
         self._outage = _Outage(repository)
 
     def serve(self, *, idle_seconds: float | None = None) -> None:
-        """Run studies until told to shut down, or until there were none to run for so long.
+        """Run studies until shut down, or until there were none to run for this long.
 
-        One that another daemon runs keeps this one, too: that daemon may die. So does one that is to be
-        tried again later. A daemon that is never to leave by itself holds its lease meanwhile, too: what
-        comes into its queue is its to run, and nobody else needs to start a daemon.
+        A study that another daemon runs, or that is to be tried again later, keeps this daemon,
+        too: the other daemon may die. A daemon that never leaves by itself holds its lease even
+        while idle, so that no other daemon is started for its queue.
 
         Args:
-            idle_seconds: without anything to run; None: for ever.
+            idle_seconds: longest time without studies; None: for ever.
         """
         last_busy = time.monotonic()
         try:
@@ -108,7 +111,7 @@ class Daemon:
             self._let_go()
 
     def shut_down(self) -> None:
-        """Leave after clearing away the running trial; its study waits in the queue for the next daemon.
+        """Leave after clearing away the running trial; its study stays in the queue.
 
         May be called from a signal handler.
         """
@@ -117,12 +120,12 @@ class Daemon:
             self._signals.stop.set()
 
     def stop(self) -> None:
-        """The same, but the study is stopped: nobody goes on with it unless asked."""
+        """Leave and stop the study: no daemon continues it unless it is resumed."""
         self.stops = True
         self.shut_down()
 
     def _serve_or_wait(self, *, stays: bool) -> tuple[bool, bool]:
-        """Run what is in the queue; whether anything was, and whether anything may still come of it."""
+        """Run the queue; return whether anything ran, and whether studies are still open."""
         try:
             served = self._serve_once()
             left = self._repository.studies.any_open(self._cluster)
@@ -135,12 +138,12 @@ class Daemon:
             log.warning("%s", lost)
         except _UNREACHABLE as error:
             self._outage.tell(error)
-            self._repository.database.forget_connections()  # Optuna's as well as ours
+            self._repository.database.forget_connections()  # those of Optuna as well
             self._shutdown.wait(_OUTAGE_POLL_SECONDS)
         return False, True
 
     def _serve_once(self) -> bool:
-        """Hold the lease and run everything in the queue that is due; False if nothing was."""
+        """Hold the lease and run all due studies of the queue; return False if there were none."""
         lease = self._held()
         if lease is None or not self._repository.studies.any_open(self._cluster):
             return False
@@ -151,8 +154,11 @@ class Daemon:
         return busy
 
     def _held(self) -> Lease | None:
-        """The lease. What this daemon holds already it goes on to hold: while studies wait to be tried
-        again, and when the storage was away when it ought to have been given back."""
+        """Return the lease; None if another daemon holds it.
+
+        A lease that this daemon has is kept: while studies wait to be tried again, and when the
+        storage was away when it should have been given back.
+        """
         leases = self._repository.leases
         now = time.monotonic()
         if self._lease is None:
@@ -178,7 +184,7 @@ class Daemon:
             signals.stop.set()
         log.info("study %s: running", study.name)
         began = time.monotonic()
-        # What came of the study is written before anything remote is closed, which may take long.
+        # The result is written before anything remote is closed, which may take long.
         with self._heartbeat(study, lease, signals), contextlib.ExitStack() as later:
             try:
                 session = _Session(study, lease, self._repository, signals)
@@ -217,9 +223,12 @@ class Daemon:
     def _try_later(
         self, lease: Lease, study: StoredStudy, error: LauncherError, ran: float
     ) -> None:
-        """Machines come back by themselves, or somebody mends them; the study is none the worse."""
+        """Put the study back into the queue for a later try.
+
+        Machines recover by themselves, or are repaired.
+        """
         retry = retrying.retry(study.retries, error, ran)
-        told = retrying.told(retry)
+        told = retrying.describe(retry)
         waiting = MessageKind.WAITING
         self._repository.messages.say(lease, study.id, told, kind=waiting)
         state = self._repository.studies.put_back(lease, study.id, retry)
@@ -245,14 +254,14 @@ class Daemon:
 
 
 class _Outage:
-    """Says once what a daemon waits for, and once that it waits no more."""
+    """Log of an outage: one message when the daemon begins to wait, one when it continues."""
 
     def __init__(self, repository: Repository) -> None:
         self._database = repository.database
         self._told = ""
 
     def tell(self, error: Exception) -> None:
-        """The storage cannot be reached or written at present."""
+        """Log that the storage cannot be reached or written at present."""
         text = str(error)
         if not isinstance(error, StorageUnreachable):
             text = f"storage {self._database}: {self._database.reason(error)}"
@@ -261,14 +270,14 @@ class _Outage:
         self._told = text
 
     def over(self) -> None:
-        """It can again."""
+        """Log that the storage works again."""
         if self._told:
             log.warning("waiting no more: it works again")
         self._told = ""
 
 
 class _Heartbeat:
-    """Renews the lease, counts running time, hears requests to stop."""
+    """Thread that renews the lease, counts running time and notices requests to stop."""
 
     def __init__(
         self, repository: Repository, study: StoredStudy, lease: Lease, signals: Signals
@@ -305,7 +314,7 @@ class _Heartbeat:
 
 
 class _Session:
-    """One study from claim to verdict: launcher, environment, tuner, export."""
+    """A study from claim to verdict: launcher, environment, tuner, export."""
 
     def __init__(
         self, study: StoredStudy, lease: Lease, repository: Repository, signals: Signals
@@ -321,11 +330,11 @@ class _Session:
     def run(
         self, open_launcher: OpenLauncher, begins: Callable[[], None], later: contextlib.ExitStack
     ) -> Verdict:
-        """The study's verdict, exported and noted.
+        """Run the study; return its verdict, exported and noted.
 
         Args:
-            begins: called once there is room: neither that nor the storage is waited for any more.
-            later: closes what is to be closed once that is written.
+            begins: called once neither room nor the storage is waited for any more.
+            later: closes resources after the result has been written.
         """
         study = self._study
         paths = StudyPaths(Path(study.workdir), study.name, study.key)
@@ -333,29 +342,31 @@ class _Session:
         self._wait_for_room()
         begins()
         make(paths.folder)
-        with contextlib.suppress(OSError):  # without it `clean` only leaves more behind
+        with contextlib.suppress(OSError):  # without the mark `clean` only removes less
             paths.sign(str(self._repository.database))
         launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored)
         self._signals.opening.clear()
         with contextlib.ExitStack() as now:
             (later if launcher.is_remote else now).callback(launcher.close)
-            later.callback(self._signals.waiting.set)  # that time does not count
+            later.callback(self._signals.waiting.set)  # closing time does not count
             self._signals.waiting.clear()
             return self._tune(Plan(self._spec, launcher))
 
     def _pinned(self) -> StudySpec:
-        """Its settings; in a cluster, which may have devices of several kinds, it goes on where it has
-        begun."""
+        """Return the settings, pinned to the kind of device on which the study began.
+
+        A cluster may have devices of several kinds.
+        """
         spec, where = self._spec, self._measured_in()
         if not spec.ray_address or spec.resources.device or where is None:
             return spec
         on_gpu = (self._study.facts or {}).get("device") == "cuda"
-        kind = kind_of(of_agent(where), on_gpu=on_gpu) or None
+        kind = device_kind(from_agent(where), on_gpu=on_gpu) or None
         resources = spec.resources.model_copy(update={"device": kind})
         return spec.model_copy(update={"resources": resources})
 
     def _wait_for_room(self) -> None:
-        """Wait until something can be written to the study's folder. That time does not count."""
+        """Wait until the study's folder can be written. That time does not count."""
         workdir = Path(self._study.workdir)
         if is_full(workdir):
             self._signals.waiting.set()
@@ -365,11 +376,14 @@ class _Session:
             time.sleep(_ROOM_POLL_SECONDS)
 
     def _is_to_be_ignored(self, rival: Rival) -> bool:
-        """Never, but for the daemon that this one has taken over from, which may lie there stopped."""
+        """Return True for the daemon that this one has replaced, which may be suspended there.
+
+        Wait for every other process.
+        """
         if rival.pid == self._lease.predecessor and self._is_predecessor(rival):
             return True
         self._signals.check()
-        if rival == NOBODY:
+        if rival == NO_RIVAL:
             return False
         if rival != self._waits_for:
             self._say_waiting(f"{rival.text}.")
@@ -378,7 +392,7 @@ class _Session:
         return False
 
     def _is_predecessor(self, rival: Rival) -> bool:
-        """Whether it is the same process, and not a later one of that number."""
+        """Return whether it is the same process, and not a later one of that number."""
         since = self._lease.predecessor_started
         return since is None or started(this_host(), rival.pid) == since
 
@@ -400,7 +414,7 @@ class _Session:
             self._repository.environments.record(self._lease, environment),
         )
         resolved = LargestBatch(job, self._signals.check).resolved()
-        # Its time has gone on; its settings stay those of the plan, and new ones are for later.
+        # Its time has advanced; its settings stay those of the plan, and new ones apply later.
         elapsed = self._repository.studies.named(self._study.name).elapsed
         study = dataclasses.replace(self._study, elapsed=elapsed)
         tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
@@ -434,7 +448,9 @@ class _Session:
         self._repository.recommendations.record(self._lease, self._study.id, verdict.trial, content)
         target = Path(self._study.workdir) / self._spec.export
         if verdict.trial == BASELINE and self._is_of_another_study(target):
-            self._not_written(target, "it is of another study, and this one recommends no change")
+            self._not_written(
+                target, "it belongs to another study, and this one recommends no change"
+            )
             return
         if writing.not_ours(target):
             self._not_written(target, "autotune has not written what is there now")
@@ -445,7 +461,10 @@ class _Session:
             self._not_written(target, str(error.strerror))
 
     def _measured_in(self) -> dict[str, Any] | None:
-        """Where; by now the launcher may have agents elsewhere."""
+        """Return the environment of the measurements.
+
+        By now the launcher may have agents elsewhere.
+        """
         return measured_in(self._repository, self._repository.attempts.of(self._study.id))
 
     def _is_of_another_study(self, target: Path) -> bool:

@@ -18,57 +18,59 @@ from storage import Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 
 _POLL_SECONDS = 0.3
-_LOOK_AFTER_SECONDS = 3.0
+_CHECK_SECONDS = 3.0
 _SILENT_SECONDS = 9.0
-"""Then, where there is no terminal that shows it all the time, a line says what is being done."""
+"""Time without a line after which the activity is printed, where no terminal shows it all the
+time."""
 _LONGEST_ABSENCE_SECONDS = 600.0
 
 
 def follow(
     repository: Repository, study: StoredStudy, keep_alive: Callable[[], None] | None = None
 ) -> StoredStudy:
-    """Print what happens in the study until it ends; returns it as it then stands.
+    """Print what happens in the study until it ends; return the ended study.
 
     Args:
-        keep_alive: called now and then; sees that somebody runs the study. None: only watch.
+        keep_alive: called now and then; makes sure that a daemon runs the study. None: only watch.
     """
     console = Console(highlight=False, soft_wrap=True)
     lines = ProgressLines(repository, study)
-    last_look = last_line = time.monotonic()
-    away, nobody, room = _Absence(console), _Nobody(console, repository), _Room(console, repository)
+    last_check = last_line = time.monotonic()
+    outage = _StorageOutage(console)
+    daemon, disk = _DaemonCheck(console, repository), _DiskCheck(console, repository)
     with console.status(study.name) as headline:  # shows on a terminal only
         while True:
-            with away.waiting():
+            with outage.waiting():
                 study = repository.studies.named(study.name)
                 for line in lines.new():
                     console.print(plain(line), markup=False)
                     last_line = time.monotonic()
                 if study.state.ended:
                     return study
-                room.look()
+                disk.check()
                 if console.is_terminal:
                     headline.update(escape(plain(lines.headline())))
                 elif time.monotonic() - last_line > _SILENT_SECONDS:
                     console.print(plain(lines.headline()), markup=False)
                     last_line = time.monotonic()
                 if keep_alive is None:
-                    nobody.look(study)
-                elif time.monotonic() - last_look > _LOOK_AFTER_SECONDS:
-                    last_look = time.monotonic()
+                    daemon.check(study)
+                elif time.monotonic() - last_check > _CHECK_SECONDS:
+                    last_check = time.monotonic()
                     keep_alive()
             time.sleep(_POLL_SECONDS)
 
 
-class _Nobody:
-    """Says, once each time, that no daemon runs a study that somebody only watches."""
+class _DaemonCheck:
+    """Printer of a message, once each time, that no daemon runs the watched study."""
 
     def __init__(self, console: Console, repository: Repository) -> None:
         self._console = console
         self._repository = repository
         self._said = False
 
-    def look(self, study: StoredStudy) -> None:
-        """Look whether there is one."""
+    def check(self, study: StoredStudy) -> None:
+        """Check whether there is a daemon."""
         served = self._repository.leases.holder(study.cluster) is not None
         if not served and not self._said:
             text = f"No daemon runs it; autotune resume {study.name} starts one."
@@ -76,16 +78,16 @@ class _Nobody:
         self._said = not served
 
 
-class _Room:
-    """Says, once each time, that the daemon cannot record anything because SQLite's disk is full."""
+class _DiskCheck:
+    """Printer of a message, once each time, that SQLite's disk is full."""
 
     def __init__(self, console: Console, repository: Repository) -> None:
         self._console = console
         self._folder = repository.database.folder
         self._said = False
 
-    def look(self) -> None:
-        """Look whether there is room."""
+    def check(self) -> None:
+        """Check whether there is room."""
         lacking = self._folder is not None and is_full(self._folder)
         if self._folder and lacking and not self._said:
             text = f"Waiting: {full(self._folder)}; the study goes on once there is some."
@@ -95,8 +97,8 @@ class _Room:
         self._said = lacking
 
 
-class _Absence:
-    """A storage that goes away for a while: the daemon waits for it, and so does whoever follows."""
+class _StorageOutage:
+    """Outage of the storage, for which the daemon and the follower wait."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -104,7 +106,7 @@ class _Absence:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say when the storage goes and when it is back; raise when it stays away."""
+        """Print when the storage goes and when it is back; raise when it stays away."""
         try:
             yield
         except StorageUnreachable as error:
@@ -121,12 +123,12 @@ class _Absence:
 
 
 def detached(repository: Repository, name: str) -> str:
-    """What is printed when somebody stops following: whether the study runs on without them."""
+    """Return the message when following stops: whether the study runs on."""
     try:
         study = repository.studies.named(name)
         holder = repository.leases.holder(study.cluster)
     except StorageUnreachable as error:
-        return f"\nDetached; whether {name} runs on cannot be told: {error}"
+        return f"\nDetached; whether {name} runs on is unknown: {error}"
     if study.state.ended:
         return f"\nDetached; {name} is {study.state}. autotune status {name}"
     if holder is None:
@@ -140,7 +142,7 @@ def detached(repository: Repository, name: str) -> str:
 
 
 def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> str:
-    """What is printed when a study has ended, or is stopped: also what it has in hand."""
+    """Return the message when a study has ended or is stopped, with its current answer."""
     if study.state == StudyState.DONE and study.verdict:
         verdict = Verdict.from_dict(study.verdict)
         text = f"\n{verdict.sentence}"
@@ -158,7 +160,7 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
 
 
 def exit_code(study: StoredStudy) -> int:
-    """0 when the study ended with something to recommend."""
+    """Return 0 when the study ended with a recommendation, else 1."""
     if study.state != StudyState.DONE or study.verdict is None:
         return 1
     return 1 if Verdict.from_dict(study.verdict).trial is None else 0

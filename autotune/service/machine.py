@@ -1,4 +1,4 @@
-"""What this machine is called: the queue of its studies is named after it."""
+"""Name of this machine, after which the queue of its studies is named."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ from pathlib import Path
 from autotune.errors import BadInput
 
 VARIABLE = "AUTOTUNE_MACHINE"
-"""A name that the user gives, and that stays when a container is made anew."""
+"""Variable with a name that the user gives, and that stays when a container is made anew."""
 _LONGEST = 200
 _OF_MANY = ("localhost", "localhost.localdomain", "localhost6", "(none)", "")
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
@@ -15,10 +15,12 @@ _ID_LETTERS = 8
 
 
 def this_machine() -> str:
-    """The name that the user gives it, else the host's; what many hosts are called is told apart.
+    """Return the name that the user gives this machine, else the host's.
+
+    Host names that many machines share are extended by an identifier.
 
     Raises:
-        BadInput: the name given cannot be one.
+        BadInput: the given name is not allowed.
     """
     given = os.environ.get(VARIABLE, "")
     if len(given) > _LONGEST or not given.isprintable() or " " in given:

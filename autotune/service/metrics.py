@@ -1,4 +1,4 @@
-"""The speed of a job beside its promise, for Prometheus: on loopback only."""
+"""Speed of a job beside its promise, for Prometheus: on loopback only."""
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,15 +17,15 @@ LOOPBACK = "127.0.0.1"
 
 
 class Metrics:
-    """What is exposed, all of it named autotune_job_* or autotune_promised_*."""
+    """Exposed metrics, all of them named autotune_job_* or autotune_promised_*."""
 
     def __init__(self, promise: Promise, unit: str, study: str) -> None:
-        """Prepare.
+        """Create the metrics.
 
         Args:
-            promise: of best.yaml.
+            promise: promised speed by best.yaml.
             unit: 'samples/s' or 'tokens/s'.
-            study: that the promise is from.
+            study: name of the study that made the promise.
         """
         self._registry = registry = CollectorRegistry()
         what = unit.partition("/")[0]
@@ -56,28 +56,30 @@ class Metrics:
         )
 
     def serve(self, port: int) -> int:
-        """Answer on this port, 0: on a free one, what any local user may know; the port.
+        """Serve the metrics on this port (0: a free one); return the port.
+
+        Any local user may read them.
 
         Raises:
-            OSError: somebody else has it.
+            OSError: the port is taken.
         """
         server, _ = start_http_server(port, addr=LOOPBACK, registry=self._registry)
-        server.set_app(ThisMachine(make_wsgi_app(self._registry)))  # and no web page
+        server.set_app(ThisMachine(make_wsgi_app(self._registry)))  # and not from web pages
         return int(server.server_port)
 
     def block(self, pace: Pace) -> None:
-        """A rank has told of a block."""
+        """Take in a rank's report of a block."""
         rank = str(pace.rank)
         self._step.labels(rank).set(pace.seconds / pace.steps)
         self._steps.labels(rank).inc(pace.steps)
         self._samples.labels(rank).inc(pace.samples)
 
-    def look(self, rate: float, drifted: bool) -> None:
-        """A minute is over.
+    def check(self, rate: float, drifted: bool) -> None:
+        """Take in the result of a check.
 
         Args:
-            rate: units per second of the job.
-            drifted: at present.
+            rate: rate of the job, units per second.
+            drifted: True if the job is slower than promised at present.
         """
         self._rate.set(rate)
         self._drifted.set(drifted)

@@ -1,7 +1,7 @@
-"""Whose queue a study waits in: that of one user, with one Python and the devices that they may see.
+"""Queues of studies: one per user, Python and visible devices.
 
-On a database that several people share, a daemon runs what its own user has asked for, in the virtual
-environment and on the devices that it was asked for with; everything else is another daemon's.
+On a database that several people share, a daemon runs the studies that its own user has submitted,
+in their virtual environment and on their devices. Other studies are for other daemons.
 """
 
 import hashlib
@@ -16,7 +16,9 @@ _DIGITS = 8
 
 
 def owned(place: str) -> str:
-    """The queue at a place (`host:NAME` or `ray:ADDRESS`) of this process's user, Python and devices.
+    """Return this process's queue at a place (`host:NAME` or `ray:ADDRESS`).
+
+    It depends on the user, Python and devices.
 
     Returns:
         The place, the user's name and a digest of the rest, with spaces between them.
@@ -26,12 +28,12 @@ def owned(place: str) -> str:
 
 
 def place_of(cluster: str) -> str:
-    """Where the studies of a queue run."""
+    """Return the place at which the studies of a queue run."""
     return cluster.split(" ")[0]
 
 
-def whose(cluster: str) -> str:
-    """The owner of a queue, in words."""
+def owner_of(cluster: str) -> str:
+    """Return a description of a queue's owner."""
     _, *own = cluster.split(" ")
     if not own:
         return "an earlier version of autotune"
@@ -41,8 +43,8 @@ def whose(cluster: str) -> str:
 
 
 def _user() -> str:
-    """By the account of this process, whatever the environment says."""
+    """Return the name of this process's account, whatever the environment says."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name.replace(" ", "_")
-    except KeyError:  # as in containers
+    except KeyError:  # an account without a name, as in containers
         return str(os.geteuid())

@@ -1,4 +1,4 @@
-"""When a study is tried again that the machines, and not its user, have kept from running."""
+"""Retries of studies that machines, not settings, have kept from running."""
 
 from autotune.analysis.wording import duration
 from autotune.errors import ClusterAway, LauncherError
@@ -6,17 +6,18 @@ from storage import Retry
 
 FIRST_SECONDS = 5.0
 MOST_SECONDS = 300.0
-"""A study that ran for longer before something failed begins anew with the shortest pause."""
+"""Longest pause. A study that ran for longer before it failed begins anew with the shortest
+pause."""
 FIRST_AWAY_SECONDS, MOST_AWAY_SECONDS = 1.0, 20.0
-"""The same for a cluster, which may be back at once: asking costs it nothing."""
+"""Pauses for a cluster, which may be back at once: asking costs it nothing."""
 
 
 def retry(before: int, error: LauncherError, ran: float) -> Retry:
-    """The next try.
+    """Return the next try.
 
     Args:
-        before: how many tries in a row have failed before this one.
-        ran: seconds until this one failed.
+        before: number of tries in a row that have failed before this one.
+        ran: seconds until this try failed.
     """
     count = 1 if ran >= MOST_SECONDS else before + 1
     first, most = FIRST_SECONDS, MOST_SECONDS
@@ -26,6 +27,6 @@ def retry(before: int, error: LauncherError, ran: float) -> Retry:
     return Retry(str(error), min(seconds, most), count)
 
 
-def told(found: Retry) -> str:
-    """The same for whoever follows the study."""
+def describe(found: Retry) -> str:
+    """Return a message about a retry."""
     return f"{found.why}; tried again in {duration(found.seconds)}."

@@ -1,4 +1,4 @@
-"""Getting a study to run: into the queue, and a daemon behind the queue."""
+"""Submission of studies: into the queue, with a daemon behind the queue."""
 
 import os
 import subprocess
@@ -14,31 +14,32 @@ from autotune.export import writing
 from autotune.paths import daemon_log
 from autotune.service.daemon import Daemon, cluster_of, this_cluster
 from autotune.service.machine import VARIABLE, this_machine
-from autotune.service.queues import owned, place_of, whose
+from autotune.service.queues import owned, owner_of, place_of
 from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 
 _CHANGEABLE = {"budget", "export", "folder", "logs"}
-"""What may change when a study goes on: it has no bearing on figures already measured."""
+"""Settings that may change when a study is continued: they do not affect earlier figures."""
 _IDLE_SECONDS = 3.0
 _MOST_DEATHS = 4
 _MOST_LOG_BYTES = 8 * 2**20
-"""Of a daemon's log: then the next daemon begins another one, and the one before is kept."""
+"""Largest size of a daemon's log. Then the next daemon begins another log, and the previous one is
+kept."""
 
 
 def submit(
     repository: Repository, spec: StudySpec, workdir: Path, file: Path | None = None
 ) -> StoredStudy:
-    """A new study into the queue; one of that name goes on where it stood.
+    """Queue a new study, or continue one of that name; return it.
 
-    A study whose folder is gone goes on in this one: somebody has moved it.
+    A study whose folder is gone continues in this folder: it has been moved.
 
     Args:
-        file: that the settings are from; values that are not stored are read there again.
+        file: file with the settings; values that are not stored are read there again.
 
     Raises:
-        BadInput: one of that name was started with other settings, or nothing can be exported.
+        BadInput: the study was started with other settings, or nothing can be exported.
     """
     _check_export(workdir / spec.export)
     stored, where = withheld.kept(spec), str(file.resolve()) if file else None
@@ -63,21 +64,21 @@ def submit(
         stored,
         str(workdir) if moved else None,
         file=where,
-        cluster=_queue_here(known, spec),
+        cluster=_local_queue(known, spec),
     )
     return repository.studies.named(spec.name)
 
 
-def go_on(repository: Repository, name: str) -> None:
-    """Have a study go on with its stored settings, unless it is done: for whoever asks for it."""
+def resume_study(repository: Repository, name: str) -> None:
+    """Queue a study again with its stored settings, unless it is done."""
     study = repository.studies.named(name)
     if study.state != StudyState.DONE:
         spec = StudySpec.model_validate(study.spec)
-        repository.studies.enqueue(name, cluster=_queue_here(study, spec))
+        repository.studies.enqueue(name, cluster=_local_queue(study, spec))
 
 
-def _queue_here(known: StoredStudy, spec: StudySpec) -> str | None:
-    """The queue at the study's place of whoever asks for it now; None if they are elsewhere."""
+def _local_queue(known: StoredStudy, spec: StudySpec) -> str | None:
+    """Return the caller's queue on the study's host or cluster; None if the caller is elsewhere."""
     here = cluster_of(spec)
     return here if place_of(here) == place_of(known.cluster) else None
 
@@ -95,9 +96,9 @@ def _check_export(target: Path) -> None:
 def ensure_daemon(
     repository: Repository, cluster: str, url: str, folder: Path
 ) -> subprocess.Popen[bytes] | None:
-    """Start a daemon for the cluster unless one holds its lease; None if none was started.
+    """Start a daemon for the cluster unless one holds its lease; return None if none was started.
 
-    As long as SQLite's disk is full nobody could take the lease, and none is started.
+    While SQLite's disk is full no daemon could take the lease, so none is started.
     """
     disk = repository.database.folder
     if repository.leases.holder(cluster) or (disk and is_full(disk)):
@@ -106,7 +107,7 @@ def ensure_daemon(
     place = place_of(cluster)
     if cluster != owned(place):
         raise BadInput(
-            f"this study is in the queue of {whose(cluster)}, and no daemon of theirs runs it; "
+            f"this study is in the queue of {owner_of(cluster)}, and no daemon of that owner runs it; "
             "autotune resume takes it into yours"
         )
     if not folder.is_dir():
@@ -118,11 +119,12 @@ def ensure_daemon(
 
 
 def refuse_elsewhere(repository: Repository, name: str) -> None:
-    """Refuse a study that is known, and that only a daemon on another machine would run: before
-    anything of it is changed.
+    """Refuse a known study that only a daemon on another machine would run.
+
+    This happens before anything of the study is changed.
 
     Raises:
-        BadInput: it is of another machine, and nobody serves its queue there.
+        BadInput: the study belongs to another machine, and no daemon serves its queue there.
     """
     try:
         cluster = repository.studies.named(name).cluster
@@ -143,19 +145,19 @@ def _refuse_elsewhere(cluster: str) -> None:
         )
 
 
-def move_here(repository: Repository, name: str) -> None:
-    """Have a study go on in the queue of this machine; one of a Ray cluster stays in that's.
+def move_to_this_machine(repository: Repository, name: str) -> None:
+    """Move a study into the queue of this machine; a study of a Ray cluster keeps its queue.
 
     Raises:
-        BadInput: a daemon elsewhere runs it.
+        BadInput: a daemon elsewhere runs the study.
     """
     cluster, here = repository.studies.named(name).cluster, this_cluster()
     if cluster.startswith("host:") and cluster != here:
         repository.studies.move(name, here)
 
 
-class Here:
-    """Runs a study in a thread of this process, unless a daemon runs it."""
+class InProcessRunner:
+    """Runner of a study in a thread of this process, unless a daemon runs it."""
 
     def __init__(self, repository: Repository, study: StoredStudy, daemon: Daemon) -> None:
         self._repository = repository
@@ -165,7 +167,7 @@ class Here:
         self._died_of = "it left before the study had ended"
 
     def __call__(self) -> None:
-        """Look, and start the thread if nobody runs the study.
+        """Start the thread if no daemon runs the study.
 
         Raises:
             AutotuneError: the thread has died.
@@ -175,7 +177,7 @@ class Here:
         ended = self._repository.studies.named(self._study.name).state.ended
         if ended or self._repository.leases.holder(self._study.cluster):
             return
-        if self._daemon.stops:  # which has left between two tries
+        if self._daemon.stops:  # it has left between two tries
             self._repository.studies.request_stop(self._study.name)
             return
         if self._thread:
@@ -191,8 +193,8 @@ class Here:
             raise  # its traceback is printed
 
 
-class Keeper:
-    """Sees that a daemon runs a study: starts one when there is none, but not for ever."""
+class DaemonSupervisor:
+    """Supervisor of a study's daemon: starts one when there is none, a limited number of times."""
 
     def __init__(self, repository: Repository, study: StoredStudy, url: str) -> None:
         self._repository = repository
@@ -202,7 +204,7 @@ class Keeper:
         self._newest: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
-        """Look, and start a daemon if need be.
+        """Start a daemon if the study needs one.
 
         Raises:
             AutotuneError: the daemons keep dying.
@@ -210,7 +212,7 @@ class Keeper:
         if self._is_there():
             return
         study = self._repository.studies.named(self._study.name)
-        folder, cluster = Path(study.workdir), study.cluster  # which somebody may have taken over
+        folder, cluster = Path(study.workdir), study.cluster  # another user may have taken it over
         if self._newest:
             self._died += self._newest.returncode != 0
             self._newest = None
@@ -219,9 +221,11 @@ class Keeper:
         self._newest = ensure_daemon(self._repository, cluster, self._url, folder)
 
     def _is_there(self) -> bool:
-        """Whether the daemon that was started last lives, though it may have no lease: on a busy machine
-        it takes its time before it takes one, and where the storage cannot be written, because a disk
-        is full, it waits. Another one would do the same."""
+        """Return whether the daemon that was started last lives, even without a lease.
+
+        On a busy machine it takes its time before it takes one, and while a full disk keeps the
+        storage from being written it waits. Another daemon would do the same.
+        """
         newest = self._newest
         return newest is not None and newest.poll() is None and state(newest.pid) != "T"
 

@@ -1,4 +1,4 @@
-"""Compares the speed of a job with what its configuration promises, once a minute."""
+"""Comparison of a job's speed with what its configuration promises, once a minute."""
 
 import math
 import selectors
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from autotune.analysis.wording import duration, quantity
 from autotune.errors import AutotuneError
 from autotune.export.best import BestConfig
-from autotune.measurement.drift import LOOKS, Change, Drift, Promise, rate_of_job
+from autotune.measurement.drift import CHECKS_IN_A_ROW, Change, Drift, Promise, rate_of_job
 from autotune.service.metrics import LOOPBACK, Metrics
-from autotune.service.wishes import Wishes
+from autotune.service.watch_options import WatchOptions
 from autotune.worker.inject.pace import Pace
 
 _LONGEST_REPORT = 65536
 
 
 def promise_of(best: BestConfig) -> Promise:
-    """What a best.yaml promises. A bound that is not there is none."""
+    """Return the promise of a best.yaml. A missing bound counts as no bound."""
     told = best.throughput
     return Promise(
         value=float(told.get("value") or 0.0),
@@ -29,28 +29,28 @@ def promise_of(best: BestConfig) -> Promise:
 
 
 class Watcher:
-    """Of one job, from its first block to its end."""
+    """Watcher of one job, from its first block to its end."""
 
     def __init__(
         self,
         best: BestConfig,
-        wishes: Wishes,
+        options: WatchOptions,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the metrics.
 
         Args:
-            best: what the job runs with.
-            wishes: of the user.
-            say: takes a line.
-            clock: seconds.
+            best: recommendation that the job runs with.
+            options: options of the watching.
+            say: prints a line.
+            clock: returns a time in seconds.
 
         Raises:
-            OSError: somebody else has the port.
+            OSError: the port is taken.
         """
         self._best = best
-        self._wishes = wishes
+        self._options = options
         self._say = say
         self._clock = clock
         self._unit = str(best.throughput.get("unit", "samples/s"))
@@ -64,20 +64,22 @@ class Watcher:
         self._due: float | None = None
         self._began = 0.0
         self._told: set[str] = set()
-        self._port = self._metrics.serve(wishes.port)
+        self._port = self._metrics.serve(options.port)
 
     def begin(self) -> None:
-        """The job runs: say where the metrics are."""
+        """Print where the metrics are, as the job begins."""
         self._say(f"watching this job; metrics: http://{LOOPBACK}:{self._port}/metrics")
         if not self._promise.bound:
-            self._say("best.yaml has no interval: the speed is shown, but nobody can tell a drift")
+            self._say(
+                "best.yaml has no interval: the speed is shown, but a drift cannot be detected"
+            )
 
     def attend(self, line: socket.socket, job: int) -> None:
         """Watch until the job has ended.
 
         Args:
-            line: on which its ranks report.
-            job: descriptor of its process.
+            line: socket on which the ranks report.
+            job: descriptor of the job's process.
         """
         with selectors.DefaultSelector() as ready:
             ready.register(line, selectors.EVENT_READ)
@@ -88,55 +90,55 @@ class Watcher:
                 ended = job in found
                 if line in found:
                     self.hear(line.recv(_LONGEST_REPORT))
-                self.look()
+                self.check()
         self.ended()
 
     def _patience(self) -> float | None:
-        """Seconds to the next look."""
+        """Return the seconds to the next check."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def hear(self, report: bytes) -> None:
-        """A rank has something to tell."""
+        """Take in a report of a rank."""
         try:
             pace = Pace.of_bytes(report)
         except (ValueError, TypeError):
-            return  # of another version
+            return  # report of another version
         self._metrics.block(pace)
         self._world_size = pace.world_size
         self._problem = self._problem or pace.problem
         units = pace.tokens if self._unit.startswith("tokens") else pace.samples
         self._rates.setdefault(pace.rank, []).append(units / pace.seconds)
         if self._due is None:
-            self._due = self._clock() + self._wishes.every
+            self._due = self._clock() + self._options.every
 
-    def look(self) -> None:
-        """Compare, if it is time for it and enough was seen."""
+    def check(self) -> None:
+        """Compare the speeds, if the check is due and there are enough blocks."""
         if self._due is None or self._clock() < self._due:
             return
-        self._due = self._clock() + self._wishes.every
+        self._due = self._clock() + self._options.every
         rate = rate_of_job(self._rates, self._world_size)
         if rate is None:
             return
         self._rates.clear()
         if why := self._incomparable(rate):
-            self._metrics.look(rate, drifted=False)
+            self._metrics.check(rate, drifted=False)
             self._once(f"the speed of this job cannot be compared: {why}")
             return
         change = self._drift(rate)
-        self._metrics.look(rate, self._drift.drifted)
+        self._metrics.check(rate, self._drift.drifted)
         self._once(f"{self._rate(rate)} in the first minute; {self._promised()}")
         if change == Change.BEGAN:
-            self._began = self._clock() - LOOKS * self._wishes.every
+            self._began = self._clock() - CHECKS_IN_A_ROW * self._options.every
             self._say(
-                f"slower than promised in each of the last {LOOKS} looks, now {self._rate(rate)}; "
-                f"{self._promised()}. {self._what_to_do()}"
+                f"slower than promised in each of the last {CHECKS_IN_A_ROW} checks, "
+                f"now {self._rate(rate)}; {self._promised()}. {self._what_to_do()}"
             )
         elif change == Change.OVER:
             lasted = duration(self._clock() - self._began)
             self._say(f"as fast as promised again: {self._rate(rate)}; it was slower for {lasted}")
 
     def _incomparable(self, rate: float) -> str:
-        """Why; empty: it can be."""
+        """Return why the speeds cannot be compared; empty if they can."""
         if self._problem:
             return f"its batches are not understood ({self._problem})"
         if self._world_size != self._best.world_size:
@@ -160,7 +162,7 @@ class Watcher:
         return f"promised are {quantity(promise.value)}{bound}"
 
     def _what_to_do(self) -> str:
-        if self._wishes.storage:
+        if self._options.storage:
             return "A new study is queued when the job ends, if it is slower then"
         return (
             "To tune again: give study.yaml another name and `autotune start` it, or have "
@@ -168,13 +170,13 @@ class Watcher:
         )
 
     def ended(self) -> None:
-        """The job has."""
-        if not self._wishes.storage or not self._drift.drifted:
+        """Queue a new study if the job was slower than promised at its end, and that is wanted."""
+        if not self._options.storage or not self._drift.drifted:
             return
-        from autotune.service.again import queue
+        from autotune.service.resubmit import queue
 
         try:
-            name = queue(self._wishes.storage, self._study)
+            name = queue(self._options.storage, self._study)
         except AutotuneError as error:
             self._say(f"no new study could be queued: {error}")
         else:

@@ -12,7 +12,7 @@ from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
-from autotune.runs.judging import ProfileRun, TimedRun
+from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.runs.plan import Plan, launcher_of, profiled
 from autotune.runs.probe import Probe, why_not
 from autotune.worker.files import make_private
@@ -67,7 +67,7 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
 def _looked_at(probe: Probe) -> Diagnosis:
     plan = probe.plan
     plan.check_baseline()
-    judge = ProfileRun()
+    judge = ProfileMonitor()
     result = probe.run("profile", plan.baseline, judge, profiled)
     if problem := why_not(result):
         raise BadInput(f"the baseline ended in {problem}")
@@ -116,7 +116,7 @@ def _speed(probe: Probe) -> tuple[float, float | None]:
 
 
 def _timed(probe: Probe, name: str, knobs: dict[str, Any]) -> AttemptResult:
-    return probe.run(name, knobs, TimedRun(probe.plan.search_limits()))
+    return probe.run(name, knobs, TimedMonitor(probe.plan.search_limits()))
 
 
 def described(diagnosis: Diagnosis) -> Iterator[str]:

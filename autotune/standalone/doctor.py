@@ -17,7 +17,7 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken
-from autotune.runs.judging import FitRun
+from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
 from autotune.standalone import name_lookup
@@ -151,7 +151,7 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             names = ", ".join(device["name"] for device in devices) or slot.environment["cpu"]
             text = f"{len(launcher.slots)} slot(s) on {slot.device}: {names}"
             yield Check(f"{kind} launcher", "ok", text)
-            for news in launcher.news():
+            for news in launcher.notices():
                 yield Check("nodes", "warn", news)
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
@@ -178,7 +178,7 @@ def _baseline(probe: Probe) -> str:
         AutotuneError: it cannot be.
     """
     probe.plan.check_baseline()
-    judge = FitRun()
+    judge = FitMonitor()
     result = probe.run("doctor", probe.plan.baseline, judge, step_by_step)
     if problem := why_not(result):
         raise AutotuneError(problem)
@@ -240,7 +240,7 @@ def _takes(probe: Probe, name: str, value: KnobValue, *, settles: bool) -> str:
         _Doubt: it makes the script compile at every step.
     """
     knobs = {**probe.plan.baseline, name: value}
-    judge = FitRun()
+    judge = FitMonitor()
     result = probe.run(f"doctor-{name}", knobs, judge, step_by_step)
     if why_not(result):
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
@@ -262,7 +262,7 @@ def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
     """Whether a script whose samples nobody counts while it is timed has as many in a step, when it is
     looked at. One that goes sequence first has them in its columns."""
     run = f"doctor-{name}-seen"
-    if why_not(probe.run(run, knobs, FitRun(), surveying)):
+    if why_not(probe.run(run, knobs, FitMonitor(), surveying)):
         return False
     seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
     wanted = global_batch(knobs, 1)

@@ -18,7 +18,7 @@ from typing import Any
 from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
-from autotune.runs.judging import TimedRun
+from autotune.runs.monitors import TimedMonitor
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe
 from autotune.search.space import Space, key
@@ -222,7 +222,7 @@ class _Recorder:
         """
         for again in range(_REPEATED):
             name = f"{len(self._journal.runs)}-{number}-{again}"
-            judge = TimedRun(self._probe.plan.search_limits())
+            judge = TimedMonitor(self._probe.plan.search_limits())
             result = self._probe.run(name, self._space.complete(params), judge)
             if result.state != AttemptState.LOST:
                 break

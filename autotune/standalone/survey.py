@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, fields
 from autotune.errors import BadInput
-from autotune.runs.judging import FitRun
+from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import flags
@@ -125,7 +125,7 @@ class _Look:
             workdir=self._workdir,
             folder=self._probe.files(name).copies(),
         )
-        result = self._probe.run(name, self._probe.plan.baseline, FitRun(), _with(given))
+        result = self._probe.run(name, self._probe.plan.baseline, FitMonitor(), _with(given))
         path = self._probe.files(name).survey(0)
         if why := why_not(result):
             raise BadInput(f"{self._launched.target} does not run here: {why}")

@@ -21,11 +21,11 @@ class Alive:
     def tell(self) -> None:
         """Say it, unless it has been said."""
         launcher, now = self._job.plan.launcher, time.time()
-        for news in launcher.news():
+        for news in launcher.notices():
             self._job.say(news)
         working, away = 0, dict[str, float]()
         for slot in list(launcher.slots):
-            why = slot.away()
+            why = slot.unreachable()
             working += slot.usable and not why
             away |= {text: self._since.get(text, now) for text in why}
         self._since = away
@@ -38,5 +38,5 @@ class Alive:
         job = self._job
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
             kind = MessageKind.SLOTS
-            job.repository.messages.doing(job.lease, job.study.id, told, kind=kind)
+            job.repository.messages.set_status(job.lease, job.study.id, told, kind=kind)
             self._told = told

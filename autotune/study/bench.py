@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Self
 from autotune.analysis.wording import counted
 from autotune.errors import ClusterAway, DiskFull, LauncherError, StorageUnreachable
 from autotune.measurement.noise import run_noise
-from autotune.measurement.watch import Seen
-from autotune.runs.in_turn import InTurn, taking_turns
-from autotune.runs.judging import Judge, TimedRun
-from autotune.runs.paced import Paced
+from autotune.measurement.stop_rule import ObservedBlock
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import RunMonitor, TimedMonitor
+from autotune.runs.paired import PairedSchedule
 from autotune.study.alive import Alive
 from autotune.study.job import BASELINE, Allowance, Job
 from autotune.study.taking_over import TakingOver, needs_its_own
@@ -57,7 +57,7 @@ class Finished:
 class _Running(NamedTuple):
     slot: int
     attempt: StoredAttempt
-    judge: Judge
+    judge: RunMonitor
     suspect: bool
     """Its daemon died when it was launched last: nothing else is to share that fate."""
 
@@ -142,7 +142,7 @@ class Bench:
         *,
         round_: int = 0,
         incumbent_low: Callable[[int | None], float] = lambda _: 0.0,
-        judge: Judge | None = None,
+        judge: RunMonitor | None = None,
         allowed: Allowance | None = None,
     ) -> None:
         """Record an attempt as begun and launch it on a free slot.
@@ -181,8 +181,8 @@ class Bench:
 
     def _timed(
         self, purpose: Purpose, allowed: Allowance | None, low: float, *, live: bool
-    ) -> TimedRun:
-        return TimedRun(self._job.limits(purpose, low, self.noise, allowed, live=live))
+    ) -> TimedMonitor:
+        return TimedMonitor(self._job.limits(purpose, low, self.noise, allowed, live=live))
 
     def _is_live(self, attempt: StoredAttempt, number: int) -> bool:
         """Whether it will take over the processes that wait on the slot."""
@@ -193,7 +193,7 @@ class Bench:
         self,
         attempt: StoredAttempt,
         number: int,
-        judge: Judge,
+        judge: RunMonitor,
         allowed: Allowance | None,
         *,
         live: bool,
@@ -244,7 +244,9 @@ class Bench:
         """
         attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
         each = _share(allowed, len(members))
-        group = InTurn([self._job.limits(purpose, 0.0, self.noise, each)] * len(members))
+        group = InterleavedSchedule(
+            [self._job.limits(purpose, 0.0, self.noise, each)] * len(members)
+        )
         self._launch_in_turn(attempts, self._take_slot(attempts[0], self._free), group, each)
 
     def start_paced(
@@ -267,29 +269,29 @@ class Bench:
         Raises:
             DiskFull, LauncherError: as for `start`.
         """
-        pacer = self._begin(BASELINE, self._job.plan.baseline, Purpose.PACE, trial)
+        pacer = self._begin(BASELINE, self._job.plan.baseline, Purpose.PAIRED, trial)
         attempt = self._begin(trial, knobs, Purpose.SEARCH, 0)
         each = _share(allowed, 2)
         number = self._take_slot(attempt, self._free)
         live = self._taking_over.could(attempt, number, in_turn=True)
         own = self._job.limits(Purpose.SEARCH, incumbent_low, self.noise, each, live=live)
-        beside = self._job.limits(Purpose.PACE, 0.0, self.noise, each, live=live)
-        self._launch_in_turn([attempt, pacer], number, Paced(own, beside, level), each)
+        beside = self._job.limits(Purpose.PAIRED, 0.0, self.noise, each, live=live)
+        self._launch_in_turn([attempt, pacer], number, PairedSchedule(own, beside, level), each)
 
     def _launch_in_turn(
         self,
         attempts: Sequence[StoredAttempt],
         number: int,
-        group: InTurn,
+        group: InterleavedSchedule,
         each: Allowance | None,
     ) -> None:
         slot = self._slots[number]
-        requests = [taking_turns(self._job.request(one, slot, each)) for one in attempts]
+        requests = [interleaved(self._job.request(one, slot, each)) for one in attempts]
         for request, attempt in zip(requests, attempts, strict=True):
             self._taking_over.launched(request, attempt, number)
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]
-        self._pool.submit(_settle, futures, lambda: slot.run_in_turn(requests, group))
-        for future, attempt, judge in zip(futures, attempts, group.judges, strict=True):
+        self._pool.submit(_settle, futures, lambda: slot.run_interleaved(requests, group))
+        for future, attempt, judge in zip(futures, attempts, group.monitors, strict=True):
             self._running[future] = _Running(number, attempt, judge, suspect=False)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
@@ -365,7 +367,7 @@ class Bench:
         if text == self._told_text:
             return
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            job.repository.messages.doing(job.lease, job.study.id, text)
+            job.repository.messages.set_status(job.lease, job.study.id, text)
             self._told_text = text
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
@@ -400,14 +402,14 @@ class Bench:
         purpose: Purpose,
         *,
         round_: int = 0,
-        judge: Judge | None = None,
+        judge: RunMonitor | None = None,
         allowed: Allowance | None = None,
     ) -> None:
         """The same, alone on the bench, and wait for its end."""
         self.start(trial, knobs, purpose, round_=round_, judge=judge, allowed=allowed)
         self._finish()
 
-    def run_in_turn(
+    def run_interleaved(
         self,
         members: Sequence[tuple[int, dict[str, Any]]],
         purpose: Purpose,
@@ -459,7 +461,7 @@ def _not_launched(attempt: StoredAttempt) -> Future[TrialReport]:
     return future
 
 
-def _run(slot: Slot, request: TrialRequest, judge: Judge, *, alone: bool) -> TrialReport:
+def _run(slot: Slot, request: TrialRequest, judge: RunMonitor, *, alone: bool) -> TrialReport:
     if alone:
         slot.dismiss()
     return slot.run(request, judge)
@@ -485,7 +487,7 @@ def _settle(
         future.set_result(report)
 
 
-def _how_far(seen: Sequence[Seen]) -> str:
+def _how_far(seen: Sequence[ObservedBlock]) -> str:
     if not seen:
         return "starting, no step is done"
     steps, kept = sum(one.block.steps for one in seen), sum(one.kept for one in seen)
@@ -493,7 +495,7 @@ def _how_far(seen: Sequence[Seen]) -> str:
     return f"block {len(seen)} done, {steps} steps{warm_up}"
 
 
-def _stored(seen: Seen) -> StoredBlock:
+def _stored(seen: ObservedBlock) -> StoredBlock:
     block = seen.block
     return StoredBlock(
         index=block.index,

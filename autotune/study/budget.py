@@ -34,7 +34,7 @@ class Budget:
         return ""
 
     def _device_hours(self, attempts: Attempts) -> float:
-        searching = attempts.of(Purpose.SEARCH, Purpose.PACE, Purpose.CALIBRATE, Purpose.FIT)
+        searching = attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE, Purpose.FIT)
         spent = sum(a.result.wall_seconds for a in searching)
         return spent * self._world_size / 3600
 

@@ -15,7 +15,7 @@ from autotune.analysis.confirmation import (
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.errors import LauncherError
-from autotune.runs.judging import FitRun, ProfileRun, TrajectoryRun
+from autotune.runs.monitors import FitMonitor, ProfileMonitor, TrajectoryMonitor
 from autotune.runs.plan import FEW_BLOCKS
 from autotune.study.bench import Bench
 from autotune.study.job import BASELINE, Job
@@ -169,7 +169,7 @@ class Finals:
             check.knobs,
             check.purpose,
             round_=check.seed,
-            judge=TrajectoryRun(check.reference, formats=check.formats, earlier=check.earlier),
+            judge=TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier),
             allowed=self._schedule.share(1.0),
         )
         return True
@@ -187,7 +187,7 @@ class Finals:
                 return False
             if self._schedule.left > costs.profile(knobs) + proof:
                 allowed = self._schedule.share(1.0)
-                judge = FitRun(FEW_BLOCKS)
+                judge = FitMonitor(FEW_BLOCKS)
                 self._bench.run(trial, knobs, Purpose.LONGEST, judge=judge, allowed=allowed)
                 return True
         return False
@@ -227,7 +227,7 @@ class Finals:
         allowed = self._schedule.share(len(knobs) / (len(knobs) + to_come), least)
         if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):
             return True
-        self._bench.run_in_turn(members, Purpose.CONFIRM, round_=number, allowed=allowed)
+        self._bench.run_interleaved(members, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
@@ -257,7 +257,7 @@ class Finals:
             if not self._schedule.left > self._job.costs().profile(knobs):
                 return
             allowed = self._schedule.share(1.0)
-            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileRun(), allowed=allowed)
+            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileMonitor(), allowed=allowed)
 
     def _attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """In turn, in rounds: the winner, and the winner less each of its changes."""
@@ -309,7 +309,7 @@ class Finals:
         allowed = self._schedule.share(len(missing) / (len(missing) + after))
         if self._turns.possible(missing, needed, allowed):
             members = [(chosen, knobs) for knobs in missing]
-            self._bench.run_in_turn(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
+            self._bench.run_interleaved(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)

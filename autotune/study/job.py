@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.analysis.costs import CostRecords, Costs
-from autotune.measurement.noise import Noise
-from autotune.measurement.settling import Settling
-from autotune.measurement.watch import Limits
+from autotune.measurement.noise import RunNoise
+from autotune.measurement.onset import OnsetBound
+from autotune.measurement.stop_rule import Limits
 from autotune.paths import StudyPaths
 from autotune.runs.plan import Plan, few_steps, on_longest, profiled, stepwise, within
 from autotune.runs.probe import Shape, as_timed
@@ -127,7 +127,7 @@ class Job:
         """Whether the processes of a run wait for what comes next."""
         if attempt.purpose == Purpose.PROFILE:
             return self.look_stays and not self.attempts().of(Purpose.SEARCH)
-        return self._has_workload and attempt.purpose in (*SEARCHING, Purpose.PACE)
+        return self._has_workload and attempt.purpose in (*SEARCHING, Purpose.PAIRED)
 
     @property
     def look_stays(self) -> bool:
@@ -185,7 +185,7 @@ class Job:
         self,
         purpose: Purpose,
         incumbent_low: float,
-        noise: Noise,
+        noise: RunNoise,
         allowed: Allowance | None,
         *,
         live: bool = False,
@@ -201,8 +201,8 @@ class Job:
             limits = self.plan.search_limits(
                 incumbent_low=incumbent_low,
                 sigma_run=noise.sigma_run,
-                run_freedom=noise.freedom,
-                settling=self.costs().settling if incumbent_low else Settling(),
+                run_df=noise.df,
+                settling=self.costs().settling if incumbent_low else OnsetBound(),
             )
         if allowed is None:
             return limits

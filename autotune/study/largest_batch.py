@@ -11,7 +11,7 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.config.mistakes import LARGEST
 from autotune.errors import BadInput
-from autotune.runs.judging import FitRun
+from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.splits import divisors
 from autotune.study.bench import Bench
@@ -121,7 +121,7 @@ class LargestBatch:
         attempts = known = self._job.attempts()
         with Bench(self._job, self._check) as bench:
             while (size := self._next(attempts)) is not None:
-                allowed, judge = self._allowed(attempts), FitRun(FEW_BLOCKS)
+                allowed, judge = self._allowed(attempts), FitMonitor(FEW_BLOCKS)
                 bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, allowed=allowed)
                 attempts = self._job.attempts()
         runs = _runs(attempts)

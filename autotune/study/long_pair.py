@@ -5,7 +5,7 @@ import dataclasses
 import random
 
 from autotune.analysis.confirmation import Confirmation
-from autotune.runs.judging import TimedRun
+from autotune.runs.monitors import TimedMonitor
 from autotune.study.bench import Bench
 from autotune.study.job import Allowance, Job
 from autotune.study.schedule import Schedule
@@ -59,7 +59,7 @@ class LongPair:
         most = seconds + self._job.costs().shortest(knobs) + limits.warmup
         allowed = Allowance(most, most) if self._schedule.limited else None
         while not self._measured(confirmation, trial):
-            self._bench.run(trial, knobs, Purpose.LONG, judge=TimedRun(limits), allowed=allowed)
+            self._bench.run(trial, knobs, Purpose.LONG, judge=TimedMonitor(limits), allowed=allowed)
 
     def _measured(self, confirmation: Confirmation, trial: int) -> bool:
         own = self._job.attempts().of(Purpose.LONG).of_trial(trial)

@@ -4,7 +4,7 @@ from typing import Any
 
 from autotune.analysis.findings import findings
 from autotune.measurement.bottleneck import breakdown
-from autotune.runs.judging import ProfileRun
+from autotune.runs.monitors import ProfileMonitor
 from autotune.search.space import Space
 from autotune.study.bench import Bench
 from autotune.study.job import BASELINE, Allowance, Job
@@ -64,7 +64,7 @@ class Opening:
                 BASELINE,
                 self._plan.baseline,
                 Purpose.PROFILE,
-                judge=ProfileRun(),
+                judge=ProfileMonitor(),
                 allowed=self._allowed,
             )
         if profile.result.state == AttemptState.PRUNED:

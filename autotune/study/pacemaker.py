@@ -54,7 +54,7 @@ class Pacemaker:
             return None
         if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, allowed):
             return None
-        if not attempts.of(Purpose.PACE) and (dear := self._dear()):
+        if not attempts.of(Purpose.PAIRED) and (dear := self._dear()):
             self._say(f"Trials run by themselves, though {why}: {dear}", paced=False)
             return None
         self._say(
@@ -116,7 +116,7 @@ class Pacemaker:
 def _in_vain(attempts: Attempts) -> bool:
     """Whether the latest trials beside the baseline have all been lost: maybe two cannot be there."""
     newest_first = reversed(list(attempts.of(Purpose.SEARCH)))
-    paced = (one.result.state for one in newest_first if attempts.pacer_of(one))
+    paced = (one.result.state for one in newest_first if attempts.paired_baseline_of(one))
     latest = list(itertools.islice(paced, _VAIN))
     return latest == [AttemptState.LOST] * _VAIN
 

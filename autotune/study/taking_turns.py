@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.costs import Costs
-from autotune.runs.in_turn import TURN_SECONDS
+from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
 from autotune.runs.plan import Plan
 from autotune.study.job import Allowance, Job
-from launchers import left_out
+from launchers import untimed_steps
 
 _SHARE = 0.8
 """Of the memory that residents may take by their peaks: near the limit allocators behave otherwise."""
@@ -88,5 +88,5 @@ def shortage(plan: Plan, needed: int, slots: int = 1) -> str:
 def shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
     """Seconds of the shortest run that takes turns, its warm-up as long as what counts."""
     step = costs.step(knobs)
-    turn = max(TURN_SECONDS, step) + left_out(step) * step
+    turn = max(INTERLEAVED_BLOCK_SECONDS, step) + untimed_steps(step) * step
     return costs.startup + costs.first_step(knobs) + 2 * _BLOCKS * turn

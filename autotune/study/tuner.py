@@ -236,7 +236,7 @@ class Tuner:
         own = attempts.of(Purpose.SEARCH).of_baseline().last
         if own is None or not searching or not self._schedule.may_calibrate(attempts):
             return False
-        if attempts.of(Purpose.PACE) and self._pacemaker.at_home(bench):
+        if attempts.of(Purpose.PAIRED) and self._pacemaker.at_home(bench):
             return False  # it runs beside each trial
         due = self._calibration.due(attempts, bench.environments, bench.where_runs(today))
         for environment in filter(bench.has_free_slot_in, due):
@@ -304,7 +304,7 @@ class Tuner:
         # The baseline is never stopped early: everything is compared with it.
         racing = knobs != self._plan.baseline
         levels = Levels.of(attempts)
-        low = _incumbent_low(levels.applied(attempts), bench.noise.freedom) if racing else 0.0
+        low = _incumbent_low(levels.applied(attempts), bench.noise.df) if racing else 0.0
         allowed = self._schedule.for_trial(attempts)
         level = self._pacemaker.level(trial.number, knobs, bench, allowed)
         if level:
@@ -371,7 +371,7 @@ class Tuner:
 
 def _usual_seconds(attempts: Attempts) -> float:
     """Of a trial, and of the baseline beside it, by those that are recorded; 0 while none is."""
-    kinds = attempts.searched(), attempts.of(Purpose.PACE).recorded()
+    kinds = attempts.searched(), attempts.of(Purpose.PAIRED).recorded()
     return sum(statistics.median([a.result.wall_seconds for a in some] or [0.0]) for some in kinds)
 
 

@@ -18,7 +18,7 @@ _PHASES = {
     Purpose.FIT: "looking for the largest micro-batch",
     Purpose.PROFILE: "looking at what a step is made of",
     Purpose.SEARCH: "searching",
-    Purpose.PACE: "searching, beside the baseline",
+    Purpose.PAIRED: "searching, beside the baseline",
     Purpose.CALIBRATE: "measuring the noise between runs",
     Purpose.REFERENCE: "checking numerics: the reference",
     Purpose.NUMERICS: "checking numerics",
@@ -77,7 +77,7 @@ def outlook(
 
 def _doing(attempt: StoredAttempt, every: Attempts, now: float) -> str:
     what = f"{_PHASES[attempt.purpose]}, "
-    paces = attempt.purpose == Purpose.PACE
+    paces = attempt.purpose == Purpose.PAIRED
     what += f"round {attempt.round}, " if attempt.round and not paces else ""
     usual = _usual(every, attempt.purpose)
     takes = f", usually {duration(usual)}" if usual else ""
@@ -98,7 +98,7 @@ def _next(
     if purpose in (Purpose.ATTRIBUTE, Purpose.LONG) or (purpose == Purpose.PROFILE and told):
         return "the verdict"
     trial = _usual(every, Purpose.SEARCH, Purpose.CALIBRATE)
-    if trial and (beside := _usual(every, Purpose.PACE)):
+    if trial and (beside := _usual(every, Purpose.PAIRED)):
         trial += beside
     if not trial:
         return "the baseline's own trial, then the search"

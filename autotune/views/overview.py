@@ -27,7 +27,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
     served = study.state == StudyState.RUNNING and lease is not None
     attempts = repository.attempts.of(study.id)
     seen = _outlook(attempts, study, spec, served=served)
-    doing = repository.messages.done_lately(study.id) if seen and seen.running else None
+    doing = repository.messages.status(study.id) if seen and seen.running else None
     waits = study.state == StudyState.RUNNING and last and last.kind == MessageKind.WAITING
     disk = repository.database.folder
     waiting = last.text if last and waits else _postponed(study)

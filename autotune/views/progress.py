@@ -84,7 +84,7 @@ class ProgressLines:
         messages = self._repository.messages.of(self._study.id, self._last_message)
         attempts = self._feed.read()
         ended = [a for a in attempts if a.ended is not None and a.id not in self._shown]
-        ended = [a for a in ended if a.purpose != Purpose.PACE]  # its trial has a line
+        ended = [a for a in ended if a.purpose != Purpose.PAIRED]  # its trial has a line
         baseline = self._standing().baseline if ended else None  # asked several times a second
         lines = [(message.at, _told(message)) for message in messages]
         searched = {a.trial: a.knobs for a in attempts if a.purpose == Purpose.SEARCH}
@@ -110,7 +110,7 @@ class ProgressLines:
             text += f", {now.speedup:.2f}x baseline"
         seen = self._outlook(study)
         text += "".join(f"; {running}" for running in seen.running[:1])
-        doing = self._repository.messages.done_lately(study.id) if seen.running else None
+        doing = self._repository.messages.status(study.id) if seen.running else None
         if doing:
             text += f" ({doing.text})"
         return f"{text}; next: {seen.next}" if seen.next else text

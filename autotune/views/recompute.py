@@ -19,11 +19,11 @@ from autotune.analysis.verdict import (
     not_enough_time,
 )
 from autotune.config import StudySpec
-from autotune.measurement import turns
+from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
-from autotune.runs.in_turn import taken
-from autotune.runs.paced import paced
+from autotune.runs.interleaved import turn_blocks
+from autotune.runs.paired import ratio_to_baseline
 from autotune.views.in_hand import supported
 from autotune.views.machine import measured_on
 from autotune.views.memory import with_memory
@@ -54,16 +54,18 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     tokens = spec.objective.metric == "tokens_per_second"
     recomputed = []
     in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
-    beside: dict[int, list[turns.Taken]] = {}
+    beside: dict[int, list[cycles.TurnBlock]] = {}
     for attempt in repository.attempts.of(study.id):
         blocks = repository.attempts.blocks(attempt.id)
         kept = [block for block in blocks if block.kept]
-        if attempt.purpose in (Purpose.SEARCH, Purpose.PACE):
-            beside[attempt.id] = taken(kept, tokens=tokens)
+        if attempt.purpose in (Purpose.SEARCH, Purpose.PAIRED):
+            beside[attempt.id] = turn_blocks(kept, tokens=tokens)
         if attempt.result.throughput is None:
             recomputed.append(attempt)
             continue
-        if attempt.purpose not in (Purpose.SEARCH, Purpose.PACE) and taken(kept, tokens=tokens):
+        if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and turn_blocks(
+            kept, tokens=tokens
+        ):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
         again = estimate_of(blocks, tokens=tokens)
         known = again is not None and math.isfinite(again.half_width)
@@ -72,7 +74,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             attempt.result,
             throughput=again.rate if again else None,
             block_half_width=own,
-            block_freedom=again.freedom if again and known else None,
+            block_freedom=again.df if again and known else None,
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))
@@ -83,11 +85,13 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
 
 
 def _at_pace(
-    attempt: StoredAttempt, every: Attempts, beside: Mapping[int, Sequence[turns.Taken]]
+    attempt: StoredAttempt, every: Attempts, beside: Mapping[int, Sequence[cycles.TurnBlock]]
 ) -> StoredAttempt:
     """A trial that took turns with the baseline, at the pace of the baseline's own."""
-    own, pacer = every.baseline(), every.pacer_of(attempt)
-    known = paced(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
+    own, pacer = every.baseline(), every.paired_baseline_of(attempt)
+    known = (
+        ratio_to_baseline(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
+    )
     if own is None or own.result.throughput is None or known is None:
         return attempt
     result = known.applied(attempt.result, own.result.throughput)
@@ -96,7 +100,7 @@ def _at_pace(
 
 def _rates(group: dict[int, list[StoredBlock]], tokens: bool) -> Iterable[tuple[int, float]]:
     """Of attempts that took turns with each other, by their ids."""
-    found = turns.rates([taken(blocks, tokens=tokens) for blocks in group.values()])
+    found = cycles.rates([turn_blocks(blocks, tokens=tokens) for blocks in group.values()])
     return zip(group, found, strict=True) if found else ()
 
 

@@ -25,7 +25,7 @@ def signs_of(
         `slots` with those `alive`, those `planned` and how many seconds ago what is `away` went; each
         None as long as nothing is known of it.
     """
-    doing = repository.messages.done_lately(study_id)
+    doing = repository.messages.status(study_id)
     moments = [a.ended or a.started for a in attempts] + ([doing.at] if doing else [])
     return {
         "progress_seconds": round(max(0.0, now - max(moments)), 1) if moments else None,
@@ -34,7 +34,7 @@ def signs_of(
 
 
 def _slots(repository: Repository, study_id: int, now: float) -> dict[str, Any] | None:
-    told = repository.messages.done_lately(study_id, MessageKind.SLOTS)
+    told = repository.messages.status(study_id, MessageKind.SLOTS)
     if told is None:
         return None
     found: dict[str, Any] = json.loads(told.text)

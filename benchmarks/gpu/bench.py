@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.measurement.watch import Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.runs import plan
-from autotune.runs.judging import FitRun, Judge, TimedRun
+from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
 from autotune.runs.probe import Shape, as_timed
 from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
 from launchers import Launcher, Resources, open_launcher
@@ -210,14 +210,16 @@ class Trials:
     def timed(self, name: str, knobs: dict[str, Any], **changes: Any) -> Run:
         """A timed trial; `changes` replace fields of its request."""
         scale = self._bench.scale
-        judge = TimedRun(scale.limits if knobs["compile"] == "none" else scale.compiled)
+        judge = TimedMonitor(scale.limits if knobs["compile"] == "none" else scale.compiled)
         return self.run(name, knobs, judge, lambda a: dataclasses.replace(a, **changes))
 
     def fit(self, name: str, knobs: dict[str, Any]) -> Run:
         """A trial of a few steps: does it fit in memory?"""
-        return self.run(name, knobs, FitRun(), plan.few_steps)
+        return self.run(name, knobs, FitMonitor(), plan.few_steps)
 
-    def run(self, name: str, knobs: dict[str, Any], judge: Judge, shape: Shape = as_timed) -> Run:
+    def run(
+        self, name: str, knobs: dict[str, Any], judge: RunMonitor, shape: Shape = as_timed
+    ) -> Run:
         """Any trial."""
         work, slot = self._bench.scale.works[name], self.launcher.slots[0]
         startup = max(_LEAST_STARTUP, min(_MOST_STARTUP, self._bench.left()))

@@ -16,10 +16,10 @@ import overhead
 import yaml
 from optuna.distributions import CategoricalDistribution
 
-from autotune.measurement.noise import Run as NoiseRun
+from autotune.measurement.noise import RepeatedRun as NoiseRun
 from autotune.measurement.noise import run_noise
 from autotune.measurement.peaks import peak_flops
-from autotune.runs.judging import FitRun
+from autotune.runs.monitors import FitMonitor
 from autotune.search.grid import Grid
 from autotune.search.memory_model import MemoryModel
 from autotune.study.largest_batch import Bracket
@@ -157,7 +157,7 @@ def without_problems(
 
 def flops_per_sample(trials: Trials, name: str, knobs: dict[str, Any]) -> float | None:
     """Of forward and backward pass, as torch counts them; None if it cannot."""
-    judge = FitRun()
+    judge = FitMonitor()
     trials.run(name, knobs, judge, lambda asked: dataclasses.replace(asked, trajectory=1))
     return judge.seen[0].block.observed.get("flops_per_sample") if judge.seen else None
 

@@ -2,6 +2,14 @@
 
 from launchers.replay.answers import Answer, Behaviour, Launch
 from launchers.replay.launcher import ENVIRONMENT, ReplayLauncher, ReplaySlot
-from launchers.replay.unrest import Unrest
+from launchers.replay.speed import SpeedVariation
 
-__all__ = ["ENVIRONMENT", "Answer", "Behaviour", "Launch", "ReplayLauncher", "ReplaySlot", "Unrest"]
+__all__ = [
+    "ENVIRONMENT",
+    "Answer",
+    "Behaviour",
+    "Launch",
+    "ReplayLauncher",
+    "ReplaySlot",
+    "SpeedVariation",
+]

@@ -1,4 +1,4 @@
-"""What launches that are played come to: how fast they run, or how they fail."""
+"""Outcomes of replayed launches: how fast they run, or how they fail."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ class Launch:
     """A trial as a behaviour sees it.
 
     Attributes:
-        number: how many launches of these knobs there were so far, this one included.
-        at: virtual seconds at which it begins.
-        draw: the chance of this launch.
-        live: it takes over the processes of the trial before.
+        number: number of launches of these knobs so far, this one included.
+        at: virtual time in seconds at which it begins.
+        draw: random generator of this launch.
+        live: True if it takes over the processes of the previous trial.
     """
 
     request: TrialRequest
@@ -34,7 +34,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a launch comes to.
+    """Outcome of a launch.
 
     Attributes:
         rate: samples per second over all ranks.
@@ -42,23 +42,23 @@ class Answer:
         pattern: times of consecutive steps over the typical one, repeated when it ends; empty: all
             steps are alike.
         first_step: seconds of the first step; None: as the others.
-        startup: seconds before the first step, in new processes.
-        switch: the same in processes that take over.
-        tokens_per_sample: 0 where a sample has none.
-        peak_bytes: of the rank that takes most; 0: not known.
-        loss: of the first step; it falls from there.
-        gradient_norm: of every step.
+        startup: seconds before the first step in new processes.
+        switch: seconds before the first step in a warm worker.
+        tokens_per_sample: tokens of a sample; 0 if it has none.
+        peak_bytes: peak memory of the rank that takes most; 0: unknown.
+        loss: loss of the first step; it falls from there.
+        gradient_norm: norm of the gradient of every step.
         replica_spread: see autotune.worker.protocol.Observed.
-        parts: shares of a step by part, see autotune.worker.rank.trace.PARTS; the same for all ranks.
-            Empty: not known.
-        outcome: how it fails; None: it does not.
-        cause: why, in words.
-        after: blocks that it reports before it fails.
-        lost_agent: the agent dies with it.
-        not_its_own: what has happened to its node, in words.
-        slows: share of its rate that it loses over minutes, as devices grow hot.
-        tells_longest: its workload says which samples are the longest.
-        stays: its processes stay where they are asked to.
+        parts: shares of a step by part, see autotune.worker.rank.trace.PARTS, alike for all ranks;
+            empty: unknown.
+        outcome: kind of failure; None: it does not fail.
+        cause: reason of the failure.
+        after: number of blocks that it reports before it fails.
+        lost_agent: True if the agent dies with it.
+        not_its_own: description of what has happened to its node.
+        slows: share of the rate that it loses over minutes, as devices grow hot.
+        tells_longest: True if its workload says which samples are the longest.
+        stays: True if its processes become a warm worker where they are asked to.
     """
 
     rate: float = 1.0
@@ -84,4 +84,4 @@ class Answer:
 
 
 Behaviour = Callable[[Launch], Answer]
-"""What a launch comes to; called by the threads of all slots."""
+"""Outcome of a launch; called by the threads of all slots."""

@@ -1,4 +1,4 @@
-"""What launches of a replaying launcher come to: makers of behaviours, and what is put around them."""
+"""Behaviours of a replaying launcher: functions that make them, and functions that modify them."""
 
 import dataclasses
 import math
@@ -15,21 +15,21 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 def running_at(rate: Callable[[Knobs], float]) -> Behaviour:
-    """Every configuration runs, at so many samples per second."""
+    """Return a behaviour by which every configuration runs at this many samples per second."""
     return lambda launch: Answer(rate=rate(launch.knobs))
 
 
 def recorded(table: Table, *, timed: float) -> Behaviour:
-    """What the row of a table says, without noise.
+    """Return a behaviour that plays the rows of a table, without noise.
 
-    What a table does not record is made up: a loss that falls alike for all, no peak memory; what a step
-    is made of is not known. A configuration that it does not hold is an ERROR, unless its speed does not
-    matter: such as the reference of a loss trajectory.
+    What a table does not record is made up: a loss that falls alike for all, no peak memory; the
+    parts of a step are unknown. A configuration without a row is an ERROR, unless its speed does
+    not matter, as for the reference of a loss trajectory.
 
     Args:
-        table: its throughput is taken for samples and for tokens per second.
-        timed: seconds for which each trial was timed when the table was recorded; what it took beyond
-            them is taken for its start-up.
+        table: table whose throughput is taken for samples and for tokens per second.
+        timed: seconds for which each trial was timed when the table was recorded; the rest of its
+            time is taken for its start-up.
     """
 
     def behaviour(launch: Launch) -> Answer:
@@ -49,7 +49,7 @@ def recorded(table: Table, *, timed: float) -> Behaviour:
     return behaviour
 
 
-# What is put around a behaviour
+# Modifiers
 
 
 def noisy(
@@ -60,13 +60,13 @@ def noisy(
     drift_per_hour: float = 0.0,
     in_turn: float | None = None,
 ) -> Behaviour:
-    """The same rates as a machine shows them.
+    """Return a behaviour with run-to-run noise, block noise and drift.
 
     Args:
         run: relative standard deviation between launches of one configuration.
-        block: that of blocks within a launch.
+        block: relative standard deviation between blocks within a launch.
         drift_per_hour: relative change of all rates in an hour of virtual time.
-        in_turn: as `run`, of launches that take turns with others; None: the same.
+        in_turn: like `run`, for interleaved launches; None: the same value.
     """
     beside = run if in_turn is None else in_turn
 
@@ -81,8 +81,10 @@ def noisy(
 
 
 def where(behaviour: Behaviour, condition: Callable[[Launch], bool], **changes: Any) -> Behaviour:
-    """The same, but with these fields of the answer changed in the launches that meet the condition:
-    failures, lost agents, a start-up that takes long, a loss that goes elsewhere."""
+    """Return a behaviour whose answer differs in these fields for launches that meet the condition.
+
+    Examples: failures, lost agents, a long start-up, another loss.
+    """
 
     def changed(launch: Launch) -> Answer:
         answer = behaviour(launch)
@@ -92,7 +94,7 @@ def where(behaviour: Behaviour, condition: Callable[[Launch], bool], **changes: 
 
 
 def within_memory(behaviour: Behaviour, peak: Callable[[Knobs], float], limit: float) -> Behaviour:
-    """The same on ranks of so many bytes: a configuration whose peak is above runs out of memory."""
+    """Return a behaviour on ranks of this many bytes: a configuration with a higher peak is OOM."""
 
     def changed(launch: Launch) -> Answer:
         answer, needed = behaviour(launch), peak(launch.knobs)

@@ -1,4 +1,4 @@
-"""What rank 0 would have reported of a launch that is played, block by block, and how it ends."""
+"""Blocks that rank 0 would have reported of a replayed launch, and its end."""
 
 import dataclasses
 import itertools
@@ -11,13 +11,13 @@ from autotune.worker.rank.trace import PARTS
 from launchers.replay.answers import Answer
 
 _HOT_AFTER = 60.0
-"""Seconds after which a device is as good as hot by two thirds."""
+"""Time constant of heating, in seconds: after it a device is hot by two thirds."""
 _FALLING = 0.98
-"""The loss of a step over that of the step before."""
+"""Ratio of the loss of a step to that of the step before."""
 
 
 def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iterator[BlockReport]:
-    """As rank 0 reports them, until all that were asked for are done."""
+    """Yield the blocks as rank 0 reports them, until all requested ones are done."""
     knobs, workers = request.knobs, request.world_size * request.replicas
     samples_per_step = knobs["micro_batch"] * knobs["accumulation_steps"] * workers
     step = samples_per_step / answer.rate
@@ -51,7 +51,7 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
 
 
 def first_step(block: BlockReport) -> BlockReport:
-    """Of a profile that ends after it."""
+    """Return the block of a profile that ends after its first step."""
     return dataclasses.replace(
         block,
         steps=1,
@@ -63,7 +63,7 @@ def first_step(block: BlockReport) -> BlockReport:
 
 
 def _steps(request: TrialRequest, step: float) -> Iterator[int]:
-    """Optimizer steps of each block."""
+    """Return the number of optimizer steps of each block."""
     if request.trajectory:
         return itertools.repeat(1, request.trajectory)
     if request.profile:
@@ -72,7 +72,7 @@ def _steps(request: TrialRequest, step: float) -> Iterator[int]:
     usual = max(plan.min_steps, round(plan.seconds / step))
     if usual * step > plan.longest:
         usual = max(1, math.floor(plan.longest / step))
-    # The first one is for what happens once.
+    # The first block is a single step, for what happens once.
     return itertools.islice(itertools.chain([1], itertools.repeat(usual)), plan.max_blocks)
 
 
@@ -94,18 +94,18 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
 
 
 def ended(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
-    """The trial with these blocks, at its own end or at somebody's wish."""
+    """Return the report of a trial with these blocks, at its own end or on request."""
     wall_seconds = answer.startup + math.fsum(block.seconds for block in seen)
     return TrialReport(request.trial, None, "", tuple(seen), wall_seconds)
 
 
 def cut(request: TrialRequest, seen: Sequence[BlockReport], seconds: float) -> TrialReport:
-    """Of a trial that has had all the time it may have."""
+    """Return the report of a trial that has used all of its time."""
     return TrialReport(request.trial, None, "", tuple(seen), seconds)
 
 
 def failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
-    """The trial as its answer has it fail, after these blocks."""
+    """Return the report of a trial that fails as its answer says, after these blocks."""
     report = ended(request, answer, seen)
     return dataclasses.replace(
         report,
@@ -117,7 +117,7 @@ def failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -
 
 
 def waited(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> float:
-    """Seconds until somebody sees that it has failed."""
+    """Return the seconds until the failure is noticed."""
     if answer.outcome is not Outcome.HANG:
         return 0.0
     return request.deadlines.step if seen else request.deadlines.startup

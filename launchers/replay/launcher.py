@@ -1,15 +1,17 @@
-"""Slots that play trials instead of running them.
+"""Slots that replay trials instead of running them.
 
-A behaviour (launchers.replay.answers) says what a launch comes to: how fast it runs, or how it fails.
-The slot turns that into the blocks that rank 0 would have reported, and asks the watch about each, so
-whatever stands above a launcher works as it does over ranks, a trial in a millisecond.
+A behaviour (launchers.replay.answers) gives the outcome of a launch: how fast it runs, or how it
+fails. The slot turns that into the blocks that rank 0 would have reported, and asks the watch about
+each. So everything above a launcher works as it does over ranks, with a trial per millisecond.
 
-Each slot has a time of its own, which goes on by what its trials would have taken; the launcher's clock
-is that of the slot that is furthest. What waits for a trial waits no time, so a slot that has long
-trials holds nobody up: with several slots the clock tells how long the busiest of them took. What
-chance decides in a launch is drawn from the seed, the knobs and the name of the launch; neither
-threads nor the order of launches matter. Only how the speed of a machine wanders goes with the time of
-its slot, so that what runs at about the same time is slow together.
+Each slot has its own virtual time, which advances by what its trials would have taken. The
+launcher's clock is that of the slot that is furthest. Waiting for a trial takes no time, so a slot
+with long trials delays no other: with several slots the clock tells how long the busiest of them
+took.
+
+Random numbers of a launch are drawn from the seed, the knobs and the name of the launch; neither
+threads nor the order of launches matter. Only the wandering speed of a machine goes with the time
+of its slot, so that launches at about the same time are slow together.
 """
 
 import dataclasses
@@ -23,11 +25,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
-from launchers.base import Launcher, Slot, TrialWatch, Turns
+from launchers.base import Launcher, Slot, TrialWatch, TurnSchedule
 from launchers.replay import blocks
 from launchers.replay.answers import Answer, Behaviour, Launch
-from launchers.replay.in_turn import Resident
-from launchers.replay.unrest import Unrest, Wandering
+from launchers.replay.interleaved import InterleavedReplay
+from launchers.replay.speed import MachineSpeed, SpeedVariation
 from search_spaces import defaults
 from search_spaces.residency import why_not_live
 
@@ -47,11 +49,11 @@ ENVIRONMENT: Mapping[str, Any] = {
 }
 """Fingerprint of a node that does not exist; see autotune.worker.node.environment."""
 
-_NONE = Unrest()
+_NONE = SpeedVariation()
 
 
 def never(_: Knobs) -> str:
-    """No configuration is refused."""
+    """Refuse no configuration."""
     return ""
 
 
@@ -69,18 +71,18 @@ class ReplayLauncher(Launcher):
         environment: Mapping[str, Any] = ENVIRONMENT,
         seed: int = 0,
         refusal: Callable[[Knobs], str] = never,
-        unrest: Unrest = _NONE,
+        variation: SpeedVariation = _NONE,
     ) -> None:
-        """Open it.
+        """Open the slots.
 
         Args:
-            behaviour: what launches come to.
-            workers: ranks of a trial.
-            slots: trials at a time.
-            environment: fingerprint of the node that is played; one CUDA device per rank if it has any.
-            seed: of all chance.
-            refusal: why a configuration is outside of what can be played; empty: it is not.
-            unrest: of the machine of each slot.
+            behaviour: outcomes of launches.
+            workers: number of ranks of a trial.
+            slots: number of concurrent trials.
+            environment: fingerprint of the replayed node; one CUDA device per rank if it has any.
+            seed: seed of all random numbers.
+            refusal: returns why a configuration cannot be replayed; empty: it can.
+            variation: variation of the speed of each slot's machine.
         """
         self.workers = workers
         self._behaviour = behaviour
@@ -88,13 +90,13 @@ class ReplayLauncher(Launcher):
         self._refusal = refusal
         self._launches: Counter[Any] = Counter()
         self._lock = threading.Lock()
-        self._unrest = unrest
+        self._variation = variation
         self.slots = [self.slot(f"replay-{number}", environment) for number in range(slots)]
 
     def slot(self, name: str, environment: Mapping[str, Any]) -> "ReplaySlot":
-        """Another one, which is not among its slots yet."""
-        pace = Wandering(self._unrest, f"{self._seed}/{name}")
-        return ReplaySlot(name, environment, self._answer, pace)
+        """Return another slot, which is not among the launcher's slots yet."""
+        speed = MachineSpeed(self._variation, f"{self._seed}/{name}")
+        return ReplaySlot(name, environment, self._answer, speed)
 
     def refusal(self, knobs: Knobs) -> str:
         return self._refusal(knobs)
@@ -103,7 +105,7 @@ class ReplayLauncher(Launcher):
         return max(slot.time for slot in self.slots)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, as no resources are held."""
 
     def _answer(
         self, request: TrialRequest, at: float, live: bool = False
@@ -118,14 +120,14 @@ class ReplayLauncher(Launcher):
 
 
 class ReplaySlot(Slot):
-    """Plays one trial after another."""
+    """Slot that replays one trial after another."""
 
     def __init__(
         self,
         name: str,
         environment: Mapping[str, Any],
         answer: Callable[[TrialRequest, float, bool], tuple[Answer, random.Random]],
-        pace: Wandering,
+        speed: MachineSpeed,
     ) -> None:
         self.name = name
         self.environment = dict(environment)
@@ -136,12 +138,12 @@ class ReplaySlot(Slot):
         self.time = 0.0
         """Virtual seconds that its trials took."""
         self._answer = answer
-        self._pace = pace
+        self._speed = speed
         self._ending = False
-        self._stays: dict[int, _Stays] = {}
-        """What waits, by the place that it had among those that took turns."""
+        self._stays: dict[int, _WarmProcesses] = {}
+        """Warm workers, by their place in the interleaved group."""
         self.launches = 0
-        """Of processes."""
+        """Number of launches of processes."""
 
     @property
     def resident(self) -> Knobs | None:
@@ -163,24 +165,26 @@ class ReplaySlot(Slot):
         all_done = len(report.blocks) == request.blocks.max_blocks
         over = (enough.seen or all_done) and report.outcome is None
         if request.stays and over and answer.stays:
-            self._stays = {0: _Stays(request, launched or request.trial)}
+            self._stays = {0: _WarmProcesses(request, launched or request.trial)}
         return report
 
     def _launched(self, place: int, request: TrialRequest) -> str:
-        """By which trial the processes were launched that a trial takes over; empty: it takes none."""
+        """Return the trial that launched the warm worker which a request takes over; empty if none."""
         waits = self._stays.get(place)
-        return waits.launched if waits and waits.takes(request) else ""
+        return waits.launched if waits and waits.accepts(request) else ""
 
-    def run_in_turn(self, requests: Sequence[TrialRequest], turns: Turns) -> list[TrialReport]:
+    def run_interleaved(
+        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
+    ) -> list[TrialReport]:
         self._ending = False
         launched = [self._launched(place, request) for place, request in enumerate(requests)]
         self._stays = {place: self._stays[place] for place, name in enumerate(launched) if name}
         longest = requests[0].seconds
         until = math.inf if longest is None else self.time + longest
-        residents: dict[int, Resident] = {}
+        residents: dict[int, InterleavedReplay] = {}
         trains, died, enough = None, False, False
         for number in itertools.count(1):
-            member = turns.next()
+            member = schedule.next()
             if member is None or self._ending:
                 enough = member is None
                 break
@@ -188,9 +192,11 @@ class ReplaySlot(Slot):
             if not returns:
                 request, live = requests[member], bool(launched[member])
                 self.launches += not live
-                residents[member] = Resident(request, *self._answer(request, self.time, live))
+                residents[member] = InterleavedReplay(
+                    request, *self._answer(request, self.time, live)
+                )
             resident = residents[member]
-            block = resident.turn(number, self._pace, rested=returns and member != trains)
+            block = resident.turn(number, self._speed, rested=returns and member != trains)
             trains = member
             if self.time + resident.latest > until:
                 resident.cut(until - self.time, block)
@@ -198,12 +204,12 @@ class ReplaySlot(Slot):
                 break
             self.time += resident.latest
             if block:
-                turns.trained(member, block)
+                schedule.trained(member, block)
             elif resident.lost_agent:
                 died = True
                 break
             else:
-                turns.lost(member)
+                schedule.lost(member)
         unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]
         reports = [
             residents[number].report() if number in residents else report
@@ -215,7 +221,7 @@ class ReplaySlot(Slot):
             self._stays.pop(place, None)
             if enough and resident.stays:
                 request = requests[place]
-                self._stays[place] = _Stays(request, launched[place] or request.trial)
+                self._stays[place] = _WarmProcesses(request, launched[place] or request.trial)
         return [
             dataclasses.replace(report, lost_agent=died, resident_of=by)
             for report, by in zip(reports, launched, strict=True)
@@ -230,8 +236,8 @@ class ReplaySlot(Slot):
         seen: list[BlockReport] = []
         longest = math.inf if request.seconds is None else request.seconds
         left = longest - answer.startup
-        self._pace.go_on(answer.startup)
-        for block in map(self._pace.of, blocks.reported(request, answer, draw)):
+        self._speed.go_on(answer.startup)
+        for block in map(self._speed.of, blocks.reported(request, answer, draw)):
             if _too_long(block, request):
                 block = blocks.first_step(block)
             if self._ending:
@@ -254,20 +260,20 @@ class ReplaySlot(Slot):
 
 
 @dataclass(frozen=True)
-class _Stays:
-    """Processes that wait, after this trial."""
+class _WarmProcesses:
+    """Processes of a warm worker, after this trial."""
 
     request: TrialRequest
     launched: str
-    """By which trial."""
+    """Name of the trial that launched the processes."""
 
-    def takes(self, request: TrialRequest) -> bool:
+    def accepts(self, request: TrialRequest) -> bool:
         alike = request.takes_turns == self.request.takes_turns
         return request.stays and alike and not why_not_live(self.request.knobs, request.knobs)
 
 
 class _Enough:
-    """Whether the watch has ended the trial."""
+    """Watch that remembers whether it has ended the trial."""
 
     def __init__(self, watch: TrialWatch) -> None:
         self._watch = watch
@@ -279,12 +285,12 @@ class _Enough:
 
 
 def _too_long(block: BlockReport, request: TrialRequest) -> bool:
-    """Whether ranks see after a step that there is no time for a profile."""
+    """Return whether ranks see after a step that there is no time for a profile."""
     most = request.profile_seconds
     return bool(request.profile) and most is not None and block.seconds > most
 
 
 def _unusual(knobs: Knobs) -> dict[str, Any]:
-    """What is not as by default: a catalogue that grows changes no draw."""
+    """Return the knobs that differ from their defaults, so that a larger catalogue changes no draw."""
     usual = defaults()
     return {name: value for name, value in sorted(knobs.items()) if usual.get(name) != value}

@@ -33,8 +33,8 @@ class Table:
     """Rows by configuration.
 
     Attributes:
-        names: of the knobs.
-        rows: as they stand in the file.
+        names: names of the knobs.
+        rows: rows in the order of the file.
     """
 
     def __init__(self, names: Sequence[str], rows: Sequence[Row]) -> None:
@@ -43,11 +43,11 @@ class Table:
         self._by_configuration = {self._key(row): row for row in rows}
 
     def row(self, knobs: Knobs) -> Row | None:
-        """What was recorded of a configuration, whatever its other knobs are; None if nothing."""
+        """Return the row of a configuration, whatever its other knobs are; None if there is none."""
         return self._by_configuration.get(self._key(knobs))
 
     def lacks(self, knobs: Knobs) -> str:
-        """Why there is no answer for a configuration, in words; empty if there is one."""
+        """Return why there is no answer for a configuration; empty if there is one."""
         if self.row(knobs) is not None:
             return ""
         shown = ", ".join(f"{name}={written(knobs[name])}" for name in self.names)
@@ -70,13 +70,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a table was recorded.
+    """Study and environment in which a table was recorded.
 
     Attributes:
-        study: as it is written in a study file.
-        environment: fingerprint of the node.
+        study: settings as in a study file.
+        environment: fingerprint of the recording node.
         noise: relative standard deviation between runs of one configuration; None if none was run twice.
-        workers: ranks of a run; None: a table of an earlier version does not say.
+        workers: number of ranks of a run; None in tables of an earlier version.
     """
 
     study: dict[str, Any]
@@ -86,10 +86,10 @@ class Origin:
 
 
 def read_table(path: Path) -> Table:
-    """The table in a file, values parsed.
+    """Return the table in a file, with parsed values.
 
     Raises:
-        BadInput: it cannot be read, a column is missing, or no row is COMPLETE.
+        BadInput: the file cannot be read, a column is missing, or no row is COMPLETE.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -109,10 +109,10 @@ def read_table(path: Path) -> Table:
 
 
 def read_origin(path: Path) -> Origin:
-    """Where the table in this file was recorded.
+    """Return the study and environment in which the table of this file was recorded.
 
     Raises:
-        BadInput: the file beside it is missing, or is none.
+        BadInput: the JSON file beside the table is missing or unsuitable.
     """
     beside = path.with_suffix(".json")
     try:
@@ -128,7 +128,7 @@ def read_origin(path: Path) -> Origin:
 
 
 def write_table(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write the rows as a file."""
+    """Write the rows to a file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*names, *_MEASURED])
@@ -140,13 +140,15 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
 
 
 def parsed(text: str) -> Any:
-    """The value that search_spaces.knob.written wrote."""
+    """Return the value that search_spaces.knob.written wrote."""
     return yaml.safe_load(text)
 
 
 def shown_value(value: Any) -> str:
-    """The value of a knob as a file holds it: as people write it, in quotes where it would be read as
-    something else."""
+    """Return the value of a knob as a file holds it.
+
+    That is the usual notation, in quotes where it would be read as something else.
+    """
     text = written(value)
     again = _read(text)
     if again == value and type(again) is type(value):
@@ -164,15 +166,15 @@ def _read(text: str) -> Any:
 
 
 def shown_rate(rate: float | None) -> str:
-    """A throughput as a file holds it."""
+    """Return a throughput as a file holds it."""
     return "" if rate is None else f"{rate:.6g}"
 
 
 def _row(names: Sequence[str], row: Mapping[str, str]) -> Row:
-    """A line of the file, parsed.
+    """Return a line of the file, parsed.
 
     Raises:
-        ValueError: it says nothing that a run could have come to.
+        ValueError: the line is no possible result of a run.
     """
     rate, state = float(row[THROUGHPUT]) if row[THROUGHPUT] else None, row[STATE]
     if state not in _STATES:

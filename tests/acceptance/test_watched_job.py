@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from autotune.config import load
-from autotune.service.again import queue
 from autotune.service.daemon import this_cluster
+from autotune.service.resubmit import queue
 from autotune.service.submission import submit
 from search_spaces import defaults
 from storage import Database, Repository
@@ -120,10 +120,10 @@ while True:
 _LOOKS_OFTEN = """
 import os, sys
 from autotune.export.best import load
-from autotune.service.beside import watched
-from autotune.service.wishes import Wishes
+from autotune.service.sidecar import watched
+from autotune.service.watch_options import WatchOptions
 from autotune.worker.inject.pace import ADDRESS
-wishes = Wishes(every=5.0, storage=os.environ.get("STORAGE"))
+wishes = WatchOptions(every=5.0, storage=os.environ.get("STORAGE"))
 with watched(load("best.yaml"), wishes) as address:
     from autotune.export.job import tuned
     job = tuned(load("best.yaml"), sys.argv[1:], os.environ)
@@ -182,7 +182,7 @@ def test_a_study_is_queued_as_a_job_ends_that_is_too_slow(folder: Path) -> None:
         lines.append(job.stderr.readline().decode())
         assert lines[-1], lines
     assert "in the first minute; promised are 1,000,000" in lines[1]
-    assert "slower than promised in each of the last 3 looks" in lines[2]
+    assert "slower than promised in each of the last 3 checks" in lines[2]
     assert "A new study is queued when the job ends" in lines[2]
     job.send_signal(signal.SIGINT)
     rest = job.stderr.read().decode()

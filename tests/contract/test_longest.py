@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runs.judging import FitRun
+from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import on_longest
 from launchers import Launcher, Resources, open_launcher
 from tests.trials import knobs, trial
@@ -58,7 +58,7 @@ def test_every_batch_is_as_long_as_the_longest(launcher: Launcher, tmp_path: Pat
         asked = trial(
             tmp_path, "unequal:build", args={"longest": longest}, knobs=knobs(micro_batch=4)
         )
-        judge = FitRun()
+        judge = FitMonitor()
         report = launcher.slots[0].run(on_longest(asked), judge)
         result = judge.result(report)
         assert result.state == "COMPLETE", result.cause
@@ -73,5 +73,5 @@ def test_a_workload_that_does_not_know_them_is_not_run_on_others(
 ) -> None:
     (tmp_path / "unequal.py").write_text(WORKLOAD)
     asked = on_longest(trial(tmp_path, "unequal:build", args={"told": False}))
-    report = launcher.slots[0].run(asked, FitRun())
+    report = launcher.slots[0].run(asked, FitMonitor())
     assert "does not say which samples are the longest" in report.cause

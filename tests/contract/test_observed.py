@@ -15,8 +15,8 @@ import pytest
 
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.contention import straggler_ratio
-from autotune.measurement.watch import Limits
-from autotune.runs.judging import ProfileRun, TimedRun
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
@@ -39,7 +39,7 @@ def measured(
     launcher: Launcher, folder: Path, *, seconds: float = 0.6, **arguments: Any
 ) -> tuple[AttemptResult, list[BlockReport]]:
     """A trial of the tiny workload, and its blocks."""
-    judge = TimedRun(Limits(warmup=0.2, longest=seconds, precision=1e-9))
+    judge = TimedMonitor(Limits(warmup=0.2, longest=seconds, precision=1e-9))
     report = launcher.slots[0].run(tiny_trial(folder, arguments), judge)
     return judge.result(report), [seen.block for seen in judge.seen]
 
@@ -57,7 +57,7 @@ def tiny_trial(folder: Path, arguments: dict[str, Any]) -> TrialRequest:
 
 def profiled(launcher: Launcher, folder: Path, **arguments: Any) -> dict[str, list[float]]:
     """What each rank's step is made of."""
-    judge = ProfileRun()
+    judge = ProfileMonitor()
     request = dataclasses.replace(tiny_trial(folder, arguments), profile=4)
     result = judge.result(launcher.slots[0].run(request, judge))
     assert result.state == "COMPLETE", result.cause

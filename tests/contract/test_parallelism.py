@@ -15,8 +15,8 @@ import pytest
 from autotune.config import StudySpec
 from autotune.measurement import numerics
 from autotune.measurement.numerics import trajectory
-from autotune.measurement.watch import Limits
-from autotune.runs.judging import TimedRun, TrajectoryRun
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.runs.plan import Plan, launcher_of, spread
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
@@ -56,9 +56,9 @@ def seen(slot: Slot, folder: Path, ranks: int = 2, **knobs: Any) -> list[dict[st
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def ran(slot: Slot, asked: TrialRequest) -> TimedRun:
+def ran(slot: Slot, asked: TrialRequest) -> TimedMonitor:
     """A trial on the slot, complete."""
-    judge = TimedRun(Limits(warmup=0.1, longest=5.0, precision=0.5))
+    judge = TimedMonitor(Limits(warmup=0.1, longest=5.0, precision=0.5))
     result = judge.result(slot.run(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     return judge
@@ -258,7 +258,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
             factory="autotune.workloads.gpt:build",
             args=GPT,
         )
-        judge = TrajectoryRun()
+        judge = TrajectoryMonitor()
         result = judge.result(slot.run(spread(asked), judge))
         assert result.state == "COMPLETE", (result.cause, result.log_tail)
         found.append(trajectory([block.block for block in judge.seen]))
@@ -283,7 +283,7 @@ def test_replicas_stay_alike(slot: Slot, tmp_path: Path, changes: dict[str, Any]
         factory="autotune.workloads.gpt:build",
         args=GPT,
     )
-    judge = TrajectoryRun()
+    judge = TrajectoryMonitor()
     result = judge.result(slot.run(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     blocks = [block.block for block in judge.seen]

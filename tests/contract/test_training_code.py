@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from autotune.measurement.numerics import FEWEST_STEPS
-from autotune.measurement.watch import Limits
-from autotune.runs.judging import TimedRun, TrajectoryRun
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.runs.plan import spread
 from autotune.worker.protocol import BlockPlan, TrialRequest
 from launchers import Resources, Slot, open_launcher
@@ -42,7 +42,7 @@ def asked(folder: Path, *, own: bool = False, trajectory: int = 0, **changes: An
 
 
 def ran(slot: Slot, request: TrialRequest) -> AttemptResult:
-    judge = TimedRun(Limits(warmup=0.1, longest=0.2, precision=0.5))
+    judge = TimedMonitor(Limits(warmup=0.1, longest=0.2, precision=0.5))
     return judge.result(slot.run(spread(request), judge))
 
 
@@ -90,7 +90,7 @@ def test_a_loss_scale_is_taken_off_before_gradients_are_clipped(slot: Slot, tmp_
 def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
     slot: Slot, tmp_path: Path, own: bool
 ) -> None:
-    judge = TrajectoryRun()
+    judge = TrajectoryMonitor()
     result = judge.result(slot.run(asked(tmp_path, own=own, trajectory=FEWEST_STEPS), judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     found = [seen.block.observed["gradient_norm"] for seen in judge.seen]

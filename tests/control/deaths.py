@@ -17,7 +17,7 @@ from storage.attempts import AttemptRecords
 from storage.environments import Environments
 from storage.leases import Leases
 from storage.messages import Messages
-from storage.noise import Noise
+from storage.noise import NoiseRecords
 from storage.recommendations import Recommendations
 from storage.studies import Studies
 
@@ -28,7 +28,7 @@ OWNERS: dict[str, type] = {
         Environments,
         Leases,
         Messages,
-        Noise,
+        NoiseRecords,
         Recommendations,
         Studies,
         TrialLedger,

@@ -37,7 +37,7 @@ class TwoNodes(ReplayLauncher):
 
         self.slots.append(ReplaySlot("replay-far", FAR, answer, fast._pace))
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         news, self._news = self._news, []
         return news
 

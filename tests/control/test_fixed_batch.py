@@ -52,7 +52,7 @@ def test_the_baselines_global_batch_is_kept_by_default(played: Replayed) -> None
     assert configuration(played.recorded("confirm")[0]) in tried
     assert (verdict["knobs"]["micro_batch"], verdict["knobs"]["accumulation_steps"]) == (48, 1)
     assert "The global batch changes" not in verdict["sentence"]
-    assert "10 configurations remain, all of a global batch of 96 as yours" in played.said()
+    assert "10 configurations remain, all with your global batch of 96" in played.said()
     assert "micro_batch 32, 64 have no partner" in played.said()
 
 

@@ -10,7 +10,7 @@ from autotune.errors import BadInput, LeaseLost
 from autotune.service import machine
 from autotune.service.daemon import this_cluster
 from autotune.service.queues import place_of
-from autotune.service.submission import Keeper, move_here
+from autotune.service.submission import DaemonSupervisor, move_to_this_machine
 from storage import StudyState
 from tests.control.replayed import Replayed
 from tests.steering import ask
@@ -32,7 +32,7 @@ def test_a_study_of_another_name_is_refused_with_advice(
     played.submit(**SHORT)
     container.setattr(socket, "gethostname", lambda: "9b2e77")
     with pytest.raises(BadInput) as refused:
-        Keeper(played.repository, played.study(), played.url)()
+        DaemonSupervisor(played.repository, played.study(), played.url)()
     told = str(refused.value)
     assert "runs on 4f1c0a, and this is 9b2e77" in told
     assert "autotune resume STUDY --here" in told
@@ -54,7 +54,7 @@ def test_it_goes_on_where_it_is_moved_to(played: Replayed, container: pytest.Mon
     container.setattr(socket, "gethostname", lambda: "9b2e77")
     played.serve()
     assert played.study().state == StudyState.QUEUED, "the queue of the old one is not this one's"
-    move_here(played.repository, played.name)
+    move_to_this_machine(played.repository, played.name)
     assert place_of(played.study().cluster) == "host:9b2e77"
     played.serve()
     played.assert_complete(trials=3)
@@ -87,7 +87,7 @@ def test_a_daemon_that_was_left_behind_has_lost_its_lease(
     assert re.search(r"try again in \d+ s", told.stderr)
     assert place_of(played.study().cluster) == "host:4f1c0a"
     repository.leases.renew(left, 0.0)  # it has not renewed its lease since
-    move_here(repository, played.name)
+    move_to_this_machine(repository, played.name)
     with pytest.raises(LeaseLost):
         repository.messages.say(left, played.study().id, "late")
     played.serve()

@@ -15,12 +15,12 @@ from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy, where
-from launchers.replay.unrest import Unrest
+from launchers.replay.speed import SpeedVariation
 from storage import Attempts, StoredAttempt
 from tests.control.deaths import Died, mortal, writers
 from tests.control.replayed import PLAIN, Replayed, rate
 
-RESTLESS = Unrest(0.15, 10.0)
+RESTLESS = SpeedVariation(0.15, 10.0)
 SPACE = {
     "micro_batch": [1, 2, 4, 8, 16, 32],
     "accumulation_steps": [1, 2],
@@ -38,7 +38,7 @@ ASKED: dict[str, Any] = {
 
 def restless(played: Replayed, **options: Any) -> Replayed:
     behaviour = options.pop("behaviour", PLAIN)
-    options.setdefault("unrest", RESTLESS)
+    options.setdefault("variation", RESTLESS)
     return played.on(noisy(behaviour, run=0.005, block=0.01), seed=2, **options)
 
 
@@ -101,7 +101,7 @@ def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
 
 
 def test_on_a_quiet_machine_each_runs_by_itself(played: Replayed) -> None:
-    restless(played, unrest=Unrest()).run(**ASKED)
+    restless(played, variation=SpeedVariation()).run(**ASKED)
     assert played.attempts("pace") == []
     assert "takes turns with the baseline" not in played.said()
 
@@ -120,7 +120,7 @@ def test_the_baseline_waits_for_the_next_trial_in_the_same_processes(played: Rep
 def test_where_launches_are_dear_trials_run_in_processes_that_are_there(played: Replayed) -> None:
     """Two builds before the first answer would take longer than the search."""
     behaviour = where(PLAIN, lambda _: True, startup=1000.0)
-    restless(played, behaviour=behaviour, unrest=Unrest(0.4, 5.0)).run(**ASKED)
+    restless(played, behaviour=behaviour, variation=SpeedVariation(0.4, 5.0)).run(**ASKED)
     played.assert_complete(trials=TRIALS)
     assert played.attempts("pace") == []
     assert played.said().count("Trials run by themselves, though ") == 1
@@ -203,7 +203,7 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
     every = Attempts(played.attempts(), {})
     again = {a.trial for a in played.attempts("search") if a.result.state == "ABANDONED"}
     for one in played.recorded("search")[BY_THEMSELVES:]:
-        pacer = every.pacer_of(one)
+        pacer = every.paired_baseline_of(one)
         assert (pacer is None) == (one.trial in again)
         assert pacer is None or pacer.recorded
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.errors import LauncherError, NotHere
 from autotune.service import retrying
 from autotune.service.daemon import Daemon, this_cluster
-from autotune.service.submission import Here
+from autotune.service.submission import InProcessRunner
 from autotune.views.overview import describe, status_of, table
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
@@ -131,7 +131,7 @@ def test_ctrl_c_in_the_foreground_stops_a_study_that_waits(
     monkeypatch.setattr(retrying, "FIRST_SECONDS", 60.0)
     played.submit(**SHORT)
     daemon = Daemon(played.repository, this_cluster(), Down(times=100).open)
-    here = Here(played.repository, played.study(), daemon)
+    here = InProcessRunner(played.repository, played.study(), daemon)
     here()
     wait_for(lambda: played.study().retry_at is not None, "the study waits for its next try")
     daemon.stop()

@@ -7,7 +7,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.service import queues
 from autotune.service.daemon import LEASE_SECONDS, Daemon, this_cluster
-from autotune.service.submission import Keeper, go_on
+from autotune.service.submission import DaemonSupervisor, resume_study
 from tests.control.replayed import Replayed
 from tests.waiting import wait_for
 
@@ -51,8 +51,8 @@ def test_whoever_asks_for_it_next_has_it_in_their_queue(
     played.submit(**SHORT)
     other(what, monkeypatch)
     with pytest.raises(BadInput, match="autotune resume takes it into yours"):
-        Keeper(played.repository, played.study(), played.url)()
-    go_on(played.repository, played.name)
+        DaemonSupervisor(played.repository, played.study(), played.url)()
+    resume_study(played.repository, played.name)
     assert played.study().cluster == this_cluster()
     played.serve()
     played.assert_complete(trials=2)
@@ -67,7 +67,7 @@ def test_what_a_daemon_runs_stays_with_it(
     assert lease is not None
     played.repository.studies.claim(lease)
     other("devices", monkeypatch)
-    go_on(played.repository, played.name)
+    resume_study(played.repository, played.name)
     assert played.study().cluster == mine
 
 
@@ -75,8 +75,8 @@ def test_one_that_an_earlier_version_has_queued_is_taken_over(played: Replayed) 
     played.submit(**SHORT)
     played.repository.studies.enqueue(played.name, cluster=queues.place_of(this_cluster()))
     with pytest.raises(BadInput, match="an earlier version of autotune"):
-        Keeper(played.repository, played.study(), played.url)()
-    go_on(played.repository, played.name)
+        DaemonSupervisor(played.repository, played.study(), played.url)()
+    resume_study(played.repository, played.name)
     assert played.study().cluster == this_cluster()
 
 

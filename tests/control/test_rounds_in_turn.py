@@ -9,7 +9,7 @@ from autotune.analysis.verdict import Verdict
 from autotune.views import paper
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Knobs, Outcome
-from launchers.replay import ENVIRONMENT, Launch, Unrest
+from launchers.replay import ENVIRONMENT, Launch, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at, where, within_memory
 from storage import StoredAttempt
 from tests.control.deaths import Died
@@ -52,7 +52,7 @@ def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
 
 
 def test_their_rates_follow_from_the_records(played: Replayed) -> None:
-    played.on(noisy(PLAIN, block=0.05), unrest=Unrest(0.05)).run(**SMALL)
+    played.on(noisy(PLAIN, block=0.05), variation=SpeedVariation(0.05)).run(**SMALL)
     again = recomputed_attempts(played.repository, played.name)
     for recorded, computed in zip(played.attempts(), again, strict=True):
         assert computed.result.throughput == pytest.approx(recorded.result.throughput, rel=1e-12)
@@ -114,7 +114,7 @@ def test_after_a_daemon_has_died_a_round_goes_on_one_by_one(played: Replayed) ->
 def test_on_a_restless_machine_three_rounds_tell_three_percent(played: Replayed) -> None:
     """Runs one after another do not: see the control below."""
     barely = running_at(lambda knobs: 100.0 * (1.03 if knobs["micro_batch"] == 4 else 1.0))
-    restless = {"unrest": Unrest(0.08, 10.0)}
+    restless = {"variation": SpeedVariation(0.08, 10.0)}
     study = {"search_space": {"micro_batch": [2, 4]}, "budget": {"trials": 2}}
     verdict = played.on(barely, **restless).run(**study, measurement={"rounds": 3})
     assert verdict["knobs"]["micro_batch"] == 4

@@ -46,7 +46,7 @@ class Losing(Held):
         other = self._played.machine.opened[0].slots[1]
         self.seen = []
         for away in ((), (LOST,), ()):
-            other.away = lambda away=away: away  # type: ignore[method-assign]
+            other.unreachable = lambda away=away: away  # type: ignore[method-assign]
             self.seen.append(wait_for(lambda away=away: self.told(away), f"away: {away}"))
 
     def told(self, away: tuple[str, ...]) -> str:

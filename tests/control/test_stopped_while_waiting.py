@@ -7,7 +7,7 @@ import pytest
 
 from autotune.service import daemon as service
 from autotune.service.daemon import Daemon, this_cluster
-from launchers import NOBODY, Rival
+from launchers import NO_RIVAL, Rival
 from launchers.replay import ReplayLauncher
 from storage import Repository
 from tests.control.replayed import Replayed
@@ -15,7 +15,9 @@ from tests.control.replayed import Replayed
 pytestmark = pytest.mark.fault(25)
 
 
-@pytest.mark.parametrize("rival", [NOBODY, Rival(0, "the cluster is busy")], ids=["opens", "busy"])
+@pytest.mark.parametrize(
+    "rival", [NO_RIVAL, Rival(0, "the cluster is busy")], ids=["opens", "busy"]
+)
 def test_a_stop_is_heard_between_two_renewals_of_the_lease(
     played: Replayed, rival: Rival, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,4 +39,4 @@ def test_a_stop_is_heard_between_two_renewals_of_the_lease(
     serving.join(60)
     assert not serving.is_alive(), "it goes by what it hears, not by its next beat"
     assert played.study().state == "STOPPED"
-    assert ("the cluster is busy" in played.said()) == (rival != NOBODY)
+    assert ("the cluster is busy" in played.said()) == (rival != NO_RIVAL)

@@ -8,8 +8,8 @@ import pytest
 
 from autotune.config import StudySpec, load, withheld
 from autotune.errors import BadInput
-from autotune.service.again import queue
 from autotune.service.daemon import this_cluster
+from autotune.service.resubmit import queue
 from autotune.service.submission import submit
 from launchers.replay import ReplayLauncher
 from storage import Database

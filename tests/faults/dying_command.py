@@ -18,14 +18,14 @@ from storage import TrialLedger
 from storage.attempts import AttemptRecords
 from storage.environments import Environments
 from storage.messages import Messages
-from storage.noise import Noise
+from storage.noise import NoiseRecords
 from storage.recommendations import Recommendations
 from storage.studies import Studies
 
 OWNERS = {
     owner.__name__: owner
     for owner in (
-        *(Studies, AttemptRecords, Messages, Environments, Noise, Recommendations),
+        *(Studies, AttemptRecords, Messages, Environments, NoiseRecords, Recommendations),
         TrialLedger,
     )
 } | {"Optuna": _CachedStorage}

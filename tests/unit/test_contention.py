@@ -3,7 +3,7 @@
 import dataclasses
 
 from autotune.measurement.contention import contended
-from autotune.measurement.watch import Limits, Watch
+from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.worker.protocol import BlockReport
 
 QUIET = BlockReport(
@@ -38,7 +38,7 @@ def test_a_rank_that_suddenly_lags_is_a_disturbance_and_one_that_always_does_is_
 
 
 def test_a_disturbed_block_is_repeated_three_times_then_kept_and_flagged():
-    watch = Watch(Limits(warmup=0.5, longest=5.9, precision=1e-9))
+    watch = StopRule(Limits(warmup=0.5, longest=5.9, precision=1e-9))
     blocks = [QUIET, *[seen(foreign_cpu=0.5)] * 6]
     taken = [watch(block) for block in blocks]
     assert taken == [False] * 6 + [True]
@@ -51,7 +51,7 @@ def test_a_disturbed_block_is_repeated_three_times_then_kept_and_flagged():
 
 
 def test_a_trial_that_was_disturbed_once_is_not_flagged():
-    watch = Watch(Limits(warmup=0.5, longest=4.0, precision=1e-9))
+    watch = StopRule(Limits(warmup=0.5, longest=4.0, precision=1e-9))
     for block in [QUIET, QUIET, seen(foreign_cpu=0.5), QUIET, QUIET]:
         watch(block)
     assert len(watch.kept) == 3

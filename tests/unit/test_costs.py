@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.analysis.costs import CostRecords, Costs, Pace
-from autotune.measurement.settling import Onset
+from autotune.measurement.onset import Onset
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 

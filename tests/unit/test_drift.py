@@ -5,8 +5,8 @@ import math
 import pytest
 
 from autotune.measurement.drift import (
+    CHECKS_IN_A_ROW,
     FEWEST_BLOCKS,
-    LOOKS,
     Change,
     Drift,
     Promise,
@@ -37,12 +37,12 @@ def test_a_drift_is_said_once_as_it_begins_and_once_as_it_ends() -> None:
     drift = Drift(90.0)
     told = [drift(rate) for rate in [80.0] * 8 + [95.0] * 5 + [80.0] * 2]
     assert told == [
-        *[None] * (LOOKS - 1),
+        *[None] * (CHECKS_IN_A_ROW - 1),
         Change.BEGAN,
-        *[None] * (8 - LOOKS),
-        *[None] * (LOOKS - 1),
+        *[None] * (8 - CHECKS_IN_A_ROW),
+        *[None] * (CHECKS_IN_A_ROW - 1),
         Change.OVER,
-        *[None] * (5 - LOOKS),
+        *[None] * (5 - CHECKS_IN_A_ROW),
         *[None] * 2,
     ]
     assert not drift.drifted

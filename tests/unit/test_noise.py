@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement.noise import PRIOR_SIGMA, Run, run_noise, total_half_width
+from autotune.measurement.noise import PRIOR_SIGMA, RepeatedRun, run_noise, total_half_width
 
 NORMAL = 1.959964
 
 
 def runs(rates, half_width=0.0, apart=60.0):
-    return [Run(rate, half_width, index * apart) for index, rate in enumerate(rates)]
+    return [RepeatedRun(rate, half_width, index * apart) for index, rate in enumerate(rates)]
 
 
 def drawn(sigma, within, count, seed):
@@ -43,7 +43,7 @@ def test_a_few_quiet_runs_do_not_talk_the_noise_away():
 
 def test_drift_is_found_and_its_absence_too():
     hours = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
-    slowing = [Run(100 * np.exp(-0.05 * h), 0.0, 3600 * h) for h in hours]
+    slowing = [RepeatedRun(100 * np.exp(-0.05 * h), 0.0, 3600 * h) for h in hours]
     assert run_noise(slowing).drift_per_hour == pytest.approx(-0.05, rel=1e-6)
     steady = [dataclasses.replace(run, at=10 * run.at) for run in drawn(0.01, 0.0, 8, seed=1)]
     assert run_noise(steady).drift_per_hour == 0.0
@@ -51,7 +51,7 @@ def test_drift_is_found_and_its_absence_too():
 
 
 def test_what_minutes_show_is_no_drift_of_an_hour():
-    slowing = [Run(100 - 3 * minute, 0.0, 60.0 * minute) for minute in range(8)]
+    slowing = [RepeatedRun(100 - 3 * minute, 0.0, 60.0 * minute) for minute in range(8)]
     assert run_noise(slowing).drift_per_hour is None
 
 
@@ -81,7 +81,8 @@ def test_a_drift_that_is_surely_one_is_no_noise():
     generator = np.random.default_rng(4)
     noise = 0.001 * generator.standard_normal(len(hours))
     drifting = [
-        Run(100 * np.exp(-0.05 * h + e), 0.0, 3600 * h) for h, e in zip(hours, noise, strict=True)
+        RepeatedRun(100 * np.exp(-0.05 * h + e), 0.0, 3600 * h)
+        for h, e in zip(hours, noise, strict=True)
     ]
     found = run_noise(drifting, prior_sigma=0.001)
     assert found.drift_per_hour == pytest.approx(-0.05, abs=0.002)
@@ -95,9 +96,9 @@ def test_how_well_the_noise_is_known_shows_in_the_interval_of_a_run():
     for _ in range(2000):
         rates = 100 * np.exp(0.05 * generator.standard_normal(4))
         found = run_noise(runs(rates[:3]))
-        assert found.freedom == pytest.approx(4.0)
+        assert found.df == pytest.approx(4.0)
         apart = abs(float(np.log(rates[3] / 100)))
-        outside += apart > total_half_width(0.0, found.sigma_run, found.freedom)
+        outside += apart > total_half_width(0.0, found.sigma_run, found.df)
         trusted += apart > total_half_width(0.0, found.sigma_run)
     # The prior is too low by more than half, and still half of what it would hide is seen.
     assert outside / 2000 < 0.13
@@ -111,11 +112,13 @@ def test_the_standard_error_of_the_noise():
 
 def test_blocks_are_taken_at_the_error_that_their_interval_has():
     """Five blocks: Student's quantile of 2.78 and not 1.96."""
-    assert Run(100.0, 0.0278, 0.0, freedom=4.0).error == pytest.approx(0.01, rel=0.01)
-    assert Run(100.0, 0.0196, 0.0).error == pytest.approx(0.01, rel=0.01)
+    assert RepeatedRun(100.0, 0.0278, 0.0, df=4.0).error == pytest.approx(0.01, rel=0.01)
+    assert RepeatedRun(100.0, 0.0196, 0.0).error == pytest.approx(0.01, rel=0.01)
 
 
 def test_four_runs_in_a_row_that_fall_by_chance_are_no_drift():
     """Of the 24 orders of four runs two are monotone: one study in twelve."""
-    falling = [Run(rate, 0.01, 900.0 * n) for n, rate in enumerate((103.0, 101.0, 99.0, 97.0))]
+    falling = [
+        RepeatedRun(rate, 0.01, 900.0 * n) for n, rate in enumerate((103.0, 101.0, 99.0, 97.0))
+    ]
     assert run_noise(falling).drift_per_hour is None

@@ -239,7 +239,7 @@ time.sleep(600)
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         squat(f"\0autotune/{name}/1", askers=0)
-        with pytest.raises(DevicesTaken, match="a process that lets nobody ask whose it is"):
+        with pytest.raises(DevicesTaken, match="a process whose owner cannot be determined"):
             mine.take([name])
         monkeypatch.setenv(IGNORED_USERS, stranger.NAME)
         with pytest.raises(DevicesTaken, match=rf"{IGNORED_USERS}=\* "):

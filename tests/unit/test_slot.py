@@ -130,7 +130,7 @@ class Keeping(Scripted):
         self._asked = asked
         self.places: list[int] = []
 
-    def bring(self, folder: Path) -> None:
+    def fetch_files(self, folder: Path) -> None:
         self.places = [*self.places, self._asked.wait(60)]
 
 
@@ -145,7 +145,7 @@ def test_all_nodes_are_asked_for_their_logs_at_once() -> None:
 def test_what_was_timed_while_a_node_was_silent_is_no_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agents, "STOOD_SECONDS", 0.5)
+    monkeypatch.setattr(agents, "STALL_SECONDS", 0.5)
     cluster = Cluster(ended(0), ended(1))
 
     def train() -> None:
@@ -170,7 +170,7 @@ class Frozen(Scripted):
 
 @pytest.mark.fault(24)
 def test_nor_while_it_kept_the_command_to_train_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "STOOD_SECONDS", 0.5)
+    monkeypatch.setattr(agents, "STALL_SECONDS", 0.5)
     cluster = Cluster({Turn: [BLOCK], **ended(0)}, Frozen(ended(1)))
     report = cluster.run(enough, dataclasses.replace(REQUEST, stays=True))
     assert report.not_its_own.startswith("node 1 stood still, or was cut off, for")
@@ -178,17 +178,17 @@ def test_nor_while_it_kept_the_command_to_train_waiting(monkeypatch: pytest.Monk
 
 @pytest.mark.fault(24)
 def test_a_node_that_keeps_a_command_waiting_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "STOOD_SECONDS", 0.0)
+    monkeypatch.setattr(agents, "STALL_SECONDS", 0.0)
     away: list[list[str]] = []
 
     class Asked(Scripted):
         def send(self, line: bytes) -> bool:
             if isinstance(from_line(line), Turn):
-                away.append(cluster.slot.away())
+                away.append(cluster.slot.unreachable())
             return super().send(line)
 
     cluster = Cluster({Turn: [BLOCK], **ended(0)}, Asked(ended(1)))
-    assert cluster.slot.away() == []
+    assert cluster.slot.unreachable() == []
     cluster.run(enough, dataclasses.replace(REQUEST, stays=True))
     assert away == [["node 1 fell silent"]]
 
@@ -220,7 +220,7 @@ def test_nor_while_it_did_not_run_by_its_own_clock_even_if_that_is_heard_later()
 
 
 def test_one_that_clears_away_for_long_has_not_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "STOOD_SECONDS", 2.0)
+    monkeypatch.setattr(agents, "STALL_SECONDS", 2.0)
     cluster = Cluster(training(), {})
     threading.Timer(5.0, lambda: cluster.links[1].say(cleared(1).to_line())).start()
     assert cluster.run(enough).not_its_own == ""
@@ -315,7 +315,9 @@ def test_what_an_agent_says_that_nobody_understands_counts_as_its_loss() -> None
     cluster.links[0].say(b'{"kind": "OfTheFuture"}\n')
     report = cluster.run(go_on)
     assert report.lost_agent
-    assert report.cause.startswith("the agent of node 0 says what this version does not understand")
+    assert report.cause.startswith(
+        "the agent of node 0 sent a message that this version does not understand"
+    )
     assert "restart the daemon" in report.cause
 
 
@@ -444,20 +446,21 @@ def test_what_a_configuration_does_to_itself_leaves_the_slot_in_use(outcome: Out
 class TestWhatIsAway:
     @pytest.mark.fault(24)
     def test_a_node_that_falls_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(agents, "STOOD_SECONDS", 0.3)
+        monkeypatch.setattr(agents, "STALL_SECONDS", 0.3)
         cluster = Cluster(ended(0), ended(1))
         seen: list[list[str]] = []
 
         def train() -> None:
             def alone() -> bool:
                 cluster.links[0].say(Alive("t").to_line())
-                return cluster.slot.away() == ["node 1 fell silent"]
+                return cluster.slot.unreachable() == ["node 1 fell silent"]
 
-            seen.append(cluster.slot.away())
+            seen.append(cluster.slot.unreachable())
             wait_for(alone, "it is missed")
             cluster.links[1].say(Alive("t").to_line())
             wait_for(
-                lambda: cluster.slot.away() in ([], ["node 0 fell silent"]), "it is heard again"
+                lambda: cluster.slot.unreachable() in ([], ["node 0 fell silent"]),
+                "it is heard again",
             )
             cluster.links[0].say(BLOCK.to_line())
 
@@ -466,14 +469,14 @@ class TestWhatIsAway:
         cluster.run(enough)
         thread.join()
         assert seen == [[]]
-        assert cluster.slot.away() == [], "what is closed on purpose is not lost"
+        assert cluster.slot.unreachable() == [], "what is closed on purpose is not lost"
 
     @pytest.mark.fault(23)
     def test_a_node_whose_agent_is_lost(self) -> None:
         cluster = Cluster(training(), {StartTrial: [Alive("t")]})
         threading.Timer(0.3, lambda: cluster.links[1].say(b"")).start()
         cluster.run(go_on)
-        assert cluster.slot.away() == ["node 1 lost"], "until there is another"
+        assert cluster.slot.unreachable() == ["node 1 lost"], "until there is another"
 
 
 @pytest.mark.fault(25)

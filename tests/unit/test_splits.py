@@ -74,7 +74,7 @@ def test_without_either_knob_nothing_is_split():
     assert space.splits is None
     assert list(space.distributions()) == ["log_interval"]
     assert list(outline(space, 16)) == [
-        "2 configurations remain, all of a global batch of 16 as yours, in micro_batch x "
+        "2 configurations remain, all with your global batch of 16, in micro_batch x "
         "accumulation_steps of 8 x 1."
     ]
 
@@ -90,7 +90,7 @@ def test_the_outline_counts_and_names_the_splits():
     space = space_of(preset("quick"), {"micro_batch": 8, "accumulation_steps": 8}, 128)
     (line,) = outline(space, 128)
     assert line == (
-        "240 configurations remain, all of a global batch of 128 as yours, in 5 splits (micro_batch x "
+        "240 configurations remain, all with your global batch of 128, in 5 splits (micro_batch x "
         "accumulation_steps): 64 x 1, 32 x 2, 16 x 4, 8 x 8, 4 x 16; yours is 8 x 8."
     )
 

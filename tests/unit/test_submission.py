@@ -33,7 +33,7 @@ def test_a_study_whose_folder_was_moved_goes_on_in_the_new_one(
     submission.submit(repository, spec(tmp_path), old)
     old.rename(new)
     with pytest.raises(BadInput, match=r"/old, is gone; where it is now: autotune start"):
-        submission.Keeper(repository, repository.studies.named("tiny"), "sqlite://")()
+        submission.DaemonSupervisor(repository, repository.studies.named("tiny"), "sqlite://")()
     assert not old.exists()
     assert submission.submit(repository, spec(tmp_path, trials=5), new).workdir == str(new)
 
@@ -67,11 +67,11 @@ def test_an_export_that_would_replace_what_is_not_ours_is_refused(
 
 
 @pytest.fixture
-def keeper(repository: Repository, tmp_path: Path) -> Iterator[submission.Keeper]:
+def keeper(repository: Repository, tmp_path: Path) -> Iterator[submission.DaemonSupervisor]:
     """Of a study in tmp_path; the daemons that it starts are killed at the end."""
     study = submission.submit(repository, spec(tmp_path), tmp_path)
     url = repository.database.url.render_as_string(hide_password=False)
-    yield submission.Keeper(repository, study, url)
+    yield submission.DaemonSupervisor(repository, study, url)
     for pid in daemons(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
@@ -82,7 +82,7 @@ def daemons(folder: Path) -> list[int]:
 
 @pytest.mark.fault(12)
 def test_one_daemon_waits_where_nothing_can_be_written(
-    repository: Repository, keeper: submission.Keeper, tmp_path: Path
+    repository: Repository, keeper: submission.DaemonSupervisor, tmp_path: Path
 ) -> None:
     """As on a full disk: it gets no lease, however long it lives."""
     with repository.database.writing():
@@ -96,7 +96,7 @@ def test_one_daemon_waits_where_nothing_can_be_written(
 
 
 def test_daemons_that_keep_dying_are_given_up(
-    repository: Repository, keeper: submission.Keeper, tmp_path: Path
+    repository: Repository, keeper: submission.DaemonSupervisor, tmp_path: Path
 ) -> None:
     died: set[int] = set()
 
@@ -113,7 +113,7 @@ def test_daemons_that_keep_dying_are_given_up(
 
 
 def test_the_log_of_daemons_does_not_grow_for_ever(
-    keeper: submission.Keeper, tmp_path: Path
+    keeper: submission.DaemonSupervisor, tmp_path: Path
 ) -> None:
     log = daemon_log(tmp_path)
     log.parent.mkdir()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.export.best import BestConfig
+from autotune.service.watch_options import WatchOptions
 from autotune.service.watcher import Watcher
-from autotune.service.wishes import Wishes
 from autotune.worker.inject.meter import BLOCK_SECONDS, Meter
 from autotune.worker.inject.pace import Pace
 from search_spaces import defaults
@@ -33,11 +33,11 @@ def best(**changes: object) -> BestConfig:
 class Job:
     """Of two ranks, with a watcher, in a time of its own."""
 
-    def __init__(self, wishes: Wishes | None = None, **changes: object) -> None:
+    def __init__(self, wishes: WatchOptions | None = None, **changes: object) -> None:
         self.now = 0.0
         self.said: list[str] = []
         self.watcher = Watcher(
-            best(**changes), wishes or Wishes(), self.said.append, lambda: self.now
+            best(**changes), wishes or WatchOptions(), self.said.append, lambda: self.now
         )
         self.watcher.begin()
 
@@ -50,7 +50,7 @@ class Job:
                 for rank in range(ranks):
                     pace = Pace(rank, ranks, 10, 10.0, rate * 10 / ranks, 0, problem)
                     self.watcher.hear(pace.to_bytes())
-                self.watcher.look()
+                self.watcher.check()
         return self.said[before:]
 
     def metrics(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ def test_a_drift_is_said_with_figures_as_it_begins_and_as_it_ends() -> None:
     assert "1,000 samples/s in the first minute; promised are 1,000, slower is below 960" in first
     assert job.minutes(900.0, 910.0) == []
     (began,) = job.minutes(905.0, 900.0, 900.0, 900.0)
-    assert "slower than promised in each of the last 3 looks, now 905 samples/s" in began
+    assert "slower than promised in each of the last 3 checks, now 905 samples/s" in began
     assert "--queue-on-drift" in began
     assert job.metrics()["autotune_job_drifted"] == "1.0"
     assert job.minutes(999.0, 999.0) == []
@@ -112,7 +112,7 @@ def test_tokens_are_compared_where_tokens_were_promised() -> None:
     for _ in range(6):
         job.now += MINUTE / 5
         job.watcher.hear(Pace(0, 1, 1, 2.0, 1, 98).to_bytes())
-        job.watcher.look()
+        job.watcher.check()
     assert "49 tokens/s in the first minute" in job.said[-1]
     assert job.metrics()["autotune_job_tokens_per_second"] == "49.0"
 

@@ -1,4 +1,4 @@
-"""What a verdict rests on: observations and flags per block, variance parts per attempt, run noise."""
+"""Records behind a verdict: observations of blocks, variance parts of attempts, run noise."""
 
 import sqlalchemy as sa
 from alembic import op

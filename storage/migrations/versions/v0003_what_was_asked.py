@@ -7,7 +7,7 @@ revision = "0003"
 down_revision = "0002"
 
 _WAITING = "Waiting: "
-"""How a message began until now in which a study told whom it waited for."""
+"""Former prefix of messages about what a study waits for."""
 
 
 def upgrade() -> None:

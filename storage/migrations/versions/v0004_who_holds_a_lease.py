@@ -1,4 +1,4 @@
-"""When the process was started that holds a lease."""
+"""Start time of the process that holds a lease."""
 
 import sqlalchemy as sa
 from alembic import op

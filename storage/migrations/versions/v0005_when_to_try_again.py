@@ -1,4 +1,4 @@
-"""When a study is to be tried again that could not run."""
+"""Time at which a study that could not run is tried again."""
 
 import sqlalchemy as sa
 from alembic import op

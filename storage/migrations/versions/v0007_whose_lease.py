@@ -1,4 +1,4 @@
-"""Whose lease it is, whatever becomes of the database, and until when by a clock that nobody sets."""
+"""Token of a lease's holder, and the lease's expiry by the time since boot."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""In whose processes an attempt ran."""
+"""Attempt whose worker processes an attempt ran in."""
 
 import sqlalchemy as sa
 from alembic import op

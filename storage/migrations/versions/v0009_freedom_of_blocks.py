@@ -1,4 +1,4 @@
-"""With how many degrees of freedom the interval of a run's blocks is known."""
+"""Degrees of freedom of the interval of a run's blocks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,5 +8,5 @@ down_revision = "0008"
 
 
 def upgrade() -> None:
-    """Add a column; nobody has written down what is there, but its blocks tell."""
+    """Add a column, empty for old attempts: their blocks tell the value."""
     op.add_column("autotune_attempt", sa.Column("block_freedom", sa.Float(), nullable=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launchers import NOBODY, Resources, Rival, open_launcher
+from launchers import NO_RIVAL, Resources, Rival, open_launcher
 from tests.waiting import stopwatch
 
 pytestmark = pytest.mark.fault(25)
@@ -30,7 +30,7 @@ def test_who_joins_a_cluster_that_does_not_answer_can_stop_at_once(
     told: list[Callable[[], float]] = []
 
     def busy(rival: Rival) -> bool:
-        assert rival == NOBODY, "that is not long yet"
+        assert rival == NO_RIVAL, "that is not long yet"
         told.append(stopwatch())
         if len(told) == 2:
             raise Enough

@@ -47,7 +47,9 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     "studies.stop": lambda r, lease, study, attempt: r.studies.stop(lease, study),
     "studies.put_back": lambda r, lease, study, attempt: r.studies.put_back(lease, study),
     "messages.say": lambda r, lease, study, attempt: r.messages.say(lease, study, "late"),
-    "messages.doing": lambda r, lease, study, attempt: r.messages.doing(lease, study, "late"),
+    "messages.set_status": lambda r, lease, study, attempt: r.messages.set_status(
+        lease, study, "late"
+    ),
     "environments.record": lambda r, lease, study, attempt: r.environments.record(lease, {"a": 1}),
     "noise.record": lambda r, lease, study, attempt: r.noise.record(
         lease,

@@ -1,0 +1,174 @@
+"""Paired contrasts of arms over rounds, and the variance that arms and rounds leave. Pure."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from autotune.measurement.estimate import Ratio
+
+Rates = Mapping[int, Mapping[int, float]]
+"""Rates by round and arm."""
+
+_PRIOR_DF = 2.0
+"""Largest weight, in degrees of freedom, of all other arms in the variance of a pair.
+
+Arms need not have the same noise."""
+_NO_NOISE = 1e-9
+
+
+@dataclass(frozen=True)
+class Variance:
+    """An estimated variance.
+
+    Attributes:
+        value: estimate of the variance.
+        df: degrees of freedom.
+    """
+
+    value: float
+    df: float
+
+
+def shrunk(own: Variance, others: Variance) -> Variance:
+    """Return a variance drawn towards that of the others (Smyth 2004).
+
+    It is (d0 s0^2 + d s^2) / (d0 + d).
+    """
+    df = own.df + others.df
+    if df <= 0:
+        return Variance(0.0, 0.0)
+    total = own.df * own.value + others.df * others.value
+    return Variance(total / df, df)
+
+
+def pooled(rates: Rates) -> Variance:
+    """Return the variance of a run's log rate that neither its arm nor its round explains.
+
+    With every arm in every round it is sum (y - y_c. - y_.r + y..)^2 / ((C - 1) (R - 1)). Arms that
+    have dropped out are left out of later rounds by least squares.
+    """
+    cells = [
+        (number, arm, math.log(r)) for number, arms in rates.items() for arm, r in arms.items()
+    ]
+    if not cells:
+        return Variance(0.0, 0.0)
+    numbers, arms = sorted({c[0] for c in cells}), sorted({c[1] for c in cells})
+    design = np.zeros((len(cells), len(numbers) + len(arms)))
+    for row, (number, arm, _) in enumerate(cells):
+        design[row, numbers.index(number)] = 1.0
+        design[row, len(numbers) + arms.index(arm)] = 1.0
+    values = np.array([cell[2] for cell in cells])
+    fitted, _, rank, _ = np.linalg.lstsq(design, values - values.mean(), rcond=None)
+    df = len(cells) - int(rank)
+    if df < 1:
+        return Variance(0.0, 0.0)
+    left = values - values.mean() - design @ fitted
+    return Variance(float(left @ left) / df, df)
+
+
+def _density(z: float, df: float) -> float:
+    """Return the density of Student's t; scipy.stats, which has it, takes a second to import."""
+    scale = special.gammaln((df + 1) / 2) - special.gammaln(df / 2)
+    height = math.exp(float(scale)) / math.sqrt(df * math.pi)
+    return height * math.pow(1 + z**2 / df, -(df + 1) / 2)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Difference of two arms' log rates.
+
+    Attributes:
+        value: difference of the logarithms.
+        error: standard error of the difference.
+        df: degrees of freedom of the error; 0: the error is unknown.
+    """
+
+    value: float
+    error: float
+    df: float
+
+    def beyond(self, level: float) -> float:
+        """Return the half-width of the interval with this one-sided error; infinite if unknown."""
+        if self.df <= 0:
+            return math.inf
+        return float(special.stdtrit(self.df, 1 - level)) * self.error
+
+    def ratio(self, level: float) -> Ratio:
+        """Return the ratio of the rates, with the interval of this one-sided error on either side."""
+        beyond = self.beyond(level)
+        low = 0.0 if math.isinf(beyond) else math.exp(self.value - beyond)
+        return Ratio(math.exp(self.value), low, math.exp(self.value + beyond))
+
+    @property
+    def chance(self) -> float:
+        """Posterior probability that the first arm is faster, with a flat prior."""
+        if self.df <= 0:
+            return 0.5
+        return float(special.stdtr(self.df, self.value / self.error))
+
+    @property
+    def risk(self) -> float:
+        """Expected loss, in logarithms, of choosing the first arm where the second may be faster.
+
+        It is E max(0, -x), with x of the same posterior; infinite where that has no mean. By the
+        linear loss integral of Student's t it is s ((v + z^2) / (v - 1) f(z) - z F(-z)), z = value
+        / s (Raiffa and Schlaifer 1961, chapter 5).
+        """
+        if self.df <= 1:
+            return math.inf
+        z = self.value / self.error
+        beyond = (self.df + z**2) / (self.df - 1) * _density(z, self.df)
+        return self.error * (beyond - z * float(special.stdtr(self.df, -z)))
+
+
+def contrast(rates: Rates, one: int, other: int, others: float = _PRIOR_DF) -> Contrast:
+    """Return the contrast of two arms over the rounds that both ran, at least one.
+
+    The variance is that of the pair's own differences, drawn towards that of all other arms.
+
+    Args:
+        rates: rates of all arms.
+        one: first arm.
+        other: second arm.
+        others: largest number of degrees of freedom of all other arms; infinite: as many as they
+            have.
+    """
+    both = [arms for arms in rates.values() if one in arms and other in arms]
+    logs = np.log([arms[one] / arms[other] for arms in both])
+    mean, df = float(logs.mean()), len(logs) - 1
+    if df < 1:
+        return Contrast(mean, math.inf, 0.0)
+    own = Variance(float(np.var(logs, ddof=1)) / 2, df)
+    found = shrunk(own, _of_others(rates, own, others))
+    error = math.sqrt(2 * found.value / len(logs))
+    return Contrast(mean, max(error, _NO_NOISE), found.df)
+
+
+def _of_others(rates: Rates, own: Variance, most: float) -> Variance:
+    """Return the pooled variance without a pair's own, with limited weight.
+
+    The pair's differences are one direction of the space of residuals, at a right angle to the
+    rest.
+    """
+    every = _pooled(_frozen(rates))
+    df = every.df - own.df
+    if df < 1:
+        return Variance(0.0, 0.0)
+    left = every.df * every.value - own.df * own.value
+    return Variance(max(0.0, left) / df, min(df, most))
+
+
+_Frozen = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+
+
+def _frozen(rates: Rates) -> _Frozen:
+    return tuple((number, tuple(arms.items())) for number, arms in rates.items())
+
+
+@functools.lru_cache(maxsize=256)
+def _pooled(rates: _Frozen) -> Variance:
+    return pooled({number: dict(arms) for number, arms in rates})

@@ -1,0 +1,123 @@
+"""Comparison of interleaved runs on one machine, block by block. Pure.
+
+What the machine does meanwhile slows neighbouring blocks alike, so it cancels in their ratios.
+Equal runs that are interleaved lie several times closer together than runs that follow each other
+(Bulej et al. 2020, Duet Benchmarking).
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autotune.measurement.estimate import half_width_of
+
+Cycles = np.ndarray
+"""Logarithms of the members' rates: one row per A-B-B-A cycle, one column per member."""
+
+
+class TurnBlock(NamedTuple):
+    """A block of an interleaved run.
+
+    Attributes:
+        turn: number of the turn, in order of time over all members.
+        units: number of samples or tokens.
+        seconds: duration of the block.
+    """
+
+    turn: int
+    units: float
+    seconds: float
+
+
+def abba_order(members: Sequence[int]) -> list[int]:
+    """Return the order of one cycle, such as A B C C B A.
+
+    A machine that slows down steadily favours no member in it.
+    """
+    return [*members, *reversed(members)]
+
+
+def complete_cycles(members: Sequence[Sequence[TurnBlock]]) -> Cycles:
+    """Return the complete cycles of runs, which others that have ended may have shared.
+
+    Args:
+        members: blocks of each member that count.
+    """
+    taken = sorted((block, number) for number, blocks in enumerate(members) for block in blocks)
+    whole = []
+    for chunk in _chunks(taken, 2 * len(members)):
+        logs: list[list[float]] = [[] for _ in members]
+        for block, number in chunk:
+            logs[number].append(math.log(max(block.units, 1.0) / block.seconds))
+        if all(len(own) == 2 for own in logs):
+            whole.append([sum(own) / 2 for own in logs])
+    return np.asarray(whole, dtype=float).reshape(-1, len(members))
+
+
+def _chunks(
+    taken: Sequence[tuple[TurnBlock, int]], size: int
+) -> list[Sequence[tuple[TurnBlock, int]]]:
+    starts = range(0, len(taken) - size + 1, size) if size else ()
+    return [taken[start : start + size] for start in starts]
+
+
+def rates(members: Sequence[Sequence[TurnBlock]]) -> list[float] | None:
+    """Return the units per second of each member; None without a complete cycle.
+
+    The common level is that of all blocks. The ratios of members are those that are typical of a
+    cycle.
+
+    Args:
+        members: blocks of each member that count.
+
+    Returns:
+        None if there is no cycle of all of them.
+    """
+    if not members:
+        return None
+    found = complete_cycles(members)
+    if not len(found):
+        return None
+    plain = [sum(b.units for b in own) / sum(b.seconds for b in own) for own in members]
+    level = math.fsum(map(math.log, plain)) / len(members)
+    return [math.exp(level + effect) for effect in effects(found)]
+
+
+def effects(found: Cycles) -> list[float]:
+    """Return the logarithm of each member's rate over their common level, with a mean of zero.
+
+    For two members these are plus and minus half of their typical difference.
+
+    Args:
+        found: cycles, at least one.
+    """
+    count = found.shape[1]
+    differences = np.zeros((count, count))
+    for one, other in itertools.combinations(range(count), 2):
+        differences[one, other] = hodges_lehmann(found[:, one] - found[:, other])
+    return [float(effect) for effect in (differences - differences.T).mean(axis=1)]
+
+
+def hodges_lehmann(values: np.ndarray) -> float:
+    """Return the median of the means of all pairs of values, each value with itself included.
+
+    The Hodges-Lehmann estimator is as robust to a few disturbed values as a median, and nearly as
+    exact as the mean.
+    """
+    one, other = np.triu_indices(len(values))
+    return float(np.median((values[one] + values[other]) / 2))
+
+
+def half_width(found: Cycles) -> float:
+    """Return the half-width of the widest 95 % interval of a log ratio of two members.
+
+    It is infinite for a single cycle.
+    """
+    if len(found) < 2:
+        return math.inf
+    pairs = itertools.combinations(range(found.shape[1]), 2)
+    spreads = (float(np.std(found[:, one] - found[:, other], ddof=1)) for one, other in pairs)
+    return half_width_of(max(spreads, default=0.0), len(found))

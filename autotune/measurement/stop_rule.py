@@ -1,0 +1,231 @@
+"""Stop rule of a running trial: when its warm-up is over, and when enough blocks have come."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from autotune.measurement.contention import contended
+from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
+from autotune.measurement.noise import total_half_width
+from autotune.measurement.onset import OnsetBound
+from autotune.worker.protocol import BlockReport
+
+FEWEST_BLOCKS = 3
+BLOCKS_FOR_PROOF = 10
+"""Fewest blocks for a proof.
+
+Fewer tell too little of the correlation of neighbours: their interval is too narrow."""
+_TOLERANCE = 1.1
+"""Factor of the time limit within which another block must end to be begun."""
+HOPELESS = 0.98
+"""Share of the best rate below which a trial is stopped."""
+_WARM_UP_SHARE = 1 / 3
+"""Share of the warm-up in the time of a short trial."""
+_MOST_REPEATS = 3
+_MOST_COMPILING = 5
+"""Most blocks that are not charged to the warm-up because something was compiled in them."""
+_HALF_OF_RUN_NOISE = 0.5
+"""Share of the scatter of runs below which that of blocks adds nothing: both add up as squares."""
+_FASTEST_STEP = 1e-7
+"""Seconds of the fastest possible optimizer step; a workload that reports a faster one is
+broken."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a trial's measurement.
+
+    Attributes:
+        warmup: seconds after which blocks count even if the trial is not steady.
+        longest: seconds after the warm-up after which the trial ends in any case, even with fewer
+            than three blocks.
+        precision: relative half-width of the 95 % interval at which it ends.
+        long_step: seconds of a step above which the warm-up, too, takes at most `longest`.
+        whole: seconds of all blocks, warm-up included, after which the trial ends in any case.
+        settling: bound on later steps from the first ones.
+        tokens: count tokens instead of samples.
+        incumbent_low: lower bound of the best rate so far; 0 switches racing off.
+        sigma_run: relative standard deviation between runs in new processes.
+        run_df: degrees of freedom of `sigma_run`.
+        fewest: number of blocks that must count before their interval ends the trial.
+    """
+
+    warmup: float
+    longest: float
+    precision: float
+    tokens: bool = False
+    incumbent_low: float = 0.0
+    sigma_run: float = 0.0
+    run_df: float = math.inf
+    fewest: int = FEWEST_BLOCKS
+    long_step: float = math.inf
+    whole: float = math.inf
+    settling: OnsetBound = field(default_factory=OnsetBound)
+
+    @property
+    def enough(self) -> float:
+        """Relative half-width of the blocks' interval below which more blocks change nothing."""
+        return max(self.precision, _HALF_OF_RUN_NOISE * total_half_width(0.0, self.sigma_run))
+
+    def doubt(self, block_half_width: float) -> float:
+        """Return the relative half-width of the 95 % interval of a run, with which it races.
+
+        The interval is Student's, because the noise between runs is known from a few.
+        """
+        return total_half_width(block_half_width, self.sigma_run, self.run_df)
+
+
+@dataclass(frozen=True)
+class ObservedBlock:
+    """A block and its use in the measurement.
+
+    Attributes:
+        kept: True if it counts; otherwise it belongs to the warm-up or was repeated.
+        contended: True if other processes disturbed it.
+    """
+
+    block: BlockReport
+    kept: bool
+    contended: bool = False
+
+
+class StopRule:
+    """Rule that is called with each block; True means that the trial may end."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.seen: list[ObservedBlock] = []
+        self.steady = False
+        self.lost = False
+        """True if the trial cannot catch up with the incumbent any more."""
+        self.problem: str | None = None
+        """Description of an impossible block."""
+        self._repeats = 0
+
+    @property
+    def kept(self) -> list[BlockReport]:
+        """Blocks that count."""
+        return [seen.block for seen in self.seen if seen.kept]
+
+    @property
+    def contended(self) -> bool:
+        """True if disturbed blocks count."""
+        return any(seen.kept and seen.contended for seen in self.seen)
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.problem = self.problem or unusable(block)
+        if self.problem:
+            return True
+        if self.warming_up:
+            self.seen.append(ObservedBlock(block, kept=False))
+            self.steady = self._steady()
+            self.lost = self._cannot_catch_up()
+            # The first step alone says too little, unless it rules out all that might follow.
+            return self.lost or (len(self.seen) > 1 and self._no_time(block))
+        disturbed = contended(block, self.kept)
+        last = self._no_time(block) or self._long_enough(block)
+        repeat = disturbed and self._repeats < _MOST_REPEATS and not last
+        self._repeats += repeat
+        self.seen.append(ObservedBlock(block, kept=not repeat, contended=disturbed))
+        if len(self.kept) < FEWEST_BLOCKS:
+            self.lost = self._cannot_catch_up()
+            return self.lost or last
+        self.problem = self.uncounted
+        if self.problem:
+            return True
+        now = self.estimate()
+        total = self._limits.doubt(now.half_width)
+        self.lost = now.rate * (1 + total) < HOPELESS * self._limits.incumbent_low
+        exact = now.half_width <= self._limits.enough and len(self.kept) >= self._limits.fewest
+        return self.lost or exact or last
+
+    def take(self, block: BlockReport) -> None:
+        """Keep a block after the warm-up, whatever it shows: an outer schedule decides on the end."""
+        self.problem = self.problem or unusable(block)
+        if not self.problem:
+            self.seen.append(ObservedBlock(block, kept=True, contended=contended(block, self.kept)))
+            if len(self.kept) >= FEWEST_BLOCKS:
+                self.problem = self.uncounted
+
+    def close(self) -> None:
+        """End the measurement.
+
+        If the trial ended within its warm-up its last block counts, but not its first if there is
+        another one.
+        """
+        if self.seen and not self.kept:
+            self.seen[-1] = replace(self.seen[-1], kept=True)
+
+    def _cannot_catch_up(self) -> bool:
+        """Return whether even the fastest steps that may follow this beginning are too slow."""
+        if not self._limits.incumbent_low:
+            return False
+        fastest = self._limits.settling.fastest_step([seen.block for seen in self.seen])
+        if not fastest:
+            return False
+        last = self.seen[-1].block
+        ceiling = self.units(last) / last.steps / fastest
+        doubt = self._limits.doubt(0.0)
+        return ceiling * (1 + doubt) < HOPELESS * self._limits.incumbent_low
+
+    def _no_time(self, block: BlockReport) -> bool:
+        """Return whether another block like the latest would exceed the time of the trial."""
+        before = sum(s.block.seconds for s in self.seen if s.block is not block)
+        return before + 2 * block.seconds > self._limits.whole
+
+    def _long_enough(self, block: BlockReport) -> bool:
+        """Return whether another block would exceed the time after the warm-up."""
+        timed = [s.block.seconds for s in self.seen if s.kept or s.contended]
+        return sum(timed) + 2 * block.seconds > _TOLERANCE * self._limits.longest
+
+    def estimate(self) -> Estimate:
+        """Return the estimate of the blocks that count; at least one must have come."""
+        return estimate([self.units(b) for b in self.kept], [b.seconds for b in self.kept])
+
+    def units(self, block: BlockReport) -> int:
+        """Return the samples or tokens of a block."""
+        return block.tokens if self._limits.tokens else block.samples
+
+    @property
+    def uncounted(self) -> str | None:
+        """Reason why there is no rate: none of the blocks that count has any units."""
+        kept = self.kept
+        if not kept or any(map(self.units, kept)):
+            return None
+        if self._limits.tokens:
+            return (
+                "no tokens are reported, which objective.metric counts: give the workload "
+                "tokens_per_sample, or take samples_per_second"
+            )
+        return "no samples are reported"
+
+    @property
+    def warming_up(self) -> bool:
+        """True if the next block will not count yet."""
+        if self.steady or any(seen.kept or seen.contended for seen in self.seen):
+            return False
+        compiling = [s for s in self.seen if s.block.observed.get("compilations")]
+        spared = compiling[:_MOST_COMPILING]  # with changing shapes compilation may never end
+        charged = [s.block for s in self.seen if s not in spared]
+        longest = self._limits.warmup
+        if any(b.seconds > self._limits.long_step * b.steps for b in charged):
+            longest = min(longest, self._limits.longest)
+        longest = min(longest, _WARM_UP_SHARE * self._limits.whole)
+        return sum(block.seconds for block in charged) < longest
+
+    def _steady(self) -> bool:
+        # The first block is a single step, with everything that happens once.
+        blocks = [seen.block for seen in self.seen[1:]]
+        last = blocks[-STEADY_BLOCKS:]
+        settling = any(
+            b.observed.get("compilations", 0) or b.observed.get("alloc_retries", 0) for b in last
+        )
+        return not settling and steady([b.seconds / b.steps for b in blocks])
+
+
+def unusable(block: BlockReport) -> str | None:
+    """Return why a block is impossible: its loss or time is no number, or too small."""
+    if not math.isfinite(block.loss):
+        return f"the loss is {block.loss} in block {block.index}"
+    if not math.isfinite(block.seconds) or block.seconds < _FASTEST_STEP * block.steps:
+        return f"block {block.index} reports {block.seconds} s for {block.steps} steps"
+    return None

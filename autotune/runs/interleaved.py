@@ -1,0 +1,169 @@
+"""Interleaved runs: several trials that are resident on one slot and train in turn, block by block."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from autotune.measurement import cycles
+from autotune.measurement.stop_rule import Limits, StopRule
+from autotune.runs.monitors import TimedMonitor
+from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
+from storage import AttemptResult, AttemptState, StoredBlock
+
+INTERLEAVED_BLOCK_SECONDS = 0.1
+"""Length of an interleaved block; a single step where that takes longer.
+
+Shorter blocks would be closer to each other, but for short steps the step that is left out at each
+change would cost more of the time."""
+
+
+def interleaved(asked: TrialRequest) -> TrialRequest:
+    """Return the trial as a member of an interleaved group, with short blocks.
+
+    On the CPU all ranks stay on processors of their own, where they disturb each other less.
+    """
+    plan = asked.blocks
+    seconds = min(INTERLEAVED_BLOCK_SECONDS, plan.seconds)
+    most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
+    blocks = BlockPlan(seconds, 1, most, plan.longest)
+    knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
+    return dataclasses.replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
+
+
+class InterleavedSchedule:
+    """Schedule of interleaved runs, until their ratios are known well enough.
+
+    Each run warms up by itself, then all train in A-B-B-A order.
+    """
+
+    least_cycles = 1
+    """Fewest cycles, whatever time they take, as long as there is any for all."""
+    fewest_cycles = 5
+    """Fewest cycles of which an interval is meaningful."""
+
+    def __init__(self, limits: Sequence[Limits]) -> None:
+        """Prepare the schedule before anything is launched.
+
+        Args:
+            limits: limits of each member, its share of the time included. `longest`, `precision`
+                (of the ratios) and the unit are those of the first.
+        """
+        self._limits = limits[0]
+        self._whole = sum(each.whole for each in limits)
+        self._watches = [StopRule(each) for each in limits]
+        self.monitors: list[MemberMonitor] = [
+            self._monitor(number, each) for number, each in enumerate(limits)
+        ]
+        """Monitor of each member."""
+        self._away: set[int] = set()
+        self._order: list[int] = []
+        self._spent = self._at_cycle = 0.0
+        """Seconds of all blocks until now, and until the present cycle began."""
+
+    def next(self) -> int | None:
+        """Return the member that trains the next block; None ends all of them."""
+        members = self._members()
+        cold = [number for number in members if self._watches[number].warming_up]
+        if cold:
+            return cold[0]
+        if not self._order:
+            latest, self._at_cycle = self._spent - self._at_cycle, self._spent
+            if not members or self._enough(members, latest):
+                return None
+            self._order = cycles.abba_order(members)
+        return self._order.pop(0)
+
+    def trained(self, member: int, block: BlockReport) -> None:
+        """Take in the block of a turn."""
+        watch = self._watches[member]
+        self._spent += block.seconds + block.observed.get("left_out_seconds", 0.0)
+        if watch.warming_up:
+            watch(block)
+        else:
+            watch.take(block)
+        if watch.problem or watch.lost:
+            self.lost(member)
+
+    def lost(self, member: int) -> None:
+        """Drop a member that has failed or is over."""
+        self._away.add(member)
+        self._order = [number for number in self._order if number != member]
+
+    def watch(self, member: int) -> StopRule:
+        """Return the stop rule of a member, with its blocks."""
+        return self._watches[member]
+
+    def rate(self, member: int) -> float | None:
+        """Return the rate of a member that completed a cycle with the others; None otherwise."""
+        members = self._members()
+        if any(self._watches[number].uncounted for number in members):
+            return None
+        found = cycles.rates(self._taken(members))
+        return found[members.index(member)] if found and member in members else None
+
+    def _monitor(self, number: int, limits: Limits) -> "MemberMonitor":
+        return MemberMonitor(self, number, limits)
+
+    def _members(self) -> list[int]:
+        return [number for number in range(len(self._watches)) if number not in self._away]
+
+    def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
+        return [turn_blocks(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
+
+    def _longest(self, cycles: int) -> float:
+        """Return the seconds that each member may train after this many cycles."""
+        return self._limits.longest
+
+    def _enough(self, members: list[int], latest: float) -> bool:
+        """Return whether another cycle is not needed, or would take too long.
+
+        Another cycle is expected to take as long as the latest.
+        """
+        found = cycles.complete_cycles(self._taken(members))
+        if len(found) < self.least_cycles:
+            return self._spent + (latest if len(found) else 0.0) > self._whole
+        if self._spent + latest > self._whole:
+            return True
+        timed = max(sum(b.seconds for b in self._watches[n].kept) for n in members)
+        if timed * (1 + 1 / len(found)) > self._longest(len(found)):
+            return True
+        known = len(found) >= self.fewest_cycles
+        return known and cycles.half_width(found) <= self._limits.precision
+
+
+def turn_blocks(
+    blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool
+) -> list[cycles.TurnBlock]:
+    """Return the interleaved ones of some blocks, in comparable form.
+
+    Args:
+        blocks: blocks that count.
+        tokens: count tokens instead of samples.
+    """
+    return [
+        cycles.TurnBlock(b.observed["turn"], b.tokens if tokens else b.samples, b.seconds)
+        for b in blocks
+        if "turn" in b.observed
+    ]
+
+
+class MemberMonitor(TimedMonitor):
+    """Monitor of a member of an interleaved group."""
+
+    def __init__(self, group: InterleavedSchedule, number: int, limits: Limits) -> None:
+        super().__init__(limits, group.watch(number))
+        self._group = group
+        self._number = number
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return the result of the run, with the rate that its ratios to the others give.
+
+        A failure may be caused by the other members: the run is to be repeated alone.
+        """
+        result = super().result(report)
+        if report.outcome is not None and not report.lost_agent:
+            cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
+            return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+        rate = self._group.rate(self._number)
+        if result.state != AttemptState.COMPLETE or rate is None:
+            return result
+        return dataclasses.replace(result, throughput=rate)

@@ -1,0 +1,200 @@
+"""Monitors of runs: when a run may end early, and what its report means."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from autotune.measurement.noise import total_half_width
+from autotune.measurement.numerics import (
+    FEWEST_STEPS,
+    Pair,
+    Trajectory,
+    agreement,
+    long_enough,
+    not_to_compare,
+    refuted,
+    trajectory,
+)
+from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
+from autotune.worker.protocol import QUIET_STEPS, BlockReport, Knobs, TrialReport
+from storage import NOT_ITS_OWN, AttemptResult, AttemptState
+
+
+class RunMonitor(Protocol):
+    """Monitor of one run, which also judges its report."""
+
+    seen: list[ObservedBlock]
+
+    def __call__(self, block: BlockReport) -> bool:
+        """Take in a block; return True if the run may end."""
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return the result of the run. A figure that is no positive finite number is an ERROR."""
+
+
+class TimedMonitor:
+    """Monitor of a run whose speed is measured."""
+
+    def __init__(self, limits: Limits, watch: StopRule | None = None) -> None:
+        """Use these limits, or a stop rule that another object calls."""
+        self._watch = watch or StopRule(limits)
+        self._sigma_run = limits.sigma_run
+        self._hurried = math.isfinite(limits.whole)
+        self.seen = self._watch.seen
+
+    def __call__(self, block: BlockReport) -> bool:
+        return self._watch(block)
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return COMPLETE or PRUNED with the throughput, or the failure."""
+        watch, common = self._watch, _common(report)
+        if failed := _failure(report):
+            return failed
+        if watch.problem:
+            return AttemptResult(AttemptState.ERROR, watch.problem, **common)
+        watch.close()
+        if not watch.kept and self._hurried:
+            cause = f"did not finish its first step within {report.wall_seconds:.0f} s"
+            return AttemptResult(AttemptState.PRUNED, cause, **common)
+        if not watch.kept:
+            return AttemptResult(
+                AttemptState.ERROR, "ended before a block could be timed", **common
+            )
+        if watch.uncounted:
+            return AttemptResult(AttemptState.ERROR, watch.uncounted, **common)
+        timed = watch.estimate()
+        known = math.isfinite(timed.half_width)
+        half_width = timed.half_width if known else 1.0
+        return AttemptResult(
+            state=AttemptState.PRUNED if watch.lost else AttemptState.COMPLETE,
+            cause="cannot catch up with the best" if watch.lost else "",
+            throughput=timed.rate,
+            half_width=total_half_width(half_width, self._sigma_run),
+            block_half_width=half_width,
+            block_freedom=timed.df if known else None,
+            sigma_run=self._sigma_run,
+            steady=watch.steady,
+            contended=watch.contended,
+            **common,
+        )
+
+
+class _FullRunMonitor:
+    """Monitor of a run that is never ended early."""
+
+    def __init__(self) -> None:
+        self.seen: list[ObservedBlock] = []
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.seen.append(ObservedBlock(block, kept=False))
+        return False
+
+
+class TrajectoryMonitor:
+    """Monitor of a run whose loss and gradients are compared with a reference."""
+
+    def __init__(
+        self,
+        reference: Trajectory | None = None,
+        *,
+        formats: Sequence[Knobs] = (),
+        earlier: Sequence[Pair] = (),
+    ) -> None:
+        """Take in the reference; without one the run becomes a reference itself.
+
+        Args:
+            formats: configurations of both runs.
+            earlier: pairs of runs with other seeds.
+        """
+        self.seen: list[ObservedBlock] = []
+        self._reference = reference
+        self._formats = formats
+        self._earlier = earlier
+
+    def __call__(self, block: BlockReport) -> bool:
+        self.seen.append(ObservedBlock(block, kept=False))
+        if self._reference is None:
+            return long_enough([seen.block.loss for seen in self.seen])
+        if len(self.seen) == QUIET_STEPS and refuted(self._run, self._reference, self._formats):
+            return True
+        return len(self.seen) >= len(self._reference.losses)
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return COMPLETE, REFUSED with the reason, or the failure."""
+        if failed := _failure(report):
+            return failed
+        common = _common(report)
+        if problem := self._incomplete():
+            return AttemptResult(AttemptState.ERROR, problem, **common)
+        if self._reference is None:
+            return AttemptResult(AttemptState.COMPLETE, **common)
+        found = agreement(self._run, self._reference, formats=self._formats, earlier=self._earlier)
+        state = AttemptState.REFUSED if found.problem else AttemptState.COMPLETE
+        return AttemptResult(state, found.problem, **common)
+
+    @property
+    def _run(self) -> Trajectory:
+        return trajectory([seen.block for seen in self.seen])
+
+    def _incomplete(self) -> str:
+        """Return why there is nothing to judge, or to compare with; empty if there is."""
+        needed = len(self._reference.losses) if self._reference else FEWEST_STEPS
+        if len(self.seen) < needed:
+            if self._reference and self.seen and refuted(self._run, self._reference, self._formats):
+                return ""
+            return f"ended after {len(self.seen)} of {needed} steps"
+        if self._reference is not None:
+            return ""
+        if not all(math.isfinite(seen.block.loss) for seen in self.seen):
+            return "its loss is not finite"
+        return not_to_compare(self._run)
+
+
+class ProfileMonitor(_FullRunMonitor):
+    """Monitor of a run under the profiler."""
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return COMPLETE, PRUNED where there was no time for a profile, or the failure."""
+        if failed := _failure(report):
+            return failed
+        if not any("peaks" in seen.block.observed for seen in self.seen):
+            cause = "its steps are too long to be profiled in the time that is left"
+            return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
+        return AttemptResult(AttemptState.COMPLETE, **_common(report))
+
+
+class FitMonitor(_FullRunMonitor):
+    """Monitor of a run that only shows whether it fits in memory."""
+
+    def __init__(self, blocks: int = 0) -> None:
+        """Take in the number of blocks below which the run shows nothing."""
+        super().__init__()
+        self._blocks = blocks
+
+    def result(self, report: TrialReport) -> AttemptResult:
+        """Return COMPLETE, PRUNED where the run ended too early to show anything, or the failure."""
+        if failed := _failure(report):
+            return failed
+        if len(self.seen) < self._blocks:
+            cause = "ended before everything that training keeps in memory was allocated"
+            return AttemptResult(AttemptState.PRUNED, cause, **_common(report))
+        return AttemptResult(AttemptState.COMPLETE, **_common(report))
+
+
+def _failure(report: TrialReport) -> AttemptResult | None:
+    if report.not_its_own:
+        cause = f"{NOT_ITS_OWN}{report.not_its_own}"
+        return AttemptResult(AttemptState.LOST, cause, **_common(report))
+    if report.lost_agent:
+        return AttemptResult(AttemptState.LOST, report.cause, **_common(report))
+    if report.outcome is not None:
+        return AttemptResult(AttemptState(report.outcome), report.cause, **_common(report))
+    return None
+
+
+def _common(report: TrialReport) -> dict[str, Any]:
+    return {
+        "peak_bytes": max((block.peak_bytes for block in report.blocks), default=0),
+        "wall_seconds": report.wall_seconds,
+        "log_tail": report.log_tail,
+    }

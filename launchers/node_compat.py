@@ -1,0 +1,109 @@
+"""Compatibility of a cluster's nodes: one kind of device, the same software. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import NotHere
+
+NodeInfo = Mapping[str, Any]
+"""Kind and software of a node, see launchers.node_info; empty as long as the node does not
+answer."""
+
+
+@dataclass(frozen=True)
+class CommonKind:
+    """Kind and software that all nodes of a study have in common.
+
+    Attributes:
+        autotune: version of autotune on this side.
+        python: version of Python.
+        torch: version of torch.
+        kind: name of the devices or of the processors; empty: unknown.
+        on_gpu: True if `kind` names devices.
+    """
+
+    autotune: str
+    python: str = ""
+    torch: str = ""
+    kind: str = ""
+    on_gpu: bool = False
+
+    def software_mismatch(self, info: NodeInfo) -> str:
+        """Return why a node's software is unsuitable, with what to do; empty if no reason is known."""
+        if not info:
+            return ""
+        if not info["autotune"]:
+            return (
+                f"autotune is not installed there, or not for the Python of its Ray; install autotune "
+                f"{self.autotune} there"
+            )
+        for name, wanted, others in (
+            ("autotune", self.autotune, "here"),
+            ("Python", self.python, "on others"),
+            ("torch", self.torch, "on others"),
+        ):
+            there = str(info[name.lower()])
+            if wanted and there != wanted:
+                return (
+                    f"{name} {there or '(none)'} is installed there and {wanted} {others}; install "
+                    f"{name} {wanted} there, and restart Ray on it"
+                )
+        return ""
+
+    def mismatch(self, info: NodeInfo) -> str:
+        """Return why a node's software or devices are unsuitable; empty if no reason is known."""
+        there = device_kind(info, on_gpu=self.on_gpu)
+        if (other := self.software_mismatch(info)) or not there or there == (self.kind or there):
+            return other
+        return f"it has {there}, and this study runs on {self.kind}; resources.device says on which"
+
+
+def device_kind(info: NodeInfo, *, on_gpu: bool) -> str:
+    """Return the name of a node's devices or of its processor; empty if unknown."""
+    if on_gpu:
+        return " + ".join(sorted(set(info.get("devices", ()))))
+    return str(info.get("cpu", ""))
+
+
+def from_agent(environment: Mapping[str, Any]) -> NodeInfo:
+    """Return node information from an agent's environment, which is more exact."""
+    return {**environment, "devices": [device["name"] for device in environment["devices"]]}
+
+
+def check_device(wanted: str | None, environment: Mapping[str, Any], *, on_gpu: bool) -> None:
+    """Check that this machine has the wanted kind of device, if one is given.
+
+    Raises:
+        NotHere: the machine has another kind.
+    """
+    there = device_kind(from_agent(environment), on_gpu=on_gpu)
+    if wanted and there != wanted:
+        raise NotHere(f"resources.device: {wanted} is asked for, and here is {there}")
+
+
+def most_common_software(autotune: str, infos: Iterable[NodeInfo]) -> CommonKind:
+    """Return the most common software of the nodes with this version of autotune."""
+    fit = [info for info in infos if info and info["autotune"] == autotune]
+    return CommonKind(
+        autotune,
+        python=_most_common(info["python"] for info in fit),
+        torch=_most_common(info["torch"] for info in fit),
+    )
+
+
+def kind_with_most_ranks(kinds: Sequence[str], ranks: Callable[[str], int]) -> str:
+    """Return the kind on which most ranks run at a time; of equals, that of more nodes."""
+    counted = Counter(kind for kind in kinds if kind)
+    return max(sorted(counted), key=lambda kind: (ranks(kind), counted[kind]), default="")
+
+
+def describe_kinds(kinds: Sequence[str]) -> str:
+    """Return a text such as 'A on 2 nodes, B on 1'."""
+    counted = Counter(kind or "unknown devices" for kind in kinds).most_common()
+    return ", ".join(f"{kind} on {n}{' nodes' * (not i)}" for i, (kind, n) in enumerate(counted))
+
+
+def _most_common(values: Iterable[str]) -> str:
+    return max(Counter(values).most_common(), key=lambda pair: pair[1], default=("", 0))[0]

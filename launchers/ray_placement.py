@@ -1,0 +1,105 @@
+"""Placement group of a slot in a Ray cluster: bundles on nodes of its own."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+
+from launchers.agents import SlotGone
+from launchers.driver import DriverLost, Refused
+from launchers.placement import ClusterNode, choose
+from launchers.ray_nodes import ANSWER_SECONDS, Cluster
+
+_GRANT_SECONDS = 5.0
+"""Timeout for resources that are free by Ray's own account."""
+_RENEW_SECONDS = 15.0
+"""Timeout for a slot whose nodes are gone to find others."""
+_NODE_SHARE = 0.001
+"""Share of the resource that Ray gives each node under its address; taking it places a bundle
+there."""
+_POLL_SECONDS = 0.5
+
+
+class SlotPlacement:
+    """The nodes under a slot: a placement group, replaced when it is gone."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, cluster: Cluster, on_wait: Callable[[], object]) -> None:
+        """Prepare a placement that holds nothing yet.
+
+        Args:
+            on_wait: called repeatedly while there is no room yet; may raise.
+        """
+        self.cluster = cluster
+        self.on_wait = on_wait
+        self.group = 0
+        self.nodes: list[ClusterNode] = []
+
+    def reserve(self) -> bool:
+        """Reserve all bundles of a slot or none; return whether there was room."""
+        cluster = self.cluster
+        chosen = choose(cluster.layout, cluster.nodes(), cluster.avoided.now(), cluster.taken)
+        if not chosen:
+            return False
+        group = next(self._numbers)
+        bundles = [
+            {**cluster.layout.bundle, f"node:{node.address}": _NODE_SHARE} for node in chosen
+        ]
+        granted = cluster.driver.call(
+            "reserve",
+            _GRANT_SECONDS + ANSWER_SECONDS,
+            self.on_wait,
+            group=group,
+            bundles=bundles,
+            strategy="STRICT_SPREAD" if len(chosen) > 1 else "STRICT_PACK",
+            patience=_GRANT_SECONDS,
+        )
+        if not granted:
+            return False
+        self.group = group
+        by_id = {node.id: node for node in cluster.nodes()}
+        where = cluster.driver.call("where", group=group)
+        self.nodes = [
+            by_id.get(node, near) for node, near in zip(where, chosen, strict=True)
+        ]  # two nodes may have one address
+        cluster.taken.update(node.id for node in self.nodes)
+        return True
+
+    def ensure(self) -> None:
+        """Check that the group exists, or reserve another one.
+
+        Raises:
+            SlotGone: the group is gone, and there is no room for another.
+            DriverLost: Ray has ended our job.
+        """
+        cluster = self.cluster
+        # No group is held if an earlier search for another place has failed.
+        state = cluster.driver.call("stands", group=self.group) if self.group else ""
+        if state == "REMOVED":
+            cluster.driver.give_up("Ray has ended this job: its placement groups are gone")
+            raise DriverLost(cluster.driver.lost)
+        nodes, avoided = cluster.nodes(), cluster.avoided.now()
+        own = {node.id for node in self.nodes}
+        if state == "CREATED" and own <= {node.id for node in nodes}:
+            if not own & avoided:
+                return
+            others = [node for node in nodes if node.id not in avoided]
+            if len(others) < cluster.layout.nodes:
+                return  # the cluster is too small to do without them
+        was = ", ".join(map(str, self.nodes))
+        self.release()
+        give_up = time.monotonic() + _RENEW_SECONDS
+        while not self.reserve():
+            if time.monotonic() > give_up:
+                raise SlotGone(f"{was} was lost, or is to go, and there is no room elsewhere")
+            self.on_wait()
+            time.sleep(_POLL_SECONDS)
+
+    def release(self) -> None:
+        """Give the bundles back."""
+        if self.group:
+            self.cluster.taken.subtract(node.id for node in self.nodes)
+            group, self.group = self.group, 0
+            with contextlib.suppress(DriverLost, Refused):
+                self.cluster.driver.call("release", group=group)

@@ -1,0 +1,243 @@
+"""Runs that take turns: what their blocks say of each other, whose turn it is, and when it is enough."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.measurement import cycles
+from autotune.measurement.cycles import TurnBlock
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import TimedMonitor
+from autotune.runs.paired import PairedSchedule
+from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
+from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
+from launchers.replay.behaviours import noisy, running_at
+from storage import AttemptResult, AttemptState
+from tests.trials import trial
+
+LIMITS = Limits(warmup=0.5, longest=4.0, precision=0.01)
+EQUAL = running_at(lambda _: 100.0)
+
+
+def blocks(
+    rates: Sequence[float], count: int, pace: Callable[[int], float]
+) -> list[list[TurnBlock]]:
+    """Of members that go forth and back on a machine of this pace, turn by turn."""
+    found: list[list[TurnBlock]] = [[] for _ in rates]
+    order = cycles.abba_order(range(len(rates))) * count
+    for turn, member in enumerate(order, start=1):
+        found[member].append(TurnBlock(turn, 10.0, 10.0 / (rates[member] * pace(turn))))
+    return found
+
+
+def test_they_go_forth_and_back() -> None:
+    assert cycles.abba_order([0, 2, 3]) == [0, 2, 3, 3, 2, 0]
+
+
+def test_a_machine_that_slows_down_favours_nobody() -> None:
+    slowing = blocks([100.0, 103.0, 90.0], 6, lambda turn: math.exp(-0.02 * turn))
+    found = cycles.rates(slowing)
+    assert found is not None
+    assert found[1] / found[0] == pytest.approx(1.03)
+    assert found[2] / found[0] == pytest.approx(0.9)
+
+
+def test_nor_do_a_few_blocks_that_something_has_disturbed() -> None:
+    disturbed = blocks([100.0, 103.0], 10, lambda turn: 0.3 if turn in (5, 18) else 1.0)
+    found = cycles.rates(disturbed)
+    assert found is not None
+    assert found[1] / found[0] == pytest.approx(1.03, abs=0.002)
+
+
+def test_the_level_is_that_of_all_blocks() -> None:
+    found = cycles.rates(blocks([100.0, 100.0], 4, lambda _: 1.0))
+    assert found == pytest.approx([100.0, 100.0])
+
+
+def test_of_one_that_is_gone_nothing_counts_and_the_others_compare() -> None:
+    first, _, third = blocks([100.0, 50.0, 110.0], 4, lambda _: 1.0)
+    found = cycles.rates([first, third])
+    assert found is not None
+    assert found[1] / found[0] == pytest.approx(1.1)
+
+
+def test_who_never_went_forth_and_back_compares_with_nobody() -> None:
+    assert cycles.rates([[TurnBlock(1, 1.0, 1.0)], [TurnBlock(2, 1.0, 1.0)]]) is None
+    assert cycles.rates([]) is None
+
+
+def test_a_cycle_that_was_cut_off_does_not_count() -> None:
+    first, second = blocks([100.0, 103.0], 3, lambda _: 1.0)
+    assert len(cycles.complete_cycles([first[:-1], second])) == 2
+
+
+def test_the_typical_value_is_that_of_hodges_and_lehmann() -> None:
+    assert cycles.hodges_lehmann(np.array([1.0, 2.0, 9.0])) == 3.5
+    draw = np.random.default_rng(0)
+    errors = [cycles.hodges_lehmann(draw.normal(size=20)) for _ in range(300)]
+    assert np.std(errors) == pytest.approx(20**-0.5, rel=0.15)
+
+
+def test_the_widest_interval_covers_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(1)
+    covered = 0
+    for _ in range(400):
+        logs = draw.normal(size=(12, 2))
+        difference = float((logs[:, 0] - logs[:, 1]).mean())
+        covered += abs(difference) <= cycles.half_width(logs)
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+# Whose turn it is
+
+
+def play(
+    behaviour: Behaviour, members: int, limits: Limits = LIMITS, **machine: Any
+) -> tuple[list[AttemptResult], list[TrialReport]]:
+    """What is judged, and reported, of trials t-0, t-1 and so on that take turns."""
+    share = dataclasses.replace(limits, whole=limits.whole / members)
+    group = InterleavedSchedule([share] * members)
+    requests = [
+        interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
+        for number in range(members)
+    ]
+    reports = ReplayLauncher(behaviour, **machine).slots[0].run_interleaved(requests, group)
+    return [judge.result(r) for judge, r in zip(group.monitors, reports, strict=True)], reports
+
+
+def number(launch: Launch) -> int:
+    return int(launch.request.trial[-1])
+
+
+def order(reports: Sequence[TrialReport]) -> list[int]:
+    """Who trained, turn by turn."""
+    turned = [(b.observed["turn"], n) for n, report in enumerate(reports) for b in report.blocks]
+    return [member for _, member in sorted(turned)]
+
+
+def test_each_warms_up_by_itself_then_all_go_forth_and_back() -> None:
+    _, reports = play(EQUAL, 3, LIMITS)
+    trained = order(reports)
+    warm = sum(len(report.blocks) for report in reports) % 6
+    cold = [trained.index(member) for member in range(3)]
+    assert cold == sorted(cold)
+    first_cycle = trained.index(2) + trained[trained.index(2) :].index(0)
+    assert trained[first_cycle:] == [0, 1, 2, 2, 1, 0] * ((len(trained) - first_cycle) // 6)
+    assert warm == first_cycle % 6
+
+
+def test_the_step_after_each_change_is_left_out_and_no_other() -> None:
+    _, reports = play(EQUAL, 2)
+    trained = order(reports)
+    left_out = {
+        b.observed["turn"]: b.observed["left_out_seconds"] for r in reports for b in r.blocks
+    }
+    for turn in range(2, len(trained) + 1):
+        now, before = trained[turn - 1], trained[turn - 2]
+        returns = now != before and now in trained[: turn - 1]
+        assert bool(left_out[turn]) == returns, turn
+
+
+def test_of_long_steps_none_is_left_out_and_a_turn_has_one() -> None:
+    """Of 0.2 s each: nobody sees in one that another has had the caches."""
+    _, reports = play(running_at(lambda _: 10.0), 2)
+    later = [b for r in reports for b in r.blocks[1:]]
+    assert len(later) > 4
+    assert {(b.steps, b.observed["left_out_seconds"]) for b in later} == {(1, 0.0)}
+
+
+def test_it_is_over_as_soon_as_their_ratios_are_known() -> None:
+    quiet, _ = play(noisy(EQUAL, block=0.001), 2)
+    loud, _ = play(noisy(EQUAL, block=0.2), 2)
+    assert [r.state for r in (*quiet, *loud)] == [AttemptState.COMPLETE] * 4
+    assert quiet[0].wall_seconds < loud[0].wall_seconds / 2
+    assert loud[0].wall_seconds == pytest.approx(LIMITS.warmup + LIMITS.longest, rel=0.35)
+
+
+def test_all_of_them_have_a_time_together() -> None:
+    limits = dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, whole=12.0)
+    judged, reports = play(noisy(EQUAL, block=0.1), 3, limits)
+    assert sum(r.wall_seconds for r in reports) == pytest.approx(12.0, rel=0.2)
+    assert {r.state for r in judged} == {AttemptState.COMPLETE}
+
+
+@pytest.mark.parametrize(("longest", "each"), [(4.0, 2.0), (1.2, 0.8), (0.6, 0.6)])
+def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
+    longest: float, each: float
+) -> None:
+    """With four cycles at the least, as far as there is time for so many."""
+    limits = dataclasses.replace(LIMITS, warmup=0.0, precision=1e-9, longest=longest)
+    group = PairedSchedule(limits, limits, baseline_rate=100.0)
+    requests = [
+        interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
+        for number in range(2)
+    ]
+    behaviour = noisy(running_at(lambda _: 1000.0), block=0.05)
+    ReplayLauncher(behaviour).slots[0].run_interleaved(requests, group)
+    for member in range(2):
+        kept = group.watch(member).kept
+        assert each - 0.25 <= sum(block.seconds for block in kept) <= each + 0.15
+
+
+def test_who_fails_beside_others_is_to_be_run_again_and_they_go_on() -> None:
+    def failing(launch: Launch) -> Answer:
+        bad = number(launch) == 1
+        return Answer(100.0, outcome=Outcome.OOM if bad else None, cause="no memory", after=9 * bad)
+
+    judged, reports = play(failing, 3)
+    assert [r.state for r in judged] == ["COMPLETE", "LOST", "COMPLETE"]
+    assert "no memory" in judged[1].cause
+    assert "again alone" in judged[1].cause
+    assert len(reports[1].blocks) == 9
+    assert order(reports)[-4:] == [0, 2, 2, 0]
+
+
+def test_an_agent_that_dies_is_nobodys_fault() -> None:
+    def deadly(launch: Launch) -> Answer:
+        outcome = Outcome.CRASH if number(launch) else None
+        return Answer(100.0, outcome=outcome, after=3, lost_agent=True)
+
+    judged, reports = play(deadly, 3)
+    assert all(report.lost_agent for report in reports)
+    assert {r.state for r in judged} == {AttemptState.LOST}
+
+
+def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None:
+    """On a machine whose speed wanders by 8 %, and forgets it within 10 s."""
+    limits = dataclasses.replace(LIMITS, precision=1e-9, longest=2.0)
+    variation = SpeedVariation(0.08, 10.0)
+    behaviour = noisy(EQUAL, block=0.01)
+    in_turn, apart = [], []
+    for seed in range(12):
+        first, second = (
+            r.throughput for r in play(behaviour, 2, limits, variation=variation, seed=seed)[0]
+        )
+        in_turn.append(math.log(first / second))
+        slot = ReplayLauncher(behaviour, variation=variation, seed=seed).slots[0]
+        rates = []
+        for name in ("t-0", "t-1"):
+            judge = TimedMonitor(limits)
+            blocks_of = trial(Path("/w"), trial=name, blocks=BlockPlan(0.1, 2, 1000))
+            rates.append(judge.result(slot.run(blocks_of, judge)).throughput)
+        apart.append(math.log(rates[0] / rates[1]))
+    assert np.std(apart) > 2.5 * np.std(in_turn)
+    assert np.std(in_turn) < 0.01
+
+
+def test_short_blocks_need_more_of_them() -> None:
+    asked = trial(Path("/w"), blocks=BlockPlan(1.0, 5, 100, 9.0))
+    hasty = trial(Path("/w"), blocks=BlockPlan(0.02, 1, 100))
+    plans = [interleaved(one).blocks for one in (asked, hasty)]
+    assert plans == [BlockPlan(0.1, 1, 1000, 9.0), hasty.blocks]
+
+
+@pytest.mark.parametrize(("device", "becomes"), [("cpu", "share"), ("cuda", "none")])
+def test_ranks_on_the_cpu_stay_on_processors_of_their_own(device: str, becomes: str) -> None:
+    asked = trial(Path("/w"), device=device)
+    assert interleaved(asked).knobs["cpu_affinity"] == becomes

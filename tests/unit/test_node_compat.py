@@ -1,0 +1,90 @@
+"""Which nodes of a cluster may make slots."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import NotHere
+from autotune.worker.node import kind
+from launchers.node_compat import (
+    CommonKind,
+    check_device,
+    describe_kinds,
+    device_kind,
+    kind_with_most_ranks,
+    most_common_software,
+)
+from launchers.node_info import node_info
+from launchers.replay import ENVIRONMENT
+
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+
+
+def node(**changes: Any) -> dict[str, Any]:
+    usual = {"autotune": "0.1.0", "python": "3.12.1", "torch": "2.11.0", "cpu": "EPYC"}
+    return {**usual, "devices": [H100] * 8, **changes}
+
+
+def test_a_look_says_what_an_agent_says() -> None:
+    found = node_info()
+    assert found["cpu"] == kind.processor()
+    assert CommonKind(found["autotune"], found["python"], found["torch"]).mismatch(found) == ""
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"autotune": "0.0.9"}, "autotune 0.0.9 is installed there and 0.1.0 here"),
+        ({"autotune": ""}, "autotune is not installed there"),
+        ({"python": "3.11.4"}, "Python 3.11.4 is installed there and 3.12.1 on others"),
+        ({"torch": ""}, "torch (none) is installed there and 2.11.0 on others"),
+        ({"devices": [A100] * 8}, f"it has {A100}, and this study runs on {H100}"),
+        ({"devices": [H100] * 7 + [A100]}, f"it has {A100} + {H100}, and this study runs on"),
+        ({}, ""),
+        ({"cpu": "another"}, ""),
+    ],
+)
+def test_one_that_differs_is_left_out_with_the_reason(changes: dict[str, Any], why: str) -> None:
+    odd = node(**changes)
+    same = most_common_software("0.1.0", [odd, node(), node(), {}])
+    assert (same.python, same.torch) == ("3.12.1", "2.11.0")
+    found = CommonKind(same.autotune, same.python, same.torch, H100, on_gpu=True).mismatch(odd)
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
+
+
+def test_one_that_does_not_answer_is_judged_by_its_agent() -> None:
+    assert CommonKind("0.1.0", "3.12.1", "2.11.0", H100, on_gpu=True).mismatch({}) == ""
+
+
+def test_what_the_driver_does_not_tell_is_not_held_against_a_node() -> None:
+    assert CommonKind("0.1.0", kind=H100, on_gpu=True).mismatch(node(devices=[])) == ""
+
+
+def test_the_kind_on_which_most_ranks_run_is_taken() -> None:
+    ranks = {"one big": 8, "small": 4}
+    assert kind_with_most_ranks(["small", "small", "one big", ""], ranks.__getitem__) == "one big"
+    assert kind_with_most_ranks(["b", "a", "a", "b", "b"], lambda _: 2) == "b"
+    assert kind_with_most_ranks([""], lambda _: 2) == ""
+    assert describe_kinds(["a", "b", "a", ""]) == "a on 2 nodes, b on 1, unknown devices on 1"
+
+
+def test_a_machine_of_another_kind_is_refused() -> None:
+    there = {**ENVIRONMENT, "devices": [{"name": H100}]}
+    check_device(H100, there, on_gpu=True)
+    check_device(ENVIRONMENT["cpu"], there, on_gpu=False)
+    check_device(None, there, on_gpu=True)
+    with pytest.raises(NotHere, match=f"resources.device: {A100} is asked for, and here is {H100}"):
+        check_device(A100, there, on_gpu=True)
+
+
+def test_devices_are_named_by_the_driver(tmp_path: Path) -> None:
+    for number, name in enumerate([H100, A100]):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 1\n")
+    assert kind.devices(tmp_path) == [H100, A100]
+    assert kind.devices(tmp_path / "none") == []
+    assert device_kind({"devices": [A100, H100, H100]}, on_gpu=True) == f"{A100} + {H100}"

@@ -1,0 +1,181 @@
+"""When a running trial has told enough."""
+
+import dataclasses
+
+import pytest
+
+from autotune.measurement.onset import Onset, OnsetBound
+from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
+from autotune.worker.protocol import BlockReport
+
+LIMITS = Limits(warmup=3.0, longest=10.0, precision=0.02)
+
+
+def block(index, seconds, samples=100):
+    return BlockReport(
+        trial="t",
+        index=index,
+        steps=10,
+        samples=samples,
+        tokens=samples * 7,
+        seconds=seconds,
+        rank_seconds=(seconds,),
+        wait_seconds=0.0,
+        loss=1.0,
+        peak_bytes=1,
+    )
+
+
+def feed(watch, seconds):
+    """Blocks until the watch has seen enough; returns how many it took."""
+    for index, value in enumerate(seconds):
+        if watch(block(index, value)):
+            return index + 1
+    return None
+
+
+def test_a_steady_trial_ends_soon_after_its_warm_up():
+    watch = StopRule(LIMITS)
+    assert feed(watch, [0.1] + [0.2] * 20) == 9  # first block, five steady ones, three that count
+    assert watch.steady
+    assert watch.estimate().rate == pytest.approx(500)
+
+
+def test_a_run_that_is_to_prove_something_counts_ten_blocks():
+    watch = StopRule(dataclasses.replace(LIMITS, fewest=10))
+    assert feed(watch, [0.1] + [0.2] * 20) == 16
+
+
+def without_tokens(index):
+    return dataclasses.replace(block(index, 0.2), tokens=0)
+
+
+def test_a_workload_without_tokens_has_no_rate_of_them():
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
+    ended = [watch(without_tokens(index)) for index in range(12)]
+    assert any(ended)
+    assert "tokens_per_sample" in watch.problem
+
+
+def test_nor_has_it_one_where_it_takes_turns():
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
+    for index in range(FEWEST_BLOCKS):
+        assert watch.problem is None
+        watch.take(without_tokens(index))
+    assert "tokens_per_sample" in watch.problem
+
+
+def test_tokens_of_the_warm_up_alone_make_no_rate():
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
+    assert not watch(block(0, 0.1))
+    assert any(watch(without_tokens(index)) for index in range(1, 12))
+    assert "tokens_per_sample" in watch.problem
+
+
+def test_a_block_without_tokens_among_others_counts():
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
+    assert not watch(without_tokens(0))
+    assert feed(watch, [0.1] + [0.2] * 20)
+    assert watch.problem is None
+    in_turn = StopRule(dataclasses.replace(LIMITS, tokens=True))
+    for one in (without_tokens(0), block(1, 0.2), block(2, 0.2), block(3, 0.2)):
+        in_turn.take(one)
+    assert in_turn.problem is None
+
+
+def test_the_first_block_never_counts_as_steady():
+    watch = StopRule(LIMITS)
+    feed(watch, [9.0] + [0.2] * 10)
+    assert all(kept.seconds == 0.2 for kept in watch.kept)
+
+
+def test_a_restless_trial_counts_after_the_longest_warm_up_and_is_marked():
+    watch = StopRule(LIMITS)
+    taken = feed(watch, [0.5, 1.0, 0.6] * 20)
+    assert taken is not None
+    assert not watch.steady
+    assert sum(seen.block.seconds for seen in watch.seen if not seen.kept) >= 3.0
+    assert sum(b.seconds for b in watch.kept) > 10.0
+
+
+def test_a_trial_that_cannot_catch_up_is_lost():
+    watch = StopRule(dataclasses.replace(LIMITS, incumbent_low=1000.0))
+    feed(watch, [0.2, 0.2, 0.21, 0.2, 0.19, 0.2] * 5)
+    assert watch.lost
+
+
+def test_a_trial_that_might_win_is_not_lost():
+    watch = StopRule(dataclasses.replace(LIMITS, incumbent_low=495.0))
+    feed(watch, [0.2] * 20)
+    assert not watch.lost
+
+
+def test_tokens():
+    watch = StopRule(dataclasses.replace(LIMITS, tokens=True))
+    feed(watch, [0.2] * 20)
+    assert watch.estimate().rate == pytest.approx(3500)
+
+
+STEP = dataclasses.replace(block(0, 1.0), steps=1, samples=10)
+RACING = dataclasses.replace(
+    LIMITS, incumbent_low=10.0, settling=OnsetBound.of([Onset(first=1.5, steady=1.0)])
+)
+
+
+def steps(watch, seconds, **changes):
+    """Blocks of a single step each, until the watch has seen enough; how many it took."""
+    for index, value in enumerate(seconds):
+        changed = dataclasses.replace(STEP, index=index, seconds=value, **changes)
+        if watch(changed):
+            return index + 1
+    return None
+
+
+@pytest.mark.parametrize(
+    ("times", "settling", "taken"),
+    [
+        (10.0, RACING.settling, 1),
+        (4.0, RACING.settling, 1),
+        (4.0, OnsetBound(), 2),
+        (1.8, RACING.settling, None),
+    ],
+)
+def test_a_trial_is_judged_from_its_first_step_on(times, settling, taken):
+    """The incumbent takes a second for a step of ten samples."""
+    watch = StopRule(dataclasses.replace(RACING, settling=settling))
+    assert steps(watch, [1.5 * times, times]) == taken
+    assert watch.lost == (taken is not None)
+    watch.close()
+    assert len(watch.kept) == 1
+
+
+def test_a_first_step_in_which_something_is_compiled_tells_nothing():
+    watch = StopRule(RACING)
+    steps(watch, [60.0], observed={"compilations": 3})
+    assert not watch.lost
+
+
+def test_without_an_earlier_run_only_the_prior_tells_what_a_first_step_is_like():
+    watch = StopRule(dataclasses.replace(RACING, settling=OnsetBound()))
+    assert steps(watch, [9.0]) is None, "ten seconds may go into what happens once"
+    watch = StopRule(dataclasses.replace(RACING, settling=OnsetBound()))
+    assert steps(watch, [20.0]) == 1
+
+
+@pytest.mark.parametrize("step", [2.9, 3.1, 40.0])
+def test_the_longest_timing_is_kept_within_a_step(step):
+    """Neither warm-up nor a fewest number of blocks add to it where steps are long."""
+    limits = Limits(warmup=20.0, longest=3.0, precision=0.02, long_step=0.1)
+    watch = StopRule(limits)
+    assert steps(watch, [step] * 20) is not None
+    assert sum(kept.seconds for kept in watch.kept) <= max(3.3, step)
+    assert sum(seen.block.seconds for seen in watch.seen if not seen.kept) <= 3.0 + step
+
+
+def test_the_whole_time_is_kept_and_something_counts():
+    for step in (0.1, 1.0, 2.0):
+        watch = StopRule(dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, whole=6.0))
+        assert steps(watch, [step] * 1000) is not None
+        watch.close()
+        assert watch.kept
+        assert sum(seen.block.seconds for seen in watch.seen) <= 6.0

@@ -8,6 +8,10 @@ from pathlib import Path
 
 OF_SYSTEM = ("/dev", "/proc", "/sys", "/run")
 """Devices, the kernel and sockets: no files of the user."""
+_OF_PACKAGES = re.compile("/(bin|boot|etc|lib[^/]*|lost[+]found|media|sbin|srv|usr|var)")
+"""Top-level folders that hold no checkpoints: there memory will do, and is faster to set up."""
+TEMPORARY = ("/tmp", "/var/tmp")
+"""Folders in which processes meet."""
 LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs"})
 """File systems that an upper layer may lie on: local, and with room for checkpoints."""
 _NO_FILES = frozenset({"autofs", "binfmt_misc", "cgroup", "cgroup2", "mqueue", "proc", "sysfs"})
@@ -90,7 +94,8 @@ def covers(mounts: list[Mount], wanted: Iterable[str], layers: str) -> list[Cove
 
 
 def _how(folder: str, layers: str) -> str:
-    return MEMORY if not layers or holds(folder, layers) else OVERLAY
+    small = _OF_PACKAGES.fullmatch(folder) or not layers or holds(folder, layers)
+    return MEMORY if small else OVERLAY
 
 
 def _of_system(path: str) -> bool:

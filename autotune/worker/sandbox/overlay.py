@@ -5,12 +5,21 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.worker.sandbox import kernel
-from autotune.worker.sandbox.mounts import MEMORY, OVERLAY, Cover, covers, holds, mounted, sockets
+from autotune.worker.sandbox.mounts import (
+    AS_IT_IS,
+    MEMORY,
+    TEMPORARY,
+    Cover,
+    covers,
+    holds,
+    mounted,
+    sockets,
+)
 
 _FAST = {"index": "off", "volatile": None}
 """Nothing of an upper layer has to survive: it is never written back for good."""
@@ -47,16 +56,16 @@ def enter(view: View) -> None:
     again = [*view.kept, *sockets([cover.path for cover in planned])]
     as_user = _unshare()
     kernel.keep_mounts_here()
-    layers = _Layers(view.layers, as_user)
     with contextlib.ExitStack() as opened:
         # All paths mean what is there now: once something is covered, they mean what covers it.
-        origins = {path: _opened(path, opened) for path in [*hidden, *again]}
+        layers = _Layers(_opened(view.layers, opened), as_user)
+        origins = {path: _opened(path, opened) for path in [*hidden, *view.wanted, *again]}
         for cover in planned:
-            if cover.how in (OVERLAY, MEMORY):
-                necessary = any(holds(cover.path, folder) for folder in view.wanted)
-                _cover(cover, origins[cover.path], layers, necessary=necessary)
-            elif hidden[cover.path]:
-                _bind(origins[cover.path], cover.path)
+            if cover.how == AS_IT_IS:
+                if hidden[cover.path]:
+                    _bind(origins[cover.path], cover.path)
+            elif origins[cover.path]:
+                _cover(cover, view.wanted, origins, layers)
         for path in again:
             _bind(origins[path], path)
         layers.close()
@@ -124,21 +133,29 @@ def _bind(origin: str, path: str) -> None:
         kernel.bind(origin, path)
 
 
-def _cover(cover: Cover, origin: str, layers: "_Layers", *, necessary: bool) -> None:
-    """Cover a folder. Where its file system bears no overlay it becomes read-only.
+def _cover(
+    cover: Cover, wanted: Iterable[str], origins: Mapping[str, str], layers: "_Layers"
+) -> None:
+    """Cover a folder.
+
+    Some file systems bear no overlay, nor do folders with mounts in them in a namespace of users. Such a
+    folder becomes read-only, but for folders in it that the job is likely to write to.
 
     Raises:
-        OSError: neither is possible, or the job is likely to write there.
+        OSError: it is such a folder, and the job is likely to write to it.
     """
-    if not origin:
-        return
     try:
-        layers.lay(origin, cover.path, in_memory=cover.how == MEMORY)
+        layers.lay(origins[cover.path], cover.path, in_memory=cover.how == MEMORY)
+        return
     except OSError:
-        if necessary:
+        if cover.path in wanted:
             raise
-        kernel.bind(origin, cover.path)
+    if cover.path not in TEMPORARY:
+        kernel.bind(origins[cover.path], cover.path)
         kernel.make_read_only(cover.path)
+    for folder in wanted:
+        if holds(cover.path, folder):
+            layers.lay(origins[folder], folder, in_memory=cover.how == MEMORY)
 
 
 class _Layers:
@@ -186,14 +203,14 @@ class _Layers:
             folder = self._disk / "memory"
             folder.mkdir()
             kernel.mount("tmpfs", str(folder), "tmpfs", {"mode": "700"})
-            self._memory = folder
             self._descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+            self._memory = Path(f"/proc/self/fd/{self._descriptor}")
         return self._memory
 
     def close(self) -> None:
         """Leave to the overlays alone what they use."""
         if self._memory is not None:
-            kernel.unmount(f"/proc/self/fd/{self._descriptor}")
+            kernel.unmount(str(self._memory))
             os.close(self._descriptor)
 
 

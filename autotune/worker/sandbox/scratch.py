@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,9 +63,9 @@ class Scratch:
             self._lock = hold(self.folder)
 
     def remove(self) -> None:
-        """Remove it with everything in it."""
+        """Remove it with everything in it, beside what this process does next: files may be large."""
         os.close(self._lock)
-        _remove(self.folder)
+        threading.Thread(target=_remove, args=(self.folder,), daemon=True).start()
 
 
 def hold(folder: Path) -> int:

@@ -16,7 +16,7 @@ from autotune.measurement.watch import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.runs import commanded
 from autotune.search.space import Space
-from autotune.worker.files import TrialFiles
+from autotune.worker.files import COMPILER_CACHES, TrialFiles
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
     BlockPlan,
@@ -28,7 +28,6 @@ from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import global_batch
 
-_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
 _COMPILING, _AUTOTUNING = 3.0, 10.0
 """Times the start-up deadline. A compiled step takes tens of seconds the first time where the plain one
@@ -59,11 +58,15 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     Raises:
         LauncherError: the resources are not there.
     """
-    cache = os.environ.get(
-        _INDUCTOR_CACHE, str(compiled(folder))
-    )  # the user's own, if there is one
-    env = {_INDUCTOR_CACHE: cache, **spec.env}
+    env = {**_caches(spec, folder), **spec.env}
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
+
+
+def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:
+    """Name the folders of compiled code. The user's own ones are kept if trials may write to them."""
+    own = spec.workload.may_write or not spec.workload.is_script
+    names = [name for name in COMPILER_CACHES if not (own and name in os.environ)]
+    return {name: str(compiled(folder) / name.lower()) for name in names}
 
 
 def resources(spec: StudySpec) -> Resources:
@@ -170,6 +173,7 @@ class Plan:
             import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
             log_dir=str(log_dir),
+            may_write=not spec.workload.is_script or spec.workload.may_write,
         )
         if spec.workload.command:
             return commanded.request(asked, spec, self.launcher.workers)

@@ -82,7 +82,7 @@ class TrialFiles:
         if (self.folder / token).exists():
             return {}
         found = {}
-        for file in [*self.logs(), *self.traces()]:
+        for file in [*self.logs(), *self.traces(), *self.folder.glob(self.protection().name)]:
             with contextlib.suppress(OSError), file.open("rb") as content:
                 size = content.seek(0, os.SEEK_END)
                 is_log = file.suffix == ".log"
@@ -99,6 +99,10 @@ class TrialFiles:
     def survey(self, rank: int) -> Path:
         """What a rank has seen of a script, for whoever writes a study of it."""
         return self.folder / f"survey-{rank}.json"
+
+    def protection(self) -> Path:
+        """How the user's files were protected on this node, as JSON."""
+        return self.folder / "protection.json"
 
     def command(self) -> Path:
         """The folder of a command for what it writes."""

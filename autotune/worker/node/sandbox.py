@@ -2,8 +2,11 @@
 cleared away when they are gone."""
 
 import contextlib
+import json
+import multiprocessing.process
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -11,8 +14,12 @@ from pathlib import Path
 
 from autotune.worker.files import COMPILER_CACHES, TrialFiles
 from autotune.worker.protocol import TrialRequest
-from autotune.worker.sandbox import overlay, scratch
+from autotune.worker.sandbox import kernel, overlay, redirect, scratch
+from autotune.worker.sandbox.mounts import OF_SYSTEM, TEMPORARY, holds
 from autotune.worker.sandbox.overlay import View
+
+OVERLAY, COPIES = "overlay", "copies"
+"""What may protect the files of the user."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +27,14 @@ class Ticket:
     """What a rank needs to enter a sandbox.
 
     Attributes:
-        holder: process that is in the view of the trial.
         layers: folder of what the trial writes.
+        holder: process that is in the view of the trial; 0: there is none, and it writes copies.
+        free: folders that it writes as they are then.
     """
 
-    holder: int
     layers: str
+    holder: int = 0
+    free: tuple[str, ...] = ()
 
 
 class Sandbox:
@@ -38,30 +47,39 @@ class Sandbox:
             OSError: nothing can protect the files of the user here.
         """
         files = TrialFiles(Path(request.log_dir).absolute())
-        wanted = _wanted(request)
+        wanted, kept = _wanted(request), _kept(files, request.env)
         place, on_disk = scratch.place(list(wanted))
         self._scratch = scratch.Scratch(place)
-        view = View(wanted, _kept(files, request.env), str(self._scratch.folder), not on_disk)
-        self._ours, theirs = context.Pipe()
-        self._holder: ForkServerProcess = context.Process(target=_hold, args=(view, theirs))
-        self._holder.start()
-        theirs.close()
-        problem = self._ours.recv_bytes().decode()
-        if problem:
-            self.close()
-            raise OSError(problem)
-        assert self._holder.pid is not None
-        self.ticket = Ticket(self._holder.pid, view.layers)
+        layers = str(self._scratch.folder)
+        self._holder = _Holder(View(wanted, kept, layers, not on_disk), context)
+        if self._holder.problem:
+            self._holder.close()
+            self._check_fallback()
+            self.ticket = Ticket(layers, free=_free(wanted, kept))
+        else:
+            self.ticket = Ticket(layers, self._holder.process)
+        how = COPIES if self._holder.problem else OVERLAY
+        files.protection().write_text(json.dumps({"how": how, "why": self._holder.problem}))
+
+    def _check_fallback(self) -> None:
+        try:
+            kernel.Landlock.version()
+        except OSError as error:
+            self._scratch.remove()
+            raise OSError(
+                f"nothing keeps your files as they are here ({self._holder.problem}; {error}): say "
+                "`workload: {may_write: true}` if trials may change them, or run them in a container "
+                "with --cap-add SYS_ADMIN or on a newer kernel"
+            ) from None
 
     @property
     def roots(self) -> list[int]:
         """Processes of it, which have to live as long as the ranks."""
-        return [self._holder.pid] if self._holder.pid else []
+        return [self.ticket.holder] if self.ticket.holder else []
 
     def close(self) -> None:
         """Discard all that the trial has written. Its processes are gone."""
-        self._ours.close()
-        self._holder.join()
+        self._holder.close()
         self._scratch.remove()
 
 
@@ -72,7 +90,40 @@ def enter(ticket: Ticket) -> None:
         OSError: the holder of the view is gone.
     """
     scratch.hold(Path(ticket.layers))
-    overlay.join(ticket.holder)
+    if ticket.holder:
+        overlay.join(ticket.holder)
+        return
+    rules = kernel.Landlock()
+    for folder in (ticket.layers, *ticket.free):
+        rules.allow(folder)
+    _have_own_temporary(ticket)
+    redirect.begin(ticket.layers, list(ticket.free))
+    rules.begin()
+
+
+class _Holder:
+    """A process that keeps a view for the ranks that join it.
+
+    Attributes:
+        problem: why it has none; empty if it has.
+        process: its id.
+    """
+
+    def __init__(self, view: View, context: ForkServerContext) -> None:
+        self._ours, theirs = context.Pipe()
+        self._process: ForkServerProcess = context.Process(target=_hold, args=(view, theirs))
+        self._process.start()
+        theirs.close()
+        try:
+            self.problem = self._ours.recv_bytes().decode()
+        except EOFError:
+            self.problem = "the process that was to mount overlays has died"
+        self.process = self._process.pid or 0
+
+    def close(self) -> None:
+        """Let it go."""
+        self._ours.close()
+        self._process.join()
 
 
 def _hold(view: View, connection: Connection) -> None:
@@ -109,3 +160,21 @@ def _kept(files: TrialFiles, told: Mapping[str, str]) -> tuple[str, ...]:
     for cache in caches:
         Path(cache).mkdir(parents=True, exist_ok=True)
     return tuple(dict.fromkeys([str(files.folder), *map(os.path.realpath, caches)]))
+
+
+def _free(wanted: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:
+    """Folders that are written as they are where no overlay can be mounted."""
+    temporary = [t for t in TEMPORARY if not any(holds(t, folder) for folder in wanted)]
+    several = (*kept, *OF_SYSTEM, *temporary)
+    return tuple(folder for folder in several if Path(folder).exists())
+
+
+def _have_own_temporary(ticket: Ticket) -> None:
+    """Give a process that may not write to /tmp a folder in its place."""
+    if tempfile.gettempdir() in ticket.free:
+        return
+    own = Path(ticket.layers) / "tmp"
+    own.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(own)
+    # What multiprocessing has found for the agent, as every process of it is told.
+    multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]

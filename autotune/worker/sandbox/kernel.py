@@ -139,12 +139,19 @@ class Landlock:
         Raises:
             OSError: the kernel has no Landlock, or it is switched off.
         """
-        version = _checked(
-            _libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION), "Landlock"
-        )
-        self._rights = _rights_of_writing(version)
+        self._rights = _rights_of_writing(self.version())
         rules = struct.pack("=Q", self._rights)
         self._rules = _checked(_libc.syscall(_CREATE_RULESET, rules, len(rules), 0), "Landlock")
+
+    @staticmethod
+    def version() -> int:
+        """Tell which version of Landlock the kernel has.
+
+        Raises:
+            OSError: none, or it is switched off.
+        """
+        status = _libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+        return _checked(status, "Landlock")
 
     def allow(self, path: str) -> None:
         """Let files change below a folder, or a single file.

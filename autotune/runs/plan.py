@@ -28,6 +28,7 @@ from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import global_batch
 
+_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
 _COMPILING, _AUTOTUNING = 3.0, 10.0
 """Times the start-up deadline. A compiled step takes tens of seconds the first time where the plain one
@@ -63,10 +64,11 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
 
 
 def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:
-    """Name the folders of compiled code. The user's own ones are kept if trials may write to them."""
-    own = spec.workload.may_write or not spec.workload.is_script
-    names = [name for name in COMPILER_CACHES if not (own and name in os.environ)]
-    return {name: str(compiled(folder) / name.lower()) for name in names}
+    """Name the folders of compiled code. Where trials may write, the user's own ones serve as well."""
+    ours = {name: str(compiled(folder) / below) for name, below in COMPILER_CACHES.items()}
+    if spec.workload.is_script and not spec.workload.may_write:
+        return ours
+    return {_INDUCTOR_CACHE: os.environ.get(_INDUCTOR_CACHE, ours[_INDUCTOR_CACHE])}
 
 
 def resources(spec: StudySpec) -> Resources:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.export import held
 from autotune.paths import StudyPaths
+from autotune.worker.sandbox import scratch
 from storage import Repository, StoredStudy
 
 
@@ -25,7 +26,8 @@ def delete(repository: Repository, name: str) -> list[Path]:
 
 def clean(repository: Repository, workdir: Path) -> list[Path]:
     """Remove the folders of studies that have ended, and of those that the storage does not know any
-    more, and copies of settings files that no living job has been given. What is recorded stays.
+    more, copies of settings files that no living job has been given, and what trials have written that
+    were killed. What is recorded stays.
 
     Args:
         workdir: a folder with studies; those of the storage's own studies are looked through, too.
@@ -42,7 +44,7 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
     names = {folder.name for folder in known}
     unknown = [folder for folder in found if folder.name not in names]
     copies = [folder for place in sorted(places) for folder in held.sweep(place)]
-    return [folder for folder in (*ended, *unknown) if _remove(folder)] + copies
+    return [folder for folder in (*ended, *unknown) if _remove(folder)] + copies + scratch.sweep()
 
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:

@@ -11,8 +11,14 @@ _KEPT_LOG_BYTES = 2**20
 _TAKEN_LOG_BYTES = 2**20
 _TAKEN_TRACE_BYTES = 32 * 2**20
 _OF_USER = 0o700
-COMPILER_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-"""Variables that name folders of compiled code. To compile it again would cost each trial minutes."""
+COMPILER_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+}
+"""Variable that names a folder of compiled code -> its place in the study's folder of such code.
+
+To compile it again would cost each trial minutes."""
 
 
 def make_private(folder: Path) -> None:

@@ -72,6 +72,19 @@ class Sandbox:
                 "with --cap-add SYS_ADMIN or on a newer kernel"
             ) from None
 
+    def advice(self, said: str) -> str:
+        """Say what to do about a failure of a script that has met the protection; else nothing.
+
+        Args:
+            said: what the script has raised and printed.
+        """
+        if self.ticket.holder or "Permission denied" not in said:
+            return ""
+        return (
+            "; what a script writes past Python is refused here, as no overlay can be mounted "
+            f"({self._holder.problem}): say `workload: {{may_write: true}}` if trials may change files"
+        )
+
     @property
     def roots(self) -> list[int]:
         """Processes of it, which have to live as long as the ranks."""

@@ -215,7 +215,9 @@ class NodeTrial:
             return
         if end.outcome is not None:
             self._failed_at = self._failed_at or time.monotonic()
-            end = dataclasses.replace(end, log_tail=self._log_tail(end.rank))
+            tail = self._log_tail(end.rank)
+            advice = self._sandbox.advice(end.cause + tail) if self._sandbox else ""
+            end = dataclasses.replace(end, cause=end.cause + advice, log_tail=tail)
         self._ends.append(end)
 
     def _note_exit(self, member: _Rank) -> None:

@@ -43,7 +43,7 @@ from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
-from autotune.worker.sandbox import offline
+from autotune.worker.sandbox import offline, uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
@@ -179,6 +179,7 @@ def _run_script(
     told = meeting.torchrun(placement, context, store)
     os.environ.update(told)
     assert request.script is not None
+    uploads.begin()
     if request.script.survey:
         surveying.survey(request, context.rank, progressed, leave)
     built = _announcement(request, placement, context, connection, told)

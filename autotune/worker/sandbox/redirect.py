@@ -1,5 +1,6 @@
-"""Patches that have a process, and Python processes that it starts, write copies of files of the user: for
-machines where no overlay can be mounted. The kernel refuses what passes them by, see Landlock."""
+"""Patches that have a process, and Python processes that it starts, write copies of the user's files.
+
+For machines where no overlay can be mounted. The kernel refuses what passes them by, see Landlock."""
 
 import builtins
 import errno

@@ -48,7 +48,7 @@ def delete(study: StudyArgument, storage: StorageOption = None) -> None:
 
 def clean(storage: StorageOption = None) -> None:
     """Remove logs and compiled code of studies that have ended or are deleted, and copies of settings
-    files that no job has any more; records stay."""
+    files that no job has any more, and what trials have written that were killed; records stay."""
     from autotune.service import cleaning
 
     gone = cleaning.clean(open_storage(url_of(storage), existing=True), Path.cwd())

@@ -67,7 +67,7 @@ def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
-    for field in ("flags", "over_all_ranks", "samples"):
+    for field in ("flags", "over_all_ranks", "samples", "may_write"):
         if getattr(workload, field):
             problems["workload", field] = "is for scripts only; take it out"
     return problems

@@ -83,6 +83,11 @@ class WorkloadSpec(Section):
         description="Samples per rank and optimizer step of a script that draws none from a DataLoader, "
         "or whose ranks share what theirs yield.",
     )
+    may_write: bool = Field(
+        default=False,
+        description="Whether trials of a script or a command may change files: else what they write is "
+        "discarded, and a study that cannot be protected so does not start.",
+    )
 
     @property
     def is_script(self) -> bool:

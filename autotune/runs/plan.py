@@ -16,7 +16,7 @@ from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limi
 from autotune.paths import compiled
 from autotune.runs import command_request
 from autotune.search.space import Space
-from autotune.worker.files import TrialFiles
+from autotune.worker.files import COMPILER_CACHES, TrialFiles
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
     BlockPlan,
@@ -64,11 +64,16 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     Raises:
         LauncherError: the resources are not available.
     """
-    cache = os.environ.get(
-        _INDUCTOR_CACHE, str(compiled(folder))
-    )  # the user's own cache, if there is one
-    env = {_INDUCTOR_CACHE: cache, **spec.env}
+    env = {**_caches(spec, folder), **spec.env}
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
+
+
+def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:
+    """Name the folders of compiled code. Where trials may write, the user's own ones serve as well."""
+    ours = {name: str(compiled(folder) / below) for name, below in COMPILER_CACHES.items()}
+    if spec.workload.is_script and not spec.workload.may_write:
+        return ours
+    return {_INDUCTOR_CACHE: os.environ.get(_INDUCTOR_CACHE, ours[_INDUCTOR_CACHE])}
 
 
 def resources(spec: StudySpec) -> Resources:
@@ -176,6 +181,7 @@ class Plan:
             import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
             log_dir=str(log_dir),
+            may_write=not spec.workload.is_script or spec.workload.may_write,
         )
         if spec.workload.command:
             return command_request.build(asked, spec, self.launcher.workers)

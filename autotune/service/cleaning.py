@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.export import held
 from autotune.paths import StudyPaths
+from autotune.worker.sandbox import scratch
 from storage import Repository, StoredStudy
 
 
@@ -26,8 +27,8 @@ def delete(repository: Repository, name: str) -> list[Path]:
 def clean(repository: Repository, workdir: Path) -> list[Path]:
     """Remove folders that are no longer needed; recorded results stay.
 
-    These are the folders of ended studies and of studies unknown to the storage, and copies of
-    settings files that no living job was given.
+    These are the folders of ended studies and of studies unknown to the storage, copies of settings
+    files that no living job was given, and what killed trials have written.
 
     Args:
         workdir: a folder with studies; the folders of the storage's own studies are searched, too.
@@ -44,7 +45,7 @@ def clean(repository: Repository, workdir: Path) -> list[Path]:
     names = {folder.name for folder in known}
     unknown = [folder for folder in found if folder.name not in names]
     copies = [folder for place in sorted(places) for folder in held.sweep(place)]
-    return [folder for folder in (*ended, *unknown) if _remove(folder)] + copies
+    return [folder for folder in (*ended, *unknown) if _remove(folder)] + copies + scratch.sweep()
 
 
 def _of(repository: Repository, workdir: Path) -> Iterator[Path]:

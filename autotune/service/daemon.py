@@ -49,6 +49,7 @@ _IDLE_POLL_SECONDS = 0.5
 _OUTAGE_POLL_SECONDS = 2.0
 _ROOM_POLL_SECONDS = 0.5
 _UNREACHABLE = (StorageUnreachable, StorageInternalError)
+_MAY_WRITE = " Trials may change your files: `workload.may_write` is true."
 
 log = logging.getLogger(__name__)
 
@@ -433,7 +434,8 @@ class _Session:
             self._lease,
             self._study.id,
             f"{launcher.workers} rank{'s' if launcher.workers > 1 else ''} on {what}, "
-            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher}).",
+            f"{count} trial{'s' if count > 1 else ''} at a time ({self._spec.launcher})."
+            + (_MAY_WRITE if self._spec.workload.may_write else ""),
         )
 
     def _export(self, verdict: Verdict, launcher: Launcher) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -23,6 +24,7 @@ from autotune.runs.probe import Probe, why_not
 from autotune.standalone import name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.standalone.survey import surveying
+from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
 from autotune.worker.surveyed import Surveyed
 from launchers import Launcher, Resources, open_launcher
@@ -158,6 +160,7 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
                 trained = functools.partial(_baseline, probe)
                 baseline = _tried("baseline", trained)
                 yield baseline
+                yield from _protection(probe)
                 if spec.workload.is_script and baseline.level != "fail":
                     yield from _knobs(probe, settles=baseline.level == "ok")
     except DevicesTaken as error:
@@ -186,6 +189,28 @@ def _baseline(probe: Probe) -> str:
         raise _Doubt(compiled)
     size = f"{result.peak_bytes / 2**20:,.0f} MiB"
     return f"built and trained in {result.wall_seconds:.1f} s, at most {size} per rank"
+
+
+def _protection(probe: Probe) -> Iterator[Check]:
+    """How the files of the user were protected from the baseline, if it is a script's or a command's."""
+    workload = probe.plan.spec.workload
+    if workload.may_write:
+        yield Check("files", "warn", "trials may change them: `workload.may_write` is true")
+        return
+    record = probe.files("doctor").protection()
+    if not workload.is_script or not record.is_file():
+        return
+    told = json.loads(record.read_text())
+    if told["how"] == OVERLAY:
+        text = "what trials write is discarded: they run under an overlay of all file systems"
+        yield Check("files", "ok", text)
+        return
+    yield Check(
+        "files",
+        "ok",
+        "what trials write in Python goes to copies, which are discarded; other programs and libraries "
+        f"are refused to write (no overlay: {told['why']})",
+    )
 
 
 def _compiled_again(blocks: Sequence[BlockReport]) -> str:

@@ -67,9 +67,6 @@ def _head(command: Sequence[str], launched: Launched, found: Findings) -> str:
         f"# Seen: {told(found)}.",
         "# Then: autotune start with this file, and autotune run best.yaml -- with the command.",
     ]
-    if found.seen.written:
-        files = ", ".join(found.seen.written[:3])
-        lines.append(f"# It writes files, and will in every trial: {files}")
     name = Path(launched.target).stem if not launched.is_module else launched.target
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "study"
     return "\n".join([*lines, f"name: {_text(name)}", ""])

@@ -11,6 +11,14 @@ _KEPT_LOG_BYTES = 2**20
 _TAKEN_LOG_BYTES = 2**20
 _TAKEN_TRACE_BYTES = 32 * 2**20
 _OF_USER = 0o700
+COMPILER_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+}
+"""Variable that names a folder of compiled code -> its place in the study's folder of such code.
+
+To compile it again would cost each trial minutes."""
 
 
 def make_private(folder: Path) -> None:
@@ -80,7 +88,7 @@ class TrialFiles:
         if (self.folder / token).exists():
             return {}
         found = {}
-        for file in [*self.logs(), *self.traces()]:
+        for file in [*self.logs(), *self.traces(), *self.folder.glob(self.protection().name)]:
             with contextlib.suppress(OSError), file.open("rb") as content:
                 size = content.seek(0, os.SEEK_END)
                 is_log = file.suffix == ".log"
@@ -97,6 +105,10 @@ class TrialFiles:
     def survey(self, rank: int) -> Path:
         """What a rank has seen of a script, for whoever writes a study of it."""
         return self.folder / f"survey-{rank}.json"
+
+    def protection(self) -> Path:
+        """How the user's files were protected on this node, as JSON."""
+        return self.folder / "protection.json"
 
     def command(self) -> Path:
         """The folder of a command for what it writes."""

@@ -19,7 +19,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -167,6 +167,8 @@ class TrialRequest:
     """What trains instead of both, as the only rank of the trial."""
     copies: tuple[FileCopy, ...] = ()
     """Of files that a script or a command reads."""
+    may_write: bool = True
+    """Whether what it writes stays; else no file of the user changes."""
     longest: bool = False
     """It trains on the longest samples alone, which the workload names (Workload.longest)."""
     takes_turns: bool = False

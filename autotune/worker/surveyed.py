@@ -47,7 +47,6 @@ class Surveyed:
         convolutions: whether the model has any.
         own: knob -> what the script has by itself, as far as that shows.
         options: all that were found, in the order of the script.
-        written: files that it opened for writing.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
             its arguments.
         ended: how it ended by itself; empty if it was left.
@@ -65,7 +64,6 @@ class Surveyed:
     convolutions: bool = False
     own: dict[str, Any] = field(default_factory=dict)
     options: tuple[Option, ...] = ()
-    written: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     ended: str = ""
 

@@ -26,7 +26,6 @@ _MOST_SIGNS = 4000
 _ABOUT = 0.5
 """Of the parts of a batch, where some are seen before the next batch is drawn."""
 _MOST_FILES = 20
-_NOT_OF_USERS = ("/dev/", "/proc/", "/tmp/", "/sys/")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -64,7 +63,6 @@ class Survey:
         self._drawn_by_steps: list[int] = []
         self._drawn_by_passes: list[int] = [0]
         self._scaled = False
-        self._written: dict[str, None] = {}
         self._settings: dict[str, None] = {}
         self._folder = Path.cwd()
 
@@ -122,7 +120,6 @@ class Survey:
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
             own=self._sight.own(),
             options=self._options.found(),
-            written=tuple(self._written),
             settings=tuple(self._settings),
             ended=ended,
         )
@@ -198,11 +195,9 @@ class Survey:
         if event != "open" or not isinstance(arguments[0], str | bytes):
             return
         name, flags = os.fsdecode(arguments[0]), arguments[2]
-        if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            if name.lower().endswith(SETTINGS) and len(self._settings) < _MOST_FILES:
-                self._read(Path(os.path.normpath(Path.cwd() / name)))
-        elif not name.startswith(_NOT_OF_USERS) and len(self._written) < _MOST_FILES:
-            self._written[str(Path(name))] = None
+        reads = not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if reads and name.lower().endswith(SETTINGS) and len(self._settings) < _MOST_FILES:
+            self._read(Path(os.path.normpath(Path.cwd() / name)))
 
     def _read(self, path: Path) -> None:
         """A file that may hold settings: not one of a library or of a cache."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from autotune.worker import processes
 from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.processes import MARKER, kill_marked
+from autotune.worker.sandbox import scratch
 
 _GOODBYE_SECONDS = 10.0
 _KILLING_SECONDS = 8.0
@@ -47,6 +48,7 @@ class AgentProcess:
             devices: variables that say which devices it has; None: those of this process.
         """
         processes.sweep()
+        scratch.sweep()
         self.id = processes.new_agent_id()
         make_private(Path(log).parent)
         with Path(log).open("ab") as log_file:

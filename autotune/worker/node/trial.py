@@ -13,6 +13,7 @@ from pathlib import Path
 from autotune.worker import failure, processes
 from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.inject import copies
+from autotune.worker.node.sandbox import Sandbox, Ticket, enter
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import (
     BlockReport,
@@ -81,14 +82,16 @@ class NodeTrial:
         self._ended_by_request = False
         self._ended_on_purpose = False
         self._turn = 0
+        self._sandbox = None if request.may_write else Sandbox(request, context)
         self._ranks = [
             self._start(context, local_rank) for local_rank in range(placement.local_world_size)
         ]
 
     def _start(self, context: ForkServerContext, local_rank: int) -> _Rank:
         ours, theirs = context.Pipe()
+        ticket = self._sandbox.ticket if self._sandbox else None
         process = context.Process(
-            target=_become_a_rank, args=(self.request, self._placement, local_rank, theirs)
+            target=_become_a_rank, args=(self.request, self._placement, local_rank, theirs, ticket)
         )
         process.start()
         theirs.close()
@@ -147,8 +150,9 @@ class NodeTrial:
 
     @property
     def roots(self) -> list[int]:
-        """Its ranks: everything of the trial on this node descends from them."""
-        return [member.process.pid for member in self._ranks if member.process.pid]
+        """Processes from which everything of the trial on this node descends."""
+        ranks = [member.process.pid for member in self._ranks if member.process.pid]
+        return [*ranks, *(self._sandbox.roots if self._sandbox else ())]
 
     def forgive(self, seconds: float) -> None:
         """So long nobody could watch: the machine was suspended, as far as anybody here can tell, and
@@ -184,6 +188,8 @@ class NodeTrial:
                 member.process.join()
             member.connection.close()
             self._files.cut(member.number)
+        if self._sandbox and not stuck:
+            self._sandbox.close()
         ends = tuple(self._ends)
         return NodeReport(self.name, self._placement.node, ends, stuck=stuck)
 
@@ -209,7 +215,9 @@ class NodeTrial:
             return
         if end.outcome is not None:
             self._failed_at = self._failed_at or time.monotonic()
-            end = dataclasses.replace(end, log_tail=self._log_tail(end.rank))
+            tail = self._log_tail(end.rank)
+            advice = self._sandbox.advice(end.cause + tail) if self._sandbox else ""
+            end = dataclasses.replace(end, cause=end.cause + advice, log_tail=tail)
         self._ends.append(end)
 
     def _note_exit(self, member: _Rank) -> None:
@@ -277,8 +285,15 @@ class NodeTrial:
 
 
 def _become_a_rank(
-    request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
+    request: TrialRequest,
+    placement: Placement,
+    local_rank: int,
+    connection: Connection,
+    ticket: Ticket | None,
 ) -> None:
+    # Before there is a second thread: the kernel lets no other process into a namespace of users.
+    if ticket:
+        enter(ticket)
     # Imported by the fork server, not by the agent: that has no use for torch.
     from autotune.worker.rank.main import main
 

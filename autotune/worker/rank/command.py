@@ -36,6 +36,7 @@ from autotune.worker.rank.readings import (
     of_json,
     of_match,
 )
+from autotune.worker.sandbox import offline
 
 _REPORTS = "reports.jsonl"
 _TAIL_BYTES = 6000
@@ -168,7 +169,7 @@ class CommandRun:
             found["PYTHONUNBUFFERED"] = "1"  # rates are wanted when they are printed
         elif not self._command.json_lines:
             found[reporting.VARIABLE] = str(Path(self._command.folder) / _REPORTS)
-        return {**found, **processes.of_study(self._request.env)}
+        return {**found, **offline.VARIABLES, **processes.of_study(self._request.env)}
 
     def _source(self, process: subprocess.Popen[bytes]) -> tuple[Lines, Reading]:
         if process.stdout is not None:

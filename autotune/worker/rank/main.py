@@ -43,6 +43,7 @@ from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
+from autotune.worker.sandbox import offline, uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
@@ -178,6 +179,7 @@ def _run_script(
     told = meeting.torchrun(placement, context, store)
     os.environ.update(told)
     assert request.script is not None
+    uploads.begin()
     if request.script.survey:
         surveying.survey(request, context.rank, progressed, leave)
     built = _announcement(request, placement, context, connection, told)
@@ -274,6 +276,7 @@ def environment(
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
         **process.environment(request.knobs),
+        **(offline.VARIABLES if request.script else {}),
         **own,
         **(allocator if request.knobs["expandable_segments"] else {}),
     }

@@ -1,4 +1,4 @@
-"""Found by python as it starts in a job that `autotune run` has started, before the user's own."""
+"""Found by python before the user's own as it starts in a job of `autotune run`, or in a trial."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -22,5 +22,7 @@ if _HERE in sys.path:
     sys.path.remove(_HERE)
 
 from autotune.worker.inject.job import begin  # noqa: E402
+from autotune.worker.sandbox.redirect import inherited  # noqa: E402
 
+inherited()
 begin(sys.orig_argv)

@@ -1,0 +1,227 @@
+"""A view of the machine in which everything can be written and nothing is changed: a mount namespace
+with an overlay over every folder."""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.worker.sandbox import kernel
+from autotune.worker.sandbox.mounts import (
+    AS_IT_IS,
+    MEMORY,
+    TEMPORARY,
+    Cover,
+    covers,
+    holds,
+    mounted,
+    sockets,
+)
+
+_FAST = {"index": "off", "volatile": None}
+"""Nothing of an upper layer has to survive: it is never written back for good."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a trial may write.
+
+    Attributes:
+        wanted: folders that its job is likely to write to, absolute.
+        kept: folders that it really writes: output of the trial, caches of compilers.
+        layers: folder for what it writes elsewhere.
+        in_memory: whether that is kept in memory, as no local disk has room.
+    """
+
+    wanted: tuple[str, ...]
+    kept: tuple[str, ...]
+    layers: str
+    in_memory: bool = False
+
+
+def enter(view: View) -> None:
+    """Put this process, which has one thread, into such a view of its own.
+
+    Raises:
+        OSError: the kernel or the container forbids it, or a file system cannot be covered.
+    """
+    if "/" in view.wanted:
+        raise OSError(errno.EINVAL, "no overlay can cover / itself, which the job works in")
+    here = os.getcwd()  # noqa: PTH109
+    planned = covers(mounted(), view.wanted, "" if view.in_memory else view.layers)
+    hidden = {c.path: any(holds(o.path, c.path) for o in planned if o != c) for c in planned}
+    again = [*view.kept, *sockets([cover.path for cover in planned])]
+    as_user = _unshare()
+    kernel.keep_mounts_here()
+    with contextlib.ExitStack() as opened:
+        # All paths mean what is there now: once something is covered, they mean what covers it.
+        layers = _Layers(_opened(view.layers, opened), as_user)
+        origins = {path: _opened(path, opened) for path in [*hidden, *view.wanted, *again]}
+        for cover in planned:
+            if cover.how == AS_IT_IS:
+                if hidden[cover.path]:
+                    _bind(origins[cover.path], cover.path)
+            elif origins[cover.path]:
+                _cover(cover, view.wanted, origins, layers)
+        for path in again:
+            _bind(origins[path], path)
+        layers.close()
+    os.chdir(here)
+    if as_user:
+        kernel.drop_capabilities()
+
+
+def join(process: int) -> None:
+    """Put this process, which has one thread, into the view that another one has.
+
+    Raises:
+        OSError: that one is gone.
+    """
+    here = os.getcwd()  # noqa: PTH109
+    users = f"/proc/{process}/ns/user"
+    as_user = os.stat(users).st_ino != os.stat("/proc/self/ns/user").st_ino  # noqa: PTH116
+    with contextlib.ExitStack() as opened:
+        mounts = opened.enter_context(_open_namespace(f"/proc/{process}/ns/mnt"))
+        if as_user:
+            kernel.join(opened.enter_context(_open_namespace(users)), kernel.NEW_USERS)
+        kernel.join(mounts, kernel.NEW_MOUNTS)
+    os.chdir(here)
+    if as_user:
+        kernel.drop_capabilities()
+
+
+def _unshare() -> bool:
+    """Enter new namespaces; whether one of users was needed, in which this user is the same."""
+    try:
+        kernel.unshare(kernel.NEW_MOUNTS)
+    except PermissionError:
+        user, group = os.geteuid(), os.getegid()
+        kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_USERS)
+        # Without this the kernel maps no group: see user_namespaces(7).
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _open_namespace(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: str, stack: contextlib.ExitStack) -> str:
+    """A name for what is at a path now; empty if nothing is, or nothing for this user."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    stack.callback(os.close, descriptor)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _bind(origin: str, path: str) -> None:
+    """Have what was at a path appear there again, if it still can."""
+    with contextlib.suppress(OSError):
+        kernel.bind(origin, path)
+
+
+def _cover(
+    cover: Cover, wanted: Iterable[str], origins: Mapping[str, str], layers: "_Layers"
+) -> None:
+    """Cover a folder.
+
+    Some file systems bear no overlay, nor do folders with mounts in them in a namespace of users. Such a
+    folder becomes read-only, but for folders in it that the job is likely to write to.
+
+    Raises:
+        OSError: it is such a folder, and the job is likely to write to it.
+    """
+    try:
+        layers.lay(origins[cover.path], cover.path, in_memory=cover.how == MEMORY)
+        return
+    except OSError:
+        if cover.path in wanted:
+            raise
+    if cover.path not in TEMPORARY:
+        kernel.bind(origins[cover.path], cover.path)
+        kernel.make_read_only(cover.path)
+    for folder in wanted:
+        if holds(cover.path, folder):
+            layers.lay(origins[folder], folder, in_memory=cover.how == MEMORY)
+
+
+class _Layers:
+    """The upper layers of the overlays of one view, and what overlays need to be mounted."""
+
+    def __init__(self, folder: str, as_user: bool) -> None:
+        """Take in where they are to lie.
+
+        Args:
+            folder: on a disk.
+            as_user: whether a namespace of users is needed: overlays keep their notes otherwise there.
+        """
+        self._disk = Path(folder)
+        self._memory: Path | None = None
+        self._options = {"userxattr": None} if as_user else {"redirect_dir": "on"}
+        self._made = 0
+
+    def lay(self, origin: str, path: str, *, in_memory: bool) -> None:
+        """Mount an overlay.
+
+        Args:
+            origin: name of the folder that is covered.
+            path: where.
+            in_memory: whether its upper layer is.
+
+        Raises:
+            OSError: it cannot be mounted.
+        """
+        self._made += 1
+        own = (self._in_memory() if in_memory else self._disk) / str(self._made)
+        upper, work = own / "upper", own / "work"
+        work.mkdir(parents=True)
+        upper.mkdir()
+        _be_like(origin, upper)
+        layers = {"lowerdir": origin, "upperdir": str(upper), "workdir": str(work)}
+        try:
+            kernel.mount("overlay", path, "overlay", {**layers, **self._options, **_FAST})
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            kernel.mount("overlay", path, "overlay", {**layers, **self._options})
+
+    def _in_memory(self) -> Path:
+        if self._memory is None:
+            folder = self._disk / "memory"
+            folder.mkdir()
+            kernel.mount("tmpfs", str(folder), "tmpfs", {"mode": "700"})
+            self._descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+            self._memory = Path(f"/proc/self/fd/{self._descriptor}")
+        return self._memory
+
+    def close(self) -> None:
+        """Leave to the overlays alone what they use."""
+        if self._memory is not None:
+            kernel.unmount(str(self._memory))
+            os.close(self._descriptor)
+
+
+def _be_like(origin: str, upper: Path) -> None:
+    """Give an upper layer the mode, owner and time of the folder that it covers, which it shows."""
+    known = os.stat(origin)  # noqa: PTH116
+    mode = stat.S_IMODE(known.st_mode)
+    try:
+        os.chown(upper, known.st_uid, known.st_gid)
+    except OSError:  # another user's: what the owner may do then says what this user may
+        may = sum(bit for bit in (os.R_OK, os.W_OK, os.X_OK) if os.access(origin, bit))
+        mode = (mode & ~stat.S_IRWXU) | may << 6
+    upper.chmod(mode)
+    os.utime(upper, ns=(known.st_atime_ns, known.st_mtime_ns))

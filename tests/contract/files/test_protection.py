@@ -1,0 +1,123 @@
+"""Trials of a script that writes: the files of its user stay as they are, whatever protects them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.worker.sandbox import scratch
+from tests.contract.files import footprint as marks
+from tests.contract.files.footprint import footprint
+from tests.steering import alive
+from tests.stranger import USER
+from tests.waiting import wait_for
+
+PREFIXES = {
+    "overlay": (),
+    "user": (sys.executable, "-m", "tests.ordinary_user"),
+    "copies": (sys.executable, "-m", "tests.without_namespaces"),
+}
+"""Who runs trials and where -> what a command begins with."""
+TOLD = {"overlay": "overlay", "user": "overlay", "copies": "copies"}
+ROOT = Path(__file__).parents[3]
+
+
+class Place:
+    """A project and a home, which are watched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.project = marks.project(folder / "project")
+        self.home = marks.home(folder / "home")
+        self.before = self.now()
+
+    def now(self) -> tuple[marks.Footprint, marks.Footprint]:
+        return footprint(self.project), footprint(self.home)
+
+    def spawn(self, how: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start trials there."""
+        module = [sys.executable, "-m", "tests.contract.files.trials"]
+        return subprocess.Popen(
+            [*PREFIXES[how], *module, str(self.project), str(self.folder / "logs"), *arguments],
+            env={**os.environ, "HOME": str(self.home), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, how: str, *arguments: str) -> list[dict[str, str | None]]:
+        """What became of trials there."""
+        output, _ = self.spawn(how, *arguments).communicate(timeout=200)
+        told: list[dict[str, str | None]] = json.loads(output.splitlines()[-1])
+        return told
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Not pytest's own folder, which no other user may enter.
+    folder = Path(tempfile.mkdtemp(prefix="autotune-files-"))
+    folder.chmod(0o755)
+    yield Place(folder)
+    shutil.rmtree(folder)
+
+
+def give_to_user(place: Place) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    for path in (place.folder, *place.folder.rglob("*")):
+        os.chown(path, USER, USER, follow_symlinks=False)
+    place.before = place.now()
+
+
+@pytest.mark.parametrize("how", PREFIXES)
+def test_files_after_trials_that_write_are_as_before(place: Place, how: str) -> None:
+    if how == "user":
+        give_to_user(place)
+    programs = () if how == "copies" else ("--programs",)
+    told = place.run(how, *programs)
+    assert [trial["cause"] for trial in told] == ["", ""], (
+        place.folder / "logs/0/rank-0.log"
+    ).read_text()
+    assert {trial["how"] for trial in told} == {TOLD[how]}
+    assert place.now() == place.before
+
+
+def test_program_that_writes_past_copies_is_refused(place: Place) -> None:
+    told = place.run("copies", "--programs")
+    assert "may_write" in str(told[0]["cause"])
+    assert "'by-cp.py': Permission denied" in (place.folder / "logs/0/rank-0.log").read_text()
+    assert place.now() == place.before
+
+
+@pytest.mark.parametrize("how", ["overlay", "copies"])
+def test_files_after_a_kill_in_mid_trial_are_as_before(place: Place, how: str) -> None:
+    started = place.spawn(how, "--endless")
+    progress = place.folder / "logs/0/progress-0"
+    wait_for(lambda: progress.exists() and any(progress.read_bytes()), "the script trains")
+    ours = children(started.pid)
+    os.kill(started.pid, signal.SIGKILL)
+    for pid in ours:
+        os.kill(pid, signal.SIGKILL)
+    started.communicate()
+    wait_for(lambda: not any(map(alive, ours)), "all processes have ended")
+    assert place.now() == place.before
+    assert "autotune-sandbox" not in Path("/proc/self/mountinfo").read_text()
+    assert scratch.sweep(), "what was written lay there still"
+
+
+def children(pid: int) -> list[int]:
+    """All processes below one."""
+    below = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return below + [deeper for child in below for deeper in children(child)]

@@ -37,6 +37,7 @@ class Resources:
         slots: trials at a time; None: as many as fit.
         device: name of the devices, or on the CPU of the processors, that all trials run on; None: of
             several kinds, that on which most ranks can run.
+        nodes: that the ranks are spread over; None: as few as they fit on.
     """
 
     workers: int | None
@@ -44,6 +45,7 @@ class Resources:
     cpus_per_worker: int
     slots: int | None
     device: str | None = None
+    nodes: int | None = None
 
 
 DEFAULT_CPU_WORKERS = 2

@@ -1,14 +1,11 @@
 """From a configuration to the trial of a command, which starts its own ranks."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 from autotune.config import StudySpec, commands, fields
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Command, TrialRequest
-
-_THREADS = "OMP_NUM_THREADS"
 
 
 def request(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
@@ -33,15 +30,12 @@ def request(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
         folder=TrialFiles(Path(asked.log_dir)).copies(),
         in_process=False,
     )
-    # Agents have a value of their own.
-    threads = {_THREADS: os.environ[_THREADS]} if _THREADS in os.environ else {}
     return dataclasses.replace(
         asked,
         world_size=1,
         cpus_per_rank=ranks * asked.cpus_per_rank,
         import_paths=(),
         copies=given.copies,
-        env={**threads, **asked.env},
         command=Command(
             argv=given.arguments,
             folder=folder,

@@ -16,9 +16,11 @@ from autotune.measurement.watch import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
 from autotune.paths import compiled
 from autotune.runs import commanded
 from autotune.search.space import Space
+from autotune.worker import interpreter
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
+    PYTHON,
     BlockPlan,
     Deadlines,
     Script,
@@ -63,18 +65,23 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
         _INDUCTOR_CACHE, str(compiled(folder))
     )  # the user's own, if there is one
     env = {_INDUCTOR_CACHE: cache, **spec.env}
+    if spec.workload.is_script:
+        options = scripts.options_of(spec.workload, spec.resources.known_workers)
+        env |= interpreter.asked(options)
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
 
 
 def resources(spec: StudySpec) -> Resources:
     """What one trial of a study takes."""
     wanted = spec.resources
+    workers = 1 if spec.workload.launch == PYTHON else wanted.known_workers
     return Resources(
-        workers=wanted.known_workers,
+        workers=workers,
         gpus_per_worker=wanted.gpus_per_worker,
         cpus_per_worker=wanted.cpus_per_worker,
         slots=wanted.slots,
         device=wanted.device,
+        nodes=wanted.nodes,
     )
 
 
@@ -202,6 +209,7 @@ class Plan:
                 path=recipe.target,
                 args=given.arguments,
                 is_module=recipe.is_module,
+                launch=scripts.launch_of(workload, self.launcher.workers),
                 changes=recipe.changes,
                 samples=counted or 0,
                 draws_none=workload.samples is not None,

@@ -20,7 +20,7 @@ from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.judging import FitRun
 from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
-from autotune.standalone import name_lookup
+from autotune.standalone import likeness, name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.standalone.survey import surveying
 from autotune.worker.protocol import BlockReport
@@ -153,6 +153,8 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             yield Check(f"{kind} launcher", "ok", text)
             for news in launcher.news():
                 yield Check("nodes", "warn", news)
+            if spec and spec.workload.is_script and not spec.workload.command:
+                yield from (Check("process", "ok", text) for text in likeness.told(spec, launcher))
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
                 trained = functools.partial(_baseline, probe)

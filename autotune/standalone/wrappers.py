@@ -103,8 +103,8 @@ def unknown(words: Sequence[str]) -> BadInput:
             "with torchrun, accelerate launch, deepspeed, fabric run or python"
         )
     return BadInput(
-        f"{words[0]} is no launcher that autotune knows, so that what it makes of {_name(script)} is not "
-        f"known either: give `python {shlex.join(script)}`, or, where it starts several ranks, "
+        f"{words[0]} is no launcher that autotune knows, so that what it makes of {_name(script)} is "
+        f"not known either: give `python {shlex.join(script)}`, or, where it starts several ranks, "
         f"`{by_torchrun(script, 'N')}`; what has to run as it is goes into study.yaml as "
         "workload.command (docs/scripts.md, Commands)"
     )
@@ -188,8 +188,8 @@ def _starts_ranks(words: Sequence[str], ranks: str) -> BadInput:
         return unknown(words)
     instead = f"python {shlex.join(script)}" if ranks == "1" else by_torchrun(script, ranks)
     return BadInput(
-        f"{words[0]} starts the processes of {_name(script)} and tells each in a way of its own which it "
-        "is; trials start ranks as torchrun does, with RANK and WORLD_SIZE. If the script takes those, "
+        f"{words[0]} starts the processes of {_name(script)} and tells each in a way of its own which "
+        "it is; trials start ranks as torchrun does, with RANK and WORLD_SIZE. If the script takes those, "
         f"give `{instead}`; else it goes into study.yaml as workload.command (docs/scripts.md, "
         "Commands)"
     )

@@ -135,7 +135,7 @@ def test_a_program_that_trials_cannot_follow_is_refused_with_what_to_type(comman
 
 def test_a_step_of_a_batch_job_has_the_tasks_of_the_job(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    with pytest.raises(BadInput, match="--nproc-per-node 8 a.py"):
+    with pytest.raises(BadInput, match=r"--nproc-per-node 8 a\.py"):
         taken_apart(["srun", "python", "a.py"])
 
 

@@ -37,6 +37,7 @@ class Resources:
         slots: number of concurrent trials; None: as many as fit.
         device: name of the devices (on the CPU: of the processors) that all trials run on; None:
             the kind on which most ranks can run.
+        nodes: number of nodes that the ranks are spread over; None: as few as they fit on.
     """
 
     workers: int | None
@@ -44,6 +45,7 @@ class Resources:
     cpus_per_worker: int
     slots: int | None
     device: str | None = None
+    nodes: int | None = None
 
 
 DEFAULT_CPU_WORKERS = 2

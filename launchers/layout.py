@@ -61,7 +61,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
     workers = _workers(resources, capacities)
     gpus = _gpus_per_worker(resources, workers, capacities)
     for nodes in range(1, len(capacities) + 1):
-        if workers % nodes:
+        if workers % nodes or nodes != (resources.nodes or nodes):
             continue
         ranks = workers // nodes
         bundle = {"CPU": float(ranks * resources.cpus_per_worker)}
@@ -78,7 +78,8 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
             return Layout(nodes, ranks, gpus, bundle, slots)
     raise NotHere(
         f"{resources.slots or 1} trial(s) of {workers} workers with "
-        f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit: "
+        f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit"
+        + (f" on {resources.nodes} nodes: " if resources.nodes else ": ")
         + ", ".join(f"{node.cpus} CPUs + {node.gpus} GPUs" for node in capacities)
         + "; lower resources.workers, cpus_per_worker, gpus_per_worker or slots"
     )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tests.steering import TINY_WORKLOAD, StudyFolder, study_folder
 __all__ = ["tally"]  # a fixture
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
+# As where the environment is activated: `python` of a command is the python of these tests.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As when the tests are started in the background of a script: all that they start inherits it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

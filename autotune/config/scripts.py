@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
-from autotune.config import arguments, commands, fields, mistakes
-from autotune.config.sections import WorkloadSpec
+from autotune.config import arguments, commands, fields, interpreter, mistakes
+from autotune.config.sections import ResourcesSpec, WorkloadSpec
+from autotune.worker.protocol import PYTHON, TORCHRUN
 from autotune.worker.surveyed import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
@@ -37,6 +38,7 @@ def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
         problems["workload", "throughput"] = "is for commands only; take it out"
     if workload.name is not None:
         return problems | _of_factory(workload)
+    problems |= _of_launch(workload)
     if isinstance(workload.args, dict) and workload.args:
         text = "must be a list, an argument of the script each, as they are today"
         problems["workload", "args"] = text
@@ -63,11 +65,70 @@ def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
     return problems
 
 
+def _of_launch(workload: WorkloadSpec) -> mistakes.Problems:
+    """Return what is wrong with the options of the interpreter."""
+    if not workload.python_options:
+        return {}
+    if workload.launch != PYTHON:
+        text = (
+            "is for `launch: python`: other launchers start interpreters with options of their own"
+        )
+        return {("workload", "python_options"): text}
+    if problem := interpreter.refused(workload.python_options):
+        return {("workload", "python_options"): problem}
+    return {}
+
+
+def launch_of(workload: WorkloadSpec, workers: int | None) -> str:
+    """Return what starts the ranks of a script.
+
+    Args:
+        workload: of a script.
+        workers: ranks; None: as many as the machine has devices.
+    """
+    return workload.launch or (PYTHON if workers == 1 else TORCHRUN)
+
+
+def options_of(workload: WorkloadSpec, workers: int | None) -> list[str]:
+    """Return the options of the interpreter that runs the user's code; `workers`: ranks, if known."""
+    if workload.command is not None or launch_of(workload, workers) == PYTHON:
+        return workload.python_options
+    return list(interpreter.OF_LAUNCHERS)
+
+
+def of_resources(
+    workload: WorkloadSpec, resources: ResourcesSpec, launcher: str
+) -> mistakes.Problems:
+    """Return what of the resources does not go with how the ranks are started.
+
+    Args:
+        workload: nothing is wrong with it by itself.
+        resources: of a trial.
+        launcher: of the study.
+    """
+    problems: mistakes.Problems = {}
+    workers, nodes = resources.known_workers, resources.nodes or 1
+    if workload.launch == PYTHON and workers not in (None, 1):
+        problems["resources", "workers"] = (
+            f"is {workers}, and `launch: python` starts one process; give 1, or the launcher that "
+            "starts them under workload.launch"
+        )
+    elif nodes > 1 and launcher == "local":
+        problems["resources", "nodes"] = (
+            f"is {nodes}, and `launcher: local` has this machine alone; say `launcher: ray`"
+        )
+    elif workers and workers % nodes:
+        problems["resources", "nodes"] = (
+            f"is {nodes}, which {workers} workers cannot be spread over"
+        )
+    return problems
+
+
 def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
-    for field in ("flags", "over_all_ranks", "samples", "may_write"):
+    for field in ("flags", "over_all_ranks", "samples", "may_write", "launch", "python_options"):
         if getattr(workload, field):
             problems["workload", field] = "is for scripts only; take it out"
     return problems

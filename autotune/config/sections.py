@@ -45,8 +45,8 @@ class WorkloadSpec(Section):
     script: str | None = Field(
         default=None,
         min_length=1,
-        description="A training script that nobody has to change, from the study's folder on; every "
-        "rank runs it as under torchrun.",
+        description="A training script that nobody has to change, from the study's folder on; its "
+        "process is the one that `launch` starts.",
     )
     module: str | None = Field(
         default=None, min_length=1, description="The same for a module, as in `python -m`."
@@ -76,6 +76,16 @@ class WorkloadSpec(Section):
         default_factory=list,
         description="Those of `flags` whose argument counts what all ranks have together: it is given "
         "the knob's value times the ranks.",
+    )
+    launch: Literal["python", "torchrun", "torch.distributed.launch", "deepspeed"] | None = Field(
+        default=None,
+        description="What starts the script, and so what its process finds in environment and "
+        "arguments. python: one process that no variable calls a rank. Default: torchrun for several "
+        "workers, python for one.",
+    )
+    python_options: list[str] = Field(
+        default_factory=list,
+        description="Of the interpreter under `launch: python`, as in `python -O train.py`: [-O].",
     )
     samples: int | None = Field(
         default=None,
@@ -149,7 +159,20 @@ class ResourcesSpec(Section):
         description="CUDA devices per rank: 1 (NCCL), 0 (CPU), or a fraction when ranks share a "
         "device (gloo). Default: 1 where the machine has enough, else 0.",
     )
-    cpus_per_worker: int = Field(default=1, ge=1, le=4096, description="CPU threads per rank.")
+    nodes: int | None = Field(
+        default=None,
+        ge=1,
+        le=10000,
+        description="Nodes that the ranks of a trial are spread over, evenly; more than one needs "
+        "`launcher: ray`. Default: as few as they fit on.",
+    )
+    cpus_per_worker: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="CPUs that a rank takes, and threads of one of a workload; a script has the "
+        "threads that its launcher leaves it.",
+    )
     memory_per_worker: Bytes | None = Field(
         default=None, description="Limit per rank, e.g. 4GiB; beyond it a trial is out of memory."
     )

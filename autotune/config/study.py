@@ -135,6 +135,8 @@ class StudySpec(Section):
         problems |= mistakes.of_baseline(self.baseline, self.knobs)
         problems |= scripts.of_workload(self.workload)
         problems |= self._of_own(problems)
+        if not problems:
+            problems |= scripts.of_resources(self.workload, self.resources, self.launcher)
         if not problems and self.workload.is_script:
             problems |= self._of_turned()
         fixed, workers = self.objective.global_batch, self.resources.known_workers

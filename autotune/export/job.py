@@ -17,7 +17,10 @@ from autotune.export.command import command_of, is_of_command, recommended
 from autotune.paths import tuned_files
 from autotune.worker.inject import job
 from autotune.worker.protocol import FileCopy
+from autotune.worker.python_command import letters_of, parsed
 
+_DEAF = "EIS"
+"""Options of python with which it does not look for a sitecustomize on PYTHONPATH."""
 _SITE = Path(job.__file__).parent / "site"
 
 
@@ -81,6 +84,8 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         samples=script.get("samples") or 0,
         told=scripts.told(script["flags"]),
     )
+    if order.changes:
+        _check_options(command)
     of_study, otherwise = _of_study(script, environment)
     found = {
         **of_study,
@@ -122,12 +127,26 @@ def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:
     return tuple(replace(copy, file=str(Path.cwd() / copy.file), text="") for copy in copies)
 
 
+def _check_options(command: Sequence[str]) -> None:
+    """See that python looks at PYTHONPATH, by which a job comes by what acts from outside.
+
+    Raises:
+        BadInput: it is told not to.
+    """
+    told = parsed(command[1:]) if Path(command[0]).name.startswith("python") else None
+    if told and (deaf := {*letters_of(told.options)} & {*_DEAF}):
+        raise BadInput(
+            f"the command has python leave out PYTHONPATH (-{min(deaf)}), by which what is changed "
+            "from outside reaches the job: leave that option out"
+        )
+
+
 def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
     """Of the script among the words of the command."""
     for place, word in enumerate(command):
         if is_module and word == target and command[place - 1] in ("-m", "--module"):
             return place
-        if not is_module and place and Path(word).name == target:
+        if not is_module and Path(word).name == target:
             return place
     raise BadInput(
         f"the command does not run {target}, which the study has tuned; give the launch command of "

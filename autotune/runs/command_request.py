@@ -1,14 +1,11 @@
 """Request of a trial of a command, which starts its own ranks."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 from autotune.config import StudySpec, commands, fields
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Command, TrialRequest
-
-_THREADS = "OMP_NUM_THREADS"
 
 
 def build(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
@@ -33,15 +30,12 @@ def build(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
         folder=TrialFiles(Path(asked.log_dir)).copies(),
         in_process=False,
     )
-    # The agents have a value of their own, which is not the user's.
-    threads = {_THREADS: os.environ[_THREADS]} if _THREADS in os.environ else {}
     return dataclasses.replace(
         asked,
         world_size=1,
         cpus_per_rank=ranks * asked.cpus_per_rank,
         import_paths=(),
         copies=given.copies,
-        env={**threads, **asked.env},
         command=Command(
             argv=given.arguments,
             folder=folder,

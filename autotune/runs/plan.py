@@ -16,9 +16,11 @@ from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limi
 from autotune.paths import compiled
 from autotune.runs import command_request
 from autotune.search.space import Space
+from autotune.worker import interpreter
 from autotune.worker.files import COMPILER_CACHES, TrialFiles
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
+    PYTHON,
     BlockPlan,
     Deadlines,
     Script,
@@ -65,6 +67,9 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
         LauncherError: the resources are not available.
     """
     env = {**_caches(spec, folder), **spec.env}
+    if spec.workload.is_script:
+        options = scripts.options_of(spec.workload, spec.resources.known_workers)
+        env |= interpreter.asked(options)
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
 
 
@@ -79,12 +84,14 @@ def _caches(spec: StudySpec, folder: Path) -> dict[str, str]:
 def resources(spec: StudySpec) -> Resources:
     """Return the resources of one trial of a study."""
     wanted = spec.resources
+    workers = 1 if spec.workload.launch == PYTHON else wanted.known_workers
     return Resources(
-        workers=wanted.known_workers,
+        workers=workers,
         gpus_per_worker=wanted.gpus_per_worker,
         cpus_per_worker=wanted.cpus_per_worker,
         slots=wanted.slots,
         device=wanted.device,
+        nodes=wanted.nodes,
     )
 
 
@@ -217,6 +224,7 @@ class Plan:
                 path=recipe.target,
                 args=given.arguments,
                 is_module=recipe.is_module,
+                launch=scripts.launch_of(workload, self.launcher.workers),
                 changes=recipe.changes,
                 samples=counted or 0,
                 draws_none=workload.samples is not None,

@@ -21,7 +21,7 @@ from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of, step_by_step
 from autotune.runs.probe import Probe, why_not
-from autotune.standalone import name_lookup
+from autotune.standalone import likeness, name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.standalone.survey import surveying
 from autotune.worker.node.sandbox import OVERLAY
@@ -155,6 +155,8 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
             yield Check(f"{kind} launcher", "ok", text)
             for news in launcher.notices():
                 yield Check("nodes", "warn", news)
+            if spec and spec.workload.is_script and not spec.workload.command:
+                yield from (Check("process", "ok", text) for text in likeness.told(spec, launcher))
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
                 trained = functools.partial(_baseline, probe)

@@ -10,9 +10,16 @@ from typing import Any
 from autotune.analysis.wording import counted
 from autotune.standalone.command import Launched
 from autotune.standalone.survey import Findings
+from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
 
+_LAUNCHES = {
+    PYTHON: "one process, no variables of ranks",
+    TORCHRUN: "ranks with the variables of torchrun",
+    TORCH_LAUNCH: "as torchrun, and --local-rank before the arguments",
+    DEEPSPEED: "ranks with the variables of deepspeed, and --local_rank before the arguments",
+}
 _TRIALS = 20
 _BATCHES = 5
 """Values of the micro-batch, at most."""
@@ -30,11 +37,11 @@ def study(command: Sequence[str], launched: Launched, found: Findings, cpus: int
         found: by looking at it.
         cpus: of this machine.
     """
-    space = dict(_space(found, cpus))
+    space = dict(_space(launched, found, cpus))
     parts = [
         _head(command, launched, found),
         _workload(launched, found),
-        _resources(found),
+        _resources(launched, found),
         _env(launched),
         _search_space(space, found),
         _baseline(space, found),
@@ -78,6 +85,9 @@ def _workload(launched: Launched, found: Findings) -> str:
         f"  {'module' if launched.is_module else 'script'}: {_text(launched.target)}",
         f"  args: [{', '.join(map(_text, launched.args))}]",
     ]
+    lines.append(f"  launch: {launched.launch}   # {_LAUNCHES[launched.launch]}")
+    if launched.options:
+        lines.append(f"  python_options: [{', '.join(map(_text, launched.options))}]")
     if found.flags:
         lines.append("  flags:   # another value of each was tried, and did what the knob says")
         lines += [f"    {knob}: {_text(flag)}" for knob, flag in found.flags.items()]
@@ -90,8 +100,15 @@ def _workload(launched: Launched, found: Findings) -> str:
     return "\n".join([*lines, ""])
 
 
-def _resources(found: Findings) -> str:
-    return f"resources:\n  workers: {found.workers}\n"
+def _resources(launched: Launched, found: Findings) -> str:
+    lines = ["resources:", f"  workers: {found.workers}"]
+    if launched.nodes > 1:
+        lines += [
+            f"  nodes: {launched.nodes}   # the ranks of one were looked at, on this machine",
+            "",
+            "launcher: ray   # of several nodes; say ray_address: HOST:PORT of a running cluster",
+        ]
+    return "\n".join([*lines, ""])
 
 
 def _env(launched: Launched) -> str:
@@ -101,7 +118,7 @@ def _env(launched: Launched) -> str:
     return "\n".join(["env:", *lines, ""])
 
 
-def _space(found: Findings, cpus: int) -> Iterator[tuple[str, list[Any]]]:
+def _space(launched: Launched, found: Findings, cpus: int) -> Iterator[tuple[str, list[Any]]]:
     """Knobs that take effect in this script, each with values; today's is among them."""
     seen, own = found.seen, found.seen.own
     if {"micro_batch", "accumulation_steps"} <= found.flags.keys():
@@ -116,7 +133,7 @@ def _space(found: Findings, cpus: int) -> Iterator[tuple[str, list[Any]]]:
     if seen.ddp and own.get("precision") == "fp32" and not seen.scaled:
         yield "precision", ["fp32", "bf16"]
     if seen.loader:
-        most = max(1, cpus // max(1, found.workers))
+        most = max(1, cpus * launched.nodes // max(1, found.workers))
         today = own.get("loader_workers", 0)
         yield "loader_workers", sorted({0, 1, min(2, most), min(4, most), today})
         if found.device == "cuda":

@@ -12,7 +12,7 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.standalone import flags
+from autotune.standalone import flags, interpreters
 from autotune.standalone.command import Launched
 from autotune.worker.protocol import TrialRequest
 from autotune.worker.surveyed import Option, Surveyed
@@ -53,8 +53,9 @@ def survey(launched: Launched, workdir: Path, say: Callable[[str], None]) -> Fin
         BadInput: it cannot be run, or no training was seen; with what it printed.
         LauncherError: there is no place for it.
     """
-    if not launched.is_module and not (workdir / launched.target).is_file():
+    if not launched.is_module and not (workdir / launched.target).exists():
         raise BadInput(f"{launched.target}: no such file in {workdir}")
+    interpreters.check(launched)
     spec = _spec(launched)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
@@ -66,8 +67,8 @@ def survey(launched: Launched, workdir: Path, say: Callable[[str], None]) -> Fin
         seen = _with_fields(seen, launched, workdir)
         turned = _Flags(look, seen, launcher.workers)
         return Findings(
-            turned.seen,
-            launcher.workers,
+            _of_all_nodes(turned, launched),
+            launcher.workers * launched.nodes,
             launcher.slots[0].device,
             turned.found,
             tuple(turned.over_all_ranks),
@@ -79,16 +80,27 @@ def _spec(launched: Launched) -> StudySpec:
     workload = {
         "module" if launched.is_module else "script": launched.target,
         "args": list(launched.args),
+        "launch": launched.launch,
+        "python_options": list(launched.options),
     }
+    ranks = launched.workers_per_node  # a look at one of the nodes tells what all do
     return StudySpec.model_validate(
         {
             "name": "survey",
             "workload": workload,
-            "resources": {} if launched.workers is None else {"workers": launched.workers},
+            "resources": {} if ranks is None else {"workers": ranks},
             "search_space": {"cpu_threads": [0]},
             "env": launched.env,
         }
     )
+
+
+def _of_all_nodes(turned: "_Flags", launched: Launched) -> Surveyed:
+    """Return what one rank of the whole job has, where ranks of one node were looked at."""
+    if "micro_batch" not in turned.over_all_ranks:
+        return turned.seen
+    micro_batch = turned.seen.micro_batch // launched.nodes
+    return dataclasses.replace(turned.seen, micro_batch=micro_batch)
 
 
 class _Look:

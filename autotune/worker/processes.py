@@ -34,6 +34,28 @@ STORAGE = "AUTOTUNE_STORAGE"
 """Where studies are stored, maybe with a password: no rank needs to know it."""
 
 
+_OF_RANK = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "LOCAL_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+        *("CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS"),
+        *(
+            "MPI_LOCALRANKID",
+            "MPI_LOCALNRANKS",
+            "PALS_RANKID",
+            "PALS_LOCAL_RANKID",
+            "FLUX_TASK_RANK",
+        ),
+    }
+)
+_OF_STEP = (
+    *("TORCHELASTIC_", "SLURM_STEP", "SLURM_SRUN_", "SLURM_LAUNCH_NODE", "SLURM_PMI"),
+    *("PMI_", "PMIX_", "OMPI_", "PRTE_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"),
+)
+"""Beginnings of the names of variables that torchrun, srun and mpirun set for each process."""
+
+
 def become_subreaper() -> None:
     """Have orphaned descendants handed to this process."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -52,6 +74,20 @@ def of_study(env: Mapping[str, str]) -> dict[str, str]:
     slot, and where studies are stored."""
     ours = (MARKER, VISIBLE_DEVICES, STORAGE)
     return {name: value for name, value in env.items() if name not in ours}
+
+
+def is_of_rank(name: str) -> bool:
+    """Return whether a variable tells a process which rank it is of a launch or of a batch step."""
+    return name in _OF_RANK or name.startswith(_OF_STEP)
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what an agent may take over of an environment.
+
+    A launch or a batch step that surrounds autotune has given its ranks to autotune, not to trials.
+    """
+    passed = without_storage(environment)
+    return {name: value for name, value in passed.items() if not is_of_rank(name)}
 
 
 def without_storage(environment: Mapping[str, str]) -> dict[str, str]:

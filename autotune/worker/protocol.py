@@ -23,6 +23,11 @@ PROTOCOL = 8
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
+PYTHON, TORCHRUN = "python", "torchrun"
+TORCH_LAUNCH, DEEPSPEED = "torch.distributed.launch", "deepspeed"
+"""Launchers of training scripts whose rules a rank can follow."""
+
+
 class Outcome(StrEnum):
     """How a trial ended."""
 
@@ -88,6 +93,8 @@ class Script:
     """Of the file, from the trial's folder on; or the dotted name of a module, as for `python -m`."""
     args: tuple[str, ...] = ()
     is_module: bool = False
+    launch: str = TORCHRUN
+    """PYTHON, TORCHRUN, TORCH_LAUNCH or DEEPSPEED: its process has the variables that this one sets."""
     changes: tuple[str, ...] = ()
     """Names of knobs that are to act on it from outside; all others are as it has them."""
     samples: int = 0

@@ -23,14 +23,15 @@ KNOBS = (
         name="cpu_threads",
         domain=Range(0, 4096),
         default=0,
-        summary="threads of a rank's operators; 0: resources.cpus_per_worker",
+        summary="threads of a rank's operators; 0: resources.cpus_per_worker, of a script what its "
+        "launcher leaves it",
         variables=("OMP_NUM_THREADS",),
         acts_on=PROCESS,
         applied="torch.set_num_threads, OMP_NUM_THREADS",
         source="PyTorch performance tuning guide",
         parts=("compute", "launching", "pressure"),
         promising=0,
-        because="as many as the rank has processors",
+        because="as many as the rank has today",
     ),
     Knob(
         name="freeze_gc",

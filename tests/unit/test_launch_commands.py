@@ -1,11 +1,16 @@
 """A launch command taken apart by the parser of its launcher."""
 
+import os
+import re
+import sys
+
 import pytest
 
 from autotune.cli.running import _path_and_command
 from autotune.config.document import parse
 from autotune.errors import BadInput
-from autotune.standalone.command import Launched, taken_apart
+from autotune.standalone import interpreters
+from autotune.standalone.command import NoScript, taken_apart
 from autotune.standalone.scripted import _text
 
 
@@ -13,21 +18,57 @@ from autotune.standalone.scripted import _text
     ("command", "launched"),
     [
         ("torchrun --nproc-per-node 8 train.py --lr 1", ("train.py", False, ("--lr", "1"), 8)),
-        ("torchrun --nnodes 2 --nproc_per_node=4 a/b.py", ("a/b.py", False, (), 8)),
         ("torchrun --nnodes 1:4 --nproc-per-node 2 a.py -m", ("a.py", False, ("-m",), 8)),
         ("torchrun --nproc-per-node gpu -m pkg.train --x", ("pkg.train", True, ("--x",), None)),
         ("python -m torch.distributed.run --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
         ("python3.11 -u -X dev train.py --a", ("train.py", False, ("--a",), 1)),
         ("python -m pkg.train key=1", ("pkg.train", True, ("key=1",), 1)),
+        ("python -Ompkg.train -m", ("pkg.train", True, ("-m",), 1)),
         ("./train.py --a", ("./train.py", False, ("--a",), 1)),
-        ("uv run torchrun --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
-        ("accelerate launch --num_processes 2 a.py --b", ("a.py", False, ("--b",), 2)),
+        ("nice -n 5 time -p python a.py -n", ("a.py", False, ("-n",), 1)),
+        ("timeout -k 5 1h torchrun --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
+        ("uv run --with x torchrun --nproc-per-node 2 a.py", ("a.py", False, (), 2)),
+        ("poetry run python a.py run", ("a.py", False, ("run",), 1)),
+        ("srun -n 1 python a.py", ("a.py", False, (), 1)),
         ("deepspeed --num_gpus 4 a.py --steps", ("a.py", False, ("--steps",), 4)),
         ("deepspeed --include localhost:0,1 a.py", ("a.py", False, (), 2)),
     ],
 )
 def test_what_a_command_launches(command, launched):
-    assert taken_apart(command.split()) == Launched(*launched)
+    found = taken_apart(command.split())
+    assert (found.target, found.is_module, found.args, found.workers) == launched
+
+
+@pytest.mark.parametrize(
+    ("command", "launch", "options"),
+    [
+        ("python a.py", "python", ()),
+        ("python -u -W error -Xdev -OO a.py", "python", ("-u", "-W", "error", "-Xdev", "-OO")),
+        ("python -Ompkg", "python", ("-O",)),
+        ("torchrun --nproc-per-node 1 a.py", "torchrun", ()),
+        ("python -O -m torch.distributed.run a.py", "torchrun", ()),
+        ("python -m torch.distributed.launch a.py", "torch.distributed.launch", ()),
+        ("python -m torch.distributed.launch --use-env a.py", "torchrun", ()),
+        ("deepspeed --num_gpus 2 a.py", "deepspeed", ()),
+        ("accelerate launch --cpu a.py", "python", ()),
+    ],
+)
+def test_how_a_command_starts_its_ranks(command, launch, options):
+    found = taken_apart(command.split())
+    assert (found.launch, found.options) == (launch, options)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nnodes 2 --nproc_per_node=4 a.py",
+        "srun -N 2 --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4 a.py",
+        "deepspeed --num_nodes 2 --num_gpus 4 a.py",
+    ],
+)
+def test_nodes_of_a_command_are_kept(command):
+    found = taken_apart(command.split())
+    assert (found.workers, found.nodes, found.workers_per_node) == (8, 2, 4)
 
 
 def test_arguments_are_kept_as_they_are():
@@ -39,15 +80,70 @@ def test_variables_that_a_command_sets_are_set():
     found = taken_apart(["env", "A=1", "B=x=y", "python", "train.py", "C=2"])
     assert found.env == {"A": "1", "B": "x=y"}
     assert found.args == ("C=2",)
-    mixed = ["accelerate", "launch", "--num_processes", "1", "--mixed_precision", "bf16", "a.py"]
-    assert taken_apart(mixed).env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+
+def test_accelerate_on_the_cpu_is_one_process_with_its_settings_in_the_environment():
+    words = "accelerate launch --cpu --num_processes 2 --num_machines 1 --mixed_precision bf16 a.py"
+    found = taken_apart(words.split())
+    assert (found.workers, found.launch) == (1, "python")
+    assert found.env["ACCELERATE_USE_CPU"] == "True"
+    assert found.env["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert found.env.keys() >= {"OMP_NUM_THREADS", "ACCELERATE_DYNAMO_BACKEND"}
+    assert not found.env.keys() & {"RANK", "LOCAL_RANK", "PATH"}
+
+
+def test_fabric_sets_its_variables_and_starts_ranks_as_torchrun(tmp_path):
+    script = tmp_path / "a.py"
+    script.touch()
+    words = f"fabric run --accelerator cpu --devices 2 --strategy ddp {script} --batch-size 32"
+    found = taken_apart(words.split())
+    assert (found.workers, found.launch, found.args) == (2, "torchrun", ("--batch-size", "32"))
+    assert found.env["LT_DEVICES"] == "2"
+    assert found.env["LT_STRATEGY"] == "ddp"
+    assert "LT_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("mpirun -np 4 python train.py --bs 3", "torchrun --nproc-per-node 4 train.py --bs 3"),
+        ("mpirun -n 1 python -m pkg", "python -m pkg"),
+        ("mpiexec python train.py", "torchrun --nproc-per-node N train.py"),
+        ("horovodrun -np 4 -H localhost:4 python a.py", "torchrun --nproc-per-node 4 a.py"),
+        ("composer -n 2 a.py --x", "torchrun --nproc-per-node 2 a.py --x"),
+        ("colossalai run --nproc_per_node 4 a.py", "torchrun --nproc-per-node 4 a.py"),
+        ("srun -n4 python a.py", "torchrun --nproc-per-node 4 a.py"),
+        (
+            "srun --nodes=2 -n 8 --gres gpu:4 python a.py",
+            "torchrun --nnodes 2 --nproc-per-node 4 a.py",
+        ),
+        (
+            "srun -N 2 torchrun --nproc-per-node 4 a.py",
+            "torchrun --nnodes 2 --nproc-per-node 4 a.py",
+        ),
+        ("taskset -c 0-3 python a.py", "taskset -c 0-3 autotune init -- python a.py"),
+        ("docker run image python a.py --x", "python a.py --x"),
+        ("sky launch a.py --x", "torchrun --nproc-per-node N a.py --x"),
+        ("deepspeed --num_gpus 2 --no_local_rank a.py", "torchrun --nproc-per-node 2 a.py"),
+    ],
+)
+def test_a_program_that_trials_cannot_follow_is_refused_with_what_to_type(command, instead):
+    with pytest.raises(BadInput, match=re.escape(f"`{instead}`")) as caught:
+        taken_apart(command.split())
+    assert not isinstance(caught.value, NoScript)
+
+
+def test_a_step_of_a_batch_job_has_the_tasks_of_the_job(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    with pytest.raises(BadInput, match=r"--nproc-per-node 8 a\.py"):
+        taken_apart(["srun", "python", "a.py"])
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("make train", "no training script"),
         ("torchrun --nproc-per-nod 2", "torchrun does not take that"),
+        ("torchrun --no-python ./a", "torchrun is told --no-python"),
         ("accelerate test", "only `accelerate launch`"),
         (
             "deepspeed --exclude localhost:0 a.py",
@@ -55,11 +151,57 @@ def test_variables_that_a_command_sets_are_set():
         ),
         ("deepspeed --include a@b:0,1 a.py", "deepspeed is told --include a@b:0,1: how many"),
         ("python -c pass", "no script"),
+        ("python -i a.py", "must not have -i"),
+        ("env -u A python a.py", "env is told -u"),
+        ("env CUDA_VISIBLE_DEVICES=1 python a.py", "CUDA_VISIBLE_DEVICES=1 autotune init"),
+        ("uv run --env-file .env python a.py", "uv is told --env-file"),
     ],
 )
 def test_what_is_no_launch_of_a_script_is_told(command, told):
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=re.escape(told)):
         taken_apart(command.split())
+
+
+@pytest.mark.parametrize("command", ["make train", "bash run.sh", "mpirun -np 4 ./bench"])
+def test_a_command_without_a_script_is_one_of_its_own(command):
+    with pytest.raises(NoScript):
+        taken_apart(command.split())
+
+
+def program(folder, name, first_lines):
+    path = folder / name
+    path.write_text(f"{first_lines}\nprint('trained')\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "options"),
+    [
+        (f"#!{sys.executable}", ()),
+        ("#!/usr/bin/env python3", ()),
+        (f"#!/usr/bin/env -S {sys.executable} -u", ("-u",)),
+        (f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''", ()),
+    ],
+)
+def test_a_console_script_is_a_script(lines, options, tmp_path, monkeypatch):
+    tool = program(tmp_path, "yolo", lines)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = taken_apart(["yolo", "train", "batch=8"])
+    assert (found.target, found.args, found.options) == (str(tool), ("train", "batch=8"), options)
+    interpreters.check(found)
+
+
+def test_another_interpreter_is_refused(tmp_path, monkeypatch):
+    other = program(tmp_path, "python", f'#!/bin/sh\nexec {sys._base_executable} -I "$@"')
+    with pytest.raises(BadInput, match="which has no torch"):
+        interpreters.check(taken_apart([str(other), "a.py"]))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(BadInput, match="which has no torch"):
+        interpreters.check(taken_apart(["python", "a.py"]))
+    interpreters.check(taken_apart([sys.executable, "a.py"]))
+    with pytest.raises(BadInput, match="there is no program"):
+        interpreters.check(taken_apart(["python3.99", "a.py"]))
 
 
 @pytest.mark.parametrize(
@@ -97,9 +239,9 @@ def test_what_accelerate_reads_in_its_file_counts(tmp_path):
     file.write_text(ACCELERATE.format(kind="MULTI_GPU", precision="bf16"))
     command = ["accelerate", "launch", "--config_file", str(file), "a.py"]
     found = taken_apart(command)
-    assert (found.workers, found.env) == (4, {"ACCELERATE_MIXED_PRECISION": "bf16"})
+    assert (found.workers, found.env["ACCELERATE_MIXED_PRECISION"]) == (4, "bf16")
     told = taken_apart([*command[:-1], "--num_processes", "2", "--mixed_precision", "no", "a.py"])
-    assert (told.workers, told.env) == (2, {"ACCELERATE_MIXED_PRECISION": "no"})
+    assert (told.workers, told.env["ACCELERATE_MIXED_PRECISION"]) == (2, "no")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +250,6 @@ def test_what_accelerate_reads_in_its_file_counts(tmp_path):
         ("", "FSDP", "distributed_type: FSDP"),
         ("", "DEEPSPEED", "distributed_type: DEEPSPEED"),
         ("--use_fsdp", "NO", "--use_fsdp"),
-        ("--dynamo_backend inductor", "NO", "dynamo_backend: inductor"),
     ],
 )
 def test_what_torchrun_would_not_do_is_refused(words, kind, told, tmp_path):

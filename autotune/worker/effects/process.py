@@ -12,6 +12,7 @@ import torch
 
 from autotune.worker.protocol import Knobs
 
+THREADS = "OMP_NUM_THREADS"
 _AUTO = "auto"
 _POOL = re.compile("openblas|lib[gi]?omp|mkl_rt")
 _GETTERS_AND_SETTERS = (
@@ -43,6 +44,12 @@ VARIABLES = (
 def threads(knobs: Knobs, given: int, replicas: int = 1) -> int:
     """cpu_threads: of this process, for each of its replicas; 0 leaves the number that it is given."""
     return int(knobs["cpu_threads"]) * replicas or given
+
+
+def threads_of(environment: Mapping[str, str]) -> int:
+    """Return the threads that OMP_NUM_THREADS names, the first of a list; 1 where it names none."""
+    first = environment.get(THREADS, "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else 1
 
 
 def limit_threads(count: int) -> None:

@@ -15,11 +15,10 @@ from autotune.worker.decoding import decoder
 from autotune.worker.inject import pace
 from autotune.worker.inject.copies import Copies
 from autotune.worker.protocol import FileCopy
+from autotune.worker.python_command import parsed
 
 VARIABLE = "AUTOTUNE_RUN"
 """Of the environment: an Order as JSON."""
-OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""Options of python whose value is an argument of its own."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +84,11 @@ def begin(command: Sequence[str]) -> None:
 
 
 def runs(command: Sequence[str]) -> tuple[str, bool] | None:
-    """What a python command runs: the name of a file, or a module and True; None for anything else."""
-    rest = iter(command[1:])
-    for argument in rest:
-        if argument == "-m":
-            module = next(rest, None)
-            return (module, True) if module else None
-        if argument in OPTIONS_WITH_VALUE:
-            next(rest, None)
-        elif not argument.startswith("-"):
-            return Path(argument).name, False
-        elif argument.startswith("-c"):
-            return None
-    return None
+    """Return what python runs: the name of a file and False, or a module and True; else None."""
+    told = parsed(command[1:])
+    if told is None:
+        return None
+    return (told.target, True) if told.is_module else (Path(told.target).name, False)
 
 
 def _say_what_is_idle(changes: Any, copies: Copies) -> None:

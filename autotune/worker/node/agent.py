@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-from autotune.worker import processes
+from autotune.worker import interpreter, processes
 from autotune.worker.imports import PRELOAD_FILE
 from autotune.worker.node.network import interface_of
 from autotune.worker.node.store import StoreProcess
@@ -94,10 +94,8 @@ class Agent:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         os.environ[PRELOAD_FILE] = self._file_of_first_command()
-        # What most ranks have: numerical libraries read it as they are loaded. A rank that has another
-        # tells them so.
-        os.environ["OMP_NUM_THREADS"] = "1"
-        forkserver.ensure_running()
+        with interpreter.of_ranks():
+            forkserver.ensure_running()
         del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())
         self._trials: dict[str, NodeTrial] = {}

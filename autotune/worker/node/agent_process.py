@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.worker import processes
+from autotune.worker import interpreter, processes
 from autotune.worker.files import TrialFiles, make_private
 from autotune.worker.processes import MARKER, kill_marked
 from autotune.worker.sandbox import scratch
@@ -20,9 +20,6 @@ _KILLING_SECONDS = 8.0
 SEND_SECONDS = 20.0
 """An agent that reads nothing of a command for so long is frozen. Less than a call to an actor takes."""
 _POLL_SECONDS = 0.5
-_QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""A library that asks as it is imported whether there is a device is answered without CUDA: a process
-that has initialised CUDA cannot be forked into ranks."""
 _BOOT = "from autotune.worker.node.agent import main; main()"
 
 
@@ -58,8 +55,8 @@ class AgentProcess:
                 stdout=subprocess.PIPE,
                 stderr=log_file,
                 env={
-                    **_QUIET,
-                    **processes.without_storage(os.environ),
+                    **interpreter.QUIET,
+                    **processes.inherited(os.environ),
                     **processes.of_study(env or {}),
                     **(devices or {}),
                     MARKER: self.id,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.worker import imports
+from autotune.worker import imports, interpreter
 from autotune.worker.node import names
 from autotune.worker.protocol import Preload, from_line
 
@@ -24,6 +24,7 @@ def _load() -> str:
     return imports.load(wanted) if _WANTED else ""
 
 
+interpreter.look()
 _WANTED = False
 _UNFIT = _load()
 _BEGAN_CUDA = imports.has_begun_cuda()

@@ -164,7 +164,6 @@ class CommandRun:
 
     def _environment(self) -> dict[str, str]:
         found = {**os.environ}
-        found.pop("OMP_NUM_THREADS", None)  # the agent's
         if self._command.pattern:
             found["PYTHONUNBUFFERED"] = "1"  # rates are wanted when they are printed
         elif not self._command.json_lines:

@@ -21,13 +21,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from autotune.worker import imports, processes, workload
+from autotune.worker import imports, interpreter, processes, workload
 from autotune.worker.effects import binding, process
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
 from autotune.worker.observers.progress import Progress
 from autotune.worker.places import device_of
 from autotune.worker.protocol import (
+    PYTHON,
     BlockReport,
     Built,
     Outcome,
@@ -35,7 +36,17 @@ from autotune.worker.protocol import (
     RankEnd,
     TrialRequest,
 )
-from autotune.worker.rank import command, meeting, profiling, raised, script, staying, surveying
+from autotune.worker.rank import (
+    command,
+    execution,
+    launch,
+    meeting,
+    profiling,
+    raised,
+    script,
+    staying,
+    surveying,
+)
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.longest import of_longest
@@ -47,8 +58,8 @@ from autotune.worker.sandbox import offline, uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
-    *(__file__, script.__file__, surveying.__file__),
-    *("<frozen runpy>", runpy.__file__),
+    *(__file__, execution.__file__, script.__file__, surveying.__file__),
+    *("<frozen runpy>", runpy.__file__, "<frozen importlib._bootstrap_external>"),
 )
 """What stands above a script in its traceback."""
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
@@ -153,6 +164,7 @@ def _run_command(
         _leave(connection, RankEnd(0, outcome, cause, at=time.time()))
 
     os.chdir(request.workdir)
+    interpreter.restore()
     assert request.command is not None
     command.CommandRun(
         request,
@@ -175,13 +187,14 @@ def _run_script(
     def leave(outcome: Outcome | None, cause: str) -> NoReturn:
         _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
 
-    store = _store(request, placement)
-    told = meeting.torchrun(placement, context, store)
-    os.environ.update(told)
     assert request.script is not None
     uploads.begin()
+    store, told = _store(request, placement), dict[str, str]()
+    if request.script.launch != PYTHON:
+        told = meeting.variables(placement, context, store)
+        os.environ.update(told)
     if request.script.survey:
-        surveying.survey(request, context.rank, progressed, leave)
+        surveying.survey(request, context, progressed, leave)
     built = _announcement(request, placement, context, connection, told)
     script.ScriptRun(
         request,
@@ -236,18 +249,22 @@ def _devices(request: TrialRequest, local_rank: int, ranks: int) -> tuple[torch.
 
 
 def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
+    before = os.environ.get(process.THREADS)
     os.environ.update(environment(request, placement, context))
     os.chdir(request.workdir)
+    if request.script:
+        interpreter.restore()
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
-    process.limit_threads(_threads(request))
+    # A script has by now what its launcher leaves it, unless that sets another number than was there.
+    if not request.script or os.environ.get(process.THREADS) != before:
+        process.limit_threads(process.threads_of(os.environ))
     process.compile_workers(request.knobs, placement.local_world_size)
     if context.device.type == "cuda":
-        process.allocator(request.knobs)
-        torch.cuda.set_device(context.device)
-        binding.near_device(request.knobs, context.device)
+        _prepare_device(request, context)
     binding.own_share(request.knobs, context.local_rank, placement.local_world_size)
     for device in context.devices:
-        memory.reset_peak(device)
+        if not _begins_cuda(request, context):
+            memory.reset_peak(device)
         if request.memory_per_rank is not None:
             alone = request.has_devices_alone
             memory.limit(device, request.memory_per_rank, alone=alone)
@@ -256,29 +273,59 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     torch.manual_seed(request.seed)
 
 
-def _threads(request: TrialRequest) -> int:
-    return process.threads(request.knobs, request.cpus_per_rank, request.replicas)
+def _prepare_device(request: TrialRequest, context: RankContext) -> None:
+    process.allocator(request.knobs)
+    if not _begins_cuda(request, context):
+        torch.cuda.set_device(context.device)
+    binding.near_device(request.knobs, context.device)
+
+
+def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
+    """Return whether CUDA is begun by the script itself, as under plain python, and not before it."""
+    plain = request.script is not None and request.script.launch == PYTHON
+    return plain and context.device.type == "cuda"
 
 
 def environment(
     request: TrialRequest, placement: Placement, context: RankContext
 ) -> dict[str, str]:
-    """What a rank finds in its environment besides what its agent has."""
+    """Return what a rank finds in its environment besides what its agent has."""
     own = processes.of_study(request.env)
     # What the agent's environment tells the allocator besides is not to be lost.
     allocator = process.allocator_variables({**os.environ, **own})
+    of_launcher = _of_script if request.script else _of_workload
+    return {
+        **of_launcher(request, placement, context),
+        **process.environment(request.knobs),
+        **(offline.VARIABLES if request.script else {}),
+        **own,
+        **(allocator if request.knobs["expandable_segments"] else {}),
+    }
+
+
+def _of_workload(
+    request: TrialRequest, placement: Placement, context: RankContext
+) -> dict[str, str]:
+    threads = process.threads(request.knobs, request.cpus_per_rank, request.replicas)
     return {
         "RANK": str(context.rank),
         "LOCAL_RANK": str(context.local_rank),
         "WORLD_SIZE": str(context.world_size),
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
-        "OMP_NUM_THREADS": str(_threads(request)),
+        process.THREADS: str(threads),
         "GLOO_SOCKET_IFNAME": placement.interface,
         "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
-        **process.environment(request.knobs),
-        **(offline.VARIABLES if request.script else {}),
-        **own,
-        **(allocator if request.knobs["expandable_segments"] else {}),
+    }
+
+
+def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
+    assert request.script is not None
+    ranks, told = placement.local_world_size, {**os.environ, **request.env}
+    by_launcher = launch.threads(request.script, ranks, told)
+    threads = request.knobs["cpu_threads"] or by_launcher
+    return {
+        **launch.variables(request.script, placement, context),
+        **({process.THREADS: str(threads)} if threads else {}),
     }
 
 

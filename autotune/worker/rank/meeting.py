@@ -1,7 +1,6 @@
-"""Where ranks meet: stores, and what torchrun would tell a script of them."""
+"""Where ranks meet: stores, and what a launcher tells a script of them."""
 
 import datetime
-import os
 import socket
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
@@ -14,8 +13,8 @@ _kept: list[TCPStore] = []
 """For as long as the process lives."""
 
 
-def torchrun(placement: Placement, context: RankContext, store: Store) -> dict[str, str]:
-    """The variables that torchrun sets, for ranks that meet at a store of this trial alone.
+def variables(placement: Placement, context: RankContext, store: Store) -> dict[str, str]:
+    """Return what tells the ranks of a script where they meet: at a store of their trial alone.
 
     Older torch puts what ranks write there under the number of the restart, newer ones put it under
     nothing: in a store that trials share, what an earlier one has left would be taken for theirs.
@@ -31,16 +30,7 @@ def torchrun(placement: Placement, context: RankContext, store: Store) -> dict[s
     return {
         "MASTER_ADDR": placement.store_host,
         "MASTER_PORT": store.get("port").decode(),
-        "GROUP_RANK": str(placement.node),
-        "GROUP_WORLD_SIZE": str(context.world_size // placement.local_world_size),
-        "ROLE_NAME": "default",
-        "ROLE_RANK": str(context.rank),
-        "ROLE_WORLD_SIZE": str(context.world_size),
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": os.devnull,
     }
 
 

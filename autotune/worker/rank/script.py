@@ -1,13 +1,9 @@
-"""A training script that nobody has changed, as one rank runs it: started as torchrun would, seen step
-by step, and left when enough of its blocks are done."""
+"""An unmodified training script as one rank runs it: started as its launcher would, seen step by step,
+and left when enough of its blocks are done."""
 
 import math
-import multiprocessing
-import runpy
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
@@ -19,10 +15,11 @@ from autotune.worker.inject.copies import Copies
 from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
-from autotune.worker.protocol import BlockReport, Observed, Outcome, Script, TrialRequest
+from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest
 from autotune.worker.rank import profiling, raised
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.execution import execute
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
 from autotune.worker.rank.training import Training
 from autotune.worker.rank.trajectory import run_trajectory, square
@@ -185,12 +182,13 @@ class ScriptRun:
 
     def run(self) -> NoReturn:
         """Run the script for as long as its steps are wanted."""
-        spawning.watch(lambda why: self._leave(Outcome.ERROR, why))
+        spawning.watch(self._script, lambda why: self._leave(Outcome.ERROR, why))
         self._copies.begin()
         self._changes.begin()
         self._changes.met("cpu_affinity")  # as every rank's, before it began
         self.watch()
-        ended = execute(self._script, self._request.import_paths)
+        folders, local_rank = self._request.import_paths, self._context.local_rank
+        ended = execute(self._script, folders, local_rank)
         taken = self._training.steps_done if self._training else 0
         self._leave(
             Outcome.ERROR,
@@ -332,40 +330,3 @@ _SET_BACK = (
 )
 _TOLERANCE = 0.1
 """Of samples per step, in the long run."""
-
-
-def execute(script: Script, folders: Sequence[str]) -> str:
-    """Run it as python does, to its end.
-
-    Args:
-        script: what to run.
-        folders: in which its file is looked for, unless the working directory has it.
-
-    Returns:
-        How it ended, in words that a sentence takes.
-    """
-    path = script.path if script.is_module else _file(script.path, folders)
-    sys.argv = [path, *script.args]
-    # As in a process that python has started, where the script may choose: this one has taken over the
-    # choice of its fork server.
-    multiprocessing.set_start_method(None, force=True)
-    try:
-        if script.is_module:
-            # `python -m` looks in the working directory first.
-            sys.path[0:0] = [str(Path.cwd())]
-            runpy.run_module(path, run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0:0] = [str(Path(path).resolve().parent)]
-            runpy.run_path(path, run_name="__main__")
-    except SystemExit as left:
-        if isinstance(left.code, str):
-            return f"({left.code}) "
-        if left.code:
-            return f"with exit status {left.code} "
-    return ""
-
-
-def _file(name: str, folders: Sequence[str]) -> str:
-    """Where a script is: from the working directory on, else in the first folder that has it."""
-    beside = (str(Path(folder) / name) for folder in folders)
-    return next((path for path in (name, *beside) if Path(path).is_file()), name)

@@ -9,11 +9,13 @@ from autotune.worker.inject import spawning
 from autotune.worker.inject.copies import Copies
 from autotune.worker.inject.survey import Survey
 from autotune.worker.protocol import Outcome, TrialRequest
-from autotune.worker.rank.script import Leave, execute
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.execution import execute
+from autotune.worker.rank.script import Leave
 
 
 def survey(
-    request: TrialRequest, rank: int, progressed: Callable[[], None], leave: Leave
+    request: TrialRequest, context: RankContext, progressed: Callable[[], None], leave: Leave
 ) -> NoReturn:
     """Run the script for as many optimizer steps as the survey takes, write down what was seen.
 
@@ -25,7 +27,7 @@ def survey(
 
     def done(ended: str = "") -> NoReturn:
         try:
-            files.survey(rank).write_text(seen.surveyed(ended).to_text())
+            files.survey(context.rank).write_text(seen.surveyed(ended).to_text())
         except Exception as error:
             leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
         leave(None, "finished")
@@ -34,8 +36,8 @@ def survey(
         if steps >= script.survey:
             done()
 
-    spawning.watch(lambda why: leave(Outcome.ERROR, why))
+    spawning.watch(script, lambda why: leave(Outcome.ERROR, why))
     Copies(request.copies).begin()
     seen.watch(progressed, taken, done)
-    ended = execute(script, request.import_paths)
+    ended = execute(script, request.import_paths, context.local_rank)
     done(f"the script ended {ended}".rstrip())

@@ -1,0 +1,130 @@
+"""The python of a launch command, and whether it is the one that runs autotune."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import BadInput
+from autotune.standalone.launched import Launched
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_LINE_BYTES = 4096
+_SHELL_TRICK = "'''exec'"
+"""How pip starts python where the path of the interpreter does not fit behind `#!`."""
+_ANSWER_SECONDS = 120
+"""For an interpreter to say what it is; an environment manager may look for updates first."""
+_ASKS = (
+    "import importlib.util as u, json, sys; "
+    "print(json.dumps([sys.prefix, sys.version.split()[0], u.find_spec('torch') is not None]))"
+)
+
+
+def is_python(word: str) -> bool:
+    """Return whether a word of a command is the name of a python."""
+    return _PYTHON.fullmatch(Path(word).name) is not None
+
+
+def found(program: str, env: Mapping[str, str]) -> Path | None:
+    """Return the file that a command runs by the name of a program.
+
+    Args:
+        program: as it is typed.
+        env: variables that the command sets.
+    """
+    path = shutil.which(program, path=env.get("PATH") or os.environ.get("PATH"))
+    return Path(path) if path else None
+
+
+def of_file(path: Path) -> tuple[str, ...] | None:
+    """Return the python, with its options, that a file names in its first line; None: it names none."""
+    try:
+        with path.open("rb") as file:
+            first, second = file.readline(_LINE_BYTES), file.readline(_LINE_BYTES)
+    except OSError:
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    words = first[2:].decode(errors="replace").split()
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if word != "-S"]
+    line = second.decode(errors="replace")
+    if line.startswith(_SHELL_TRICK):
+        words = shlex.split(line)[1:2]
+    return tuple(words) if words and is_python(words[0]) else None
+
+
+def of_launcher(program: str, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the python that a launcher such as torchrun runs in; nothing where it is not found."""
+    path = found(program, env)
+    if path is None:
+        return ()
+    beside = path.with_name("python")
+    return of_file(path) or ((str(beside),) if beside.exists() else ())
+
+
+@dataclass(frozen=True)
+class _Identity:
+    prefix: str
+    version: str
+    has_torch: bool
+
+
+def check(launched: Launched) -> None:
+    """See that the command's python is the one of this process: trials run in forks of that one.
+
+    Raises:
+        BadInput: it is another; with what to type.
+    """
+    if not launched.interpreter or _is_own(launched.interpreter, launched.env):
+        return
+    typed = shlex.join(launched.interpreter)
+    other = _asked(launched.interpreter, launched.env)
+    if not other.has_torch:
+        raise BadInput(
+            f"`{typed}` is Python {other.version} in {other.prefix}, which has no torch: the command "
+            f"itself cannot train; name the python that has it, such as {sys.executable}"
+        )
+    if Path(other.prefix).resolve() != Path(sys.prefix).resolve():
+        raise BadInput(
+            f"`{typed}` is Python {other.version} in {other.prefix}, and autotune runs in "
+            f"{sys.prefix}: trials would run another torch than the job. Install autotune there "
+            f"(`{typed} -m pip install autotune`) and type `{typed} -m autotune init -- ...`, or name "
+            f"this one in the command: {sys.executable}"
+        )
+
+
+def _is_own(words: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Return whether it is the same file in the same folder, so that nothing has to be run."""
+    path = found(words[0], env) if len(words) == 1 else None
+    here = Path(sys.executable)
+    if path is None or {"PYTHONHOME", "PYTHONEXECUTABLE"} & env.keys():
+        return False
+    return path.parent.resolve() == here.parent.resolve() and path.resolve() == here.resolve()
+
+
+def _asked(words: Sequence[str], env: Mapping[str, str]) -> _Identity:
+    try:
+        answer = subprocess.run(
+            [*words, "-c", _ASKS],
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_SECONDS,
+            check=True,
+        )
+        return _Identity(*json.loads(answer.stdout.splitlines()[-1]))
+    except FileNotFoundError:
+        raise BadInput(f"there is no program {words[0]} here") from None
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip() or "no message").splitlines()[-1]
+        raise BadInput(f"`{shlex.join(words)}` does not start python here: {last}") from None
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise BadInput(f"`{shlex.join(words)}` does not tell which python it is: {error}") from None

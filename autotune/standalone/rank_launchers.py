@@ -1,0 +1,273 @@
+"""Launchers of ranks that trials can follow, each taken apart by its own parser and its own rules."""
+
+import contextlib
+import io
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import BadInput
+from autotune.standalone.launched import Launched, by_torchrun
+from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
+
+_OTHER_PROCESSES = ("no_python", "run_path", "virtual_local_rank", "numa_binding")
+"""Options of torchrun that make other processes of the ranks than trials have."""
+
+
+def of_torchrun(words: Sequence[str]) -> Launched:
+    """Return what torchrun makes of its arguments."""
+    from torch.distributed.run import get_args_parser
+
+    return _by_torchrun(_parsed("torchrun", get_args_parser().parse_args, words), TORCHRUN)
+
+
+def of_torch_launch(words: Sequence[str]) -> Launched:
+    """Return what `python -m torch.distributed.launch` makes of its arguments."""
+    from torch.distributed.launch import parse_args
+
+    told = _parsed("torch.distributed.launch", parse_args, words)
+    return _by_torchrun(told, TORCHRUN if told.use_env else TORCH_LAUNCH)
+
+
+def _by_torchrun(told: Namespace, launch: str) -> Launched:
+    if odd := [name for name in _OTHER_PROCESSES if getattr(told, name, None)]:
+        raise _unlike("torchrun", [f"--{name.replace('_', '-')}" for name in odd])
+    nodes = int(str(told.nnodes).rpartition(":")[2])
+    ranks = _ranks(str(told.nproc_per_node))
+    return Launched(
+        told.training_script,
+        bool(told.module),
+        tuple(told.training_script_args),
+        None if ranks is None else nodes * ranks,
+        launch=launch,
+        nodes=nodes,
+    )
+
+
+def _ranks(told: str) -> int | None:
+    """Return torchrun's number of ranks; None: one per device."""
+    import torch
+    from torch.distributed.run import determine_local_world_size
+
+    if told == "gpu" or (told == "auto" and torch.cuda.is_available()):
+        return None
+    try:
+        return int(determine_local_world_size(told))
+    except ValueError as error:
+        raise BadInput(f"torchrun does not take that: {error}") from None
+
+
+def of_accelerate(words: Sequence[str]) -> Launched:
+    """Return what `accelerate launch` makes of its arguments and of its configuration file."""
+    if not words or words[0] != "launch":
+        raise BadInput("of accelerate only `accelerate launch` runs a script")
+    return of_accelerate_launch(words[1:])
+
+
+def of_accelerate_launch(words: Sequence[str]) -> Launched:
+    """Return what `accelerate-launch` makes of its arguments."""
+    try:
+        from accelerate.commands import launch
+        from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+    except ImportError:
+        raise _not_installed("accelerate") from None
+    told = _parsed("accelerate launch", launch.launch_command_parser().parse_args, words)
+    if more := [*_more_than_ddp(told, _accelerate_file(told.config_file))]:
+        raise _unlike("accelerate launch", more)
+    try:
+        with _quiet():
+            told, _, _ = launch._validate_launch_command(told)
+            several = bool(told.multi_gpu and not told.cpu)
+            env = (
+                prepare_multi_gpu_env(told) if several else prepare_simple_launcher_cmd_env(told)[1]
+            )
+    except (ValueError, RuntimeError, AssertionError, OSError) as error:
+        raise BadInput(f"accelerate launch does not take that: {error}") from None
+    return Launched(
+        told.training_script,
+        bool(told.module),
+        tuple(told.training_script_args),
+        int(told.num_processes) if several else 1,
+        {name: value for name, value in env.items() if os.environ.get(name) != value},
+        launch=TORCHRUN if several else PYTHON,
+        nodes=int(told.num_machines or 1) if several else 1,
+    )
+
+
+def _accelerate_file(named: str | None) -> dict[str, Any]:
+    """Return what the launcher reads besides its arguments: the file that is named, or that of
+    `accelerate config`; nothing where there is none."""
+    from accelerate.commands.config.config_args import default_config_file
+
+    path = Path(named or default_config_file)
+    if not named and not path.is_file():
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise BadInput(f"accelerate launch reads {path}, which cannot be read: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _more_than_ddp(told: Namespace, file: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what accelerate is told that needs other processes than those of torchrun or python."""
+    for name in ("use_fsdp", "use_deepspeed", "use_megatron_lm", "tpu", "no_python"):
+        if getattr(told, name, False):
+            yield f"--{name}"
+    if getattr(told, "mpirun_hostfile", None):
+        yield "--mpirun_hostfile"
+    kind = str(file.get("distributed_type", "NO")).upper()
+    if kind not in ("NO", "MULTI_CPU") and not kind.startswith("MULTI_"):
+        yield f"distributed_type: {kind}"
+    if str(file.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
+        yield f"compute_environment: {file['compute_environment']}"
+
+
+def of_deepspeed(words: Sequence[str]) -> Launched:
+    """Return what deepspeed makes of its arguments."""
+    try:
+        from deepspeed.accelerator import get_accelerator
+        from deepspeed.launcher.runner import parse_args
+    except ImportError:
+        raise _not_installed("deepspeed") from None
+    told = _parsed("deepspeed", parse_args, words)
+    odd = ("no_python", "bind_cores_to_rank", "elastic_training", "autotuning")
+    if more := [f"--{name}" for name in odd if getattr(told, name, None)]:
+        raise _unlike("deepspeed", more)
+    nodes = max(1, told.num_nodes)
+    ranks = told.num_gpus if told.num_gpus > 0 else get_accelerator().device_count() or None
+    workers = nodes * ranks if ranks else None
+    if told.include or told.exclude:
+        workers = _included(told.include, told.exclude)
+    launched = Launched(
+        told.user_script,
+        bool(told.module),
+        tuple(told.user_args),
+        workers,
+        launch=DEEPSPEED,
+        nodes=nodes,
+    )
+    if told.no_local_rank:
+        instead = by_torchrun(launched.script, str(launched.workers_per_node or "gpu"))
+        raise BadInput(
+            "deepspeed is told --no_local_rank, and trials give the script --local_rank as deepspeed "
+            f"does by itself: leave it out if the script takes that, or give `{instead}`"
+        )
+    return launched
+
+
+def _included(include: str, exclude: str) -> int:
+    """Return the ranks of `--include host:0,1`."""
+    _, named, slots = include.partition(":")
+    if exclude or not named or "@" in include:
+        given = f"--exclude {exclude}" if exclude else f"--include {include}"
+        raise BadInput(
+            f"deepspeed is told {given}: how many ranks that makes is not known here; name the devices "
+            "of one host (--include localhost:0,1), or give --num_gpus"
+        )
+    return len(slots.split(","))
+
+
+def of_fabric(words: Sequence[str]) -> Launched:
+    """Return what `fabric run` makes of its arguments: it sets variables and calls torchrun."""
+    if not words or words[0] != "run":
+        raise BadInput("of fabric only `fabric run` runs a script")
+    try:
+        from click import ClickException
+        from lightning.fabric import cli
+        from lightning.fabric.utilities.distributed import _suggested_max_num_threads
+    except ImportError:
+        raise _not_installed("fabric (pip install lightning)") from None
+    try:
+        with _quiet():
+            told = cli._main.commands["run"].make_context("fabric run", [*words[1:]]).params
+            args = Namespace(**told)
+            env = _set_by(lambda: cli._set_env_variables(args))
+            ranks = (
+                1
+                if args.strategy == "dp"
+                else cli._get_num_processes(args.accelerator, args.devices)
+            )
+            threads = str(_suggested_max_num_threads())
+    except (ClickException, ValueError, RuntimeError) as error:
+        raise BadInput(f"fabric run does not take that: {error}") from None
+    if "OMP_NUM_THREADS" not in os.environ:
+        env["OMP_NUM_THREADS"] = threads
+    return Launched(
+        args.script,
+        False,
+        tuple(args.script_args),
+        ranks * args.num_nodes,
+        env,
+        launch=TORCHRUN,
+        nodes=args.num_nodes,
+    )
+
+
+def _set_by(action: Callable[[], object]) -> dict[str, str]:
+    """Return the variables that an action sets in this process, which has them no more afterwards."""
+    before = dict(os.environ)
+    try:
+        action()
+        return {name: text for name, text in os.environ.items() if before.get(name) != text}
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _unlike(launcher: str, told: Sequence[str]) -> BadInput:
+    return BadInput(
+        f"{launcher} is told {', '.join(told)}, by its arguments or its configuration file: trials "
+        "start ranks as torchrun does without it, and would measure another job; a study cannot take "
+        "that over from there"
+    )
+
+
+def _not_installed(launcher: str) -> BadInput:
+    return BadInput(f"{launcher} is not installed here, so that its arguments are not known")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[io.StringIO]:
+    """Keep to itself what a launcher prints and warns of."""
+    said = io.StringIO()
+    off = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            yield said
+    finally:
+        logging.disable(off)
+
+
+def _parsed(
+    launcher: str, parse: Callable[[list[str]], Namespace], words: Sequence[str]
+) -> Namespace:
+    with _quiet() as said:
+        try:
+            return parse(list(words))
+        except SystemExit:
+            last = said.getvalue().strip().splitlines()
+            raise BadInput(f"{launcher} does not take that: {last[-1] if last else ''}") from None
+
+
+LAUNCHERS: dict[str, Callable[[Sequence[str]], Launched]] = {
+    "torchrun": of_torchrun,
+    "accelerate": of_accelerate,
+    "accelerate-launch": of_accelerate_launch,
+    "deepspeed": of_deepspeed,
+    "fabric": of_fabric,
+}
+MODULES: dict[str, Callable[[Sequence[str]], Launched]] = {
+    "torch.distributed.run": of_torchrun,
+    "torch.distributed.launch": of_torch_launch,
+    "accelerate.commands.launch": of_accelerate_launch,
+    "accelerate.commands.accelerate_cli": of_accelerate,
+    "deepspeed.launcher.runner": of_deepspeed,
+}
+"""Launchers by the module behind `python -m`."""

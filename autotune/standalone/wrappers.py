@@ -1,0 +1,240 @@
+"""Programs that stand before a script or its launcher in a command: what becomes of each of them."""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import BadInput
+from autotune.standalone import interpreters
+from autotune.standalone.launched import Launched, NoScript, by_torchrun
+from autotune.worker.protocol import PYTHON
+from autotune.worker.python_command import parsed
+
+_PASSING = {
+    "time": ("fo", 0),
+    "nohup": ("", 0),
+    "nice": ("n", 0),
+    "ionice": ("cn", 0),
+    "stdbuf": ("ioe", 0),
+    "unbuffer": ("", 0),
+    "setsid": ("", 0),
+    "exec": ("a", 0),
+    "command": ("", 0),
+    "timeout": ("ks", 1),
+}
+"""Programs that leave a script's process as it is: their one-letter options with a value, and how many
+words stand before the command."""
+_BINDING = ("taskset", "numactl", "chrt", "prlimit", "systemd-run", "cgexec")
+_MANAGERS = (
+    "uv",
+    "poetry",
+    "pdm",
+    "pipenv",
+    "conda",
+    "mamba",
+    "micromamba",
+    "hatch",
+    "rye",
+    "pixi",
+)
+_STARTS_RANKS = {
+    **dict.fromkeys(
+        ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
+        ("-np", "--np", "-n", "--n", "-c"),
+    ),
+    "horovodrun": ("-np", "--num-proc"),
+    "composer": ("-n", "--nproc"),
+    "colossalai": ("--nproc_per_node",),
+    "jsrun": ("-n", "--nrs", "-p", "--np"),
+    "aprun": ("-n", "--pes"),
+    "flux": ("-n", "--ntasks"),
+}
+"""Programs that start several processes of a script, and their options for how many."""
+_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What is left of a command.
+
+    Attributes:
+        words: behind the program.
+        python: words that start the command's python, where the program chooses it.
+        check: called with what the rest comes to; may raise.
+    """
+
+    words: tuple[str, ...]
+    python: tuple[str, ...] = ()
+    check: Callable[[Launched], None] = lambda _: None
+
+
+def taken_off(words: Sequence[str]) -> Passed | None:
+    """Return a command without the program that it begins with; None: that is none of these programs.
+
+    Raises:
+        NoScript: no python follows.
+        BadInput: trials would not be what the program makes of the script; with what to type.
+    """
+    name = Path(words[0]).name
+    if name == "env":
+        return _env(words)
+    if name in _PASSING:
+        return _passing(words, *_PASSING[name])
+    if name in _BINDING:
+        raise _binding(words)
+    if name in _MANAGERS:
+        return _manager(words)
+    if name == "srun":
+        return _srun(words)
+    if name in _STARTS_RANKS:
+        raise _starts_ranks(words, _number(words, _STARTS_RANKS[name]) or "N")
+    return None
+
+
+def unknown(words: Sequence[str]) -> BadInput:
+    """Return why a command that begins with a program nobody knows is not taken apart."""
+    script = _script(words[1:])
+    if not script:
+        return NoScript(
+            f"the command runs no training script that is known here: {shlex.join(words)}; give one "
+            "with torchrun, accelerate launch, deepspeed, fabric run or python"
+        )
+    return BadInput(
+        f"{words[0]} is no launcher that autotune knows, so that what it makes of {_name(script)} is "
+        f"not known either: give `python {shlex.join(script)}`, or, where it starts several ranks, "
+        f"`{by_torchrun(script, 'N')}`; what has to run as it is goes into study.yaml as "
+        "workload.command (docs/scripts.md, Commands)"
+    )
+
+
+def _env(words: Sequence[str]) -> Passed:
+    rest = list(words[1:])
+    if rest and rest[0] == "--":
+        del rest[0]
+    elif rest and rest[0].startswith("-"):
+        raise BadInput(
+            f"env is told {rest[0]}, which trials cannot follow: type it before autotune, "
+            f"`env {rest[0]} ... autotune init -- ...`, and leave it out of the command"
+        )
+    return Passed(tuple(rest))
+
+
+def _passing(words: Sequence[str], with_value: str, positional: int) -> Passed:
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        if option[1:] in with_value:
+            del rest[:1]
+    return Passed(tuple(rest[positional:]))
+
+
+def _binding(words: Sequence[str]) -> BadInput:
+    place = _program_place(words)
+    before, behind = shlex.join(words[:place]), shlex.join(words[place:])
+    return BadInput(
+        f"{words[0]} decides where the job runs, and trials would run elsewhere: type it before "
+        f"autotune, `{before} autotune init -- {behind}`, and `{before} autotune start --foreground`"
+    )
+
+
+def _manager(words: Sequence[str]) -> Passed:
+    place = _program_place(words)
+    if place == len(words):
+        raise unknown(words)
+    if named := next((word for word in words[:place] if word.startswith("--env-file")), None):
+        raise BadInput(
+            f"{words[0]} is told {named}: say the variables of that file under `env` of study.yaml, or "
+            "set them before autotune, and leave it out of the command"
+        )
+    before, behind = words[:place], words[place:]
+    if behind[0] in ("-m", "--module") or behind[0].endswith(".py"):
+        behind = ("python", *behind)  # as `uv run` takes them
+    return Passed(tuple(behind), (*before, "python"))
+
+
+def _srun(words: Sequence[str]) -> Passed:
+    place = _program_place(words)
+    if place == len(words):
+        raise unknown(words)
+    options, command = words[:place], words[place:]
+    nodes = _number(options, ("-N", "--nodes")) or "1"
+    tasks = _number(options, ("-n", "--ntasks"))
+    if not tasks and (each := _number(options, ("--ntasks-per-node",))):
+        tasks = str(int(nodes) * int(each))
+    tasks = tasks or (nodes if nodes != "1" else os.environ.get("SLURM_NTASKS", "1"))
+
+    def check(launched: Launched) -> None:
+        if int(tasks) == launched.nodes:
+            return
+        by_tasks = max(1, int(tasks) // int(nodes))
+        per_node = by_tasks if launched.launch == PYTHON else launched.workers_per_node or "gpu"
+        raise BadInput(
+            f"srun starts {tasks} times what follows, which is made for {launched.nodes}: trials start "
+            "ranks as torchrun does, with RANK and WORLD_SIZE; if the script takes those, give "
+            f"`{by_torchrun(launched.script, str(per_node), nodes)}`"
+        )
+
+    return Passed(tuple(command), check=check)
+
+
+def _starts_ranks(words: Sequence[str], ranks: str) -> BadInput:
+    script = _script(words[1:])
+    if not script:
+        return unknown(words)
+    instead = f"python {shlex.join(script)}" if ranks == "1" else by_torchrun(script, ranks)
+    return BadInput(
+        f"{words[0]} starts the processes of {_name(script)} and tells each in a way of its own which "
+        "it is; trials start ranks as torchrun does, with RANK and WORLD_SIZE. If the script takes those, "
+        f"give `{instead}`; else it goes into study.yaml as workload.command (docs/scripts.md, "
+        "Commands)"
+    )
+
+
+def _number(words: Sequence[str], options: Sequence[str]) -> str | None:
+    """Return the number behind one of these options: `-n 4`, `-n4` or `--ntasks=4`."""
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if word in options and place + 1 < len(words) and words[place + 1].isdecimal():
+            return words[place + 1]
+        if name in options and value.isdecimal():
+            return value
+        joined = re.fullmatch(r"(-[A-Za-z])([0-9]+)", word)
+        if joined and joined[1] in options:
+            return joined[2]
+    return None
+
+
+def _program_place(words: Sequence[str]) -> int:
+    """Return where the program stands that another one runs; behind the end if none is found."""
+    for place, word in enumerate(words[1:], start=1):
+        name = Path(word).name
+        if interpreters.is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
+            return place
+        if name in (*_PASSING, *_BINDING, *_STARTS_RANKS, "env", "srun") or word == "-m":
+            return place
+        path = interpreters.found(word, {})
+        if path is not None and interpreters.of_file(path):
+            return place
+    return len(words)
+
+
+def _script(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the script in a command, with its arguments; nothing where there is none."""
+    for place, word in enumerate(words):
+        if interpreters.is_python(word) and (told := parsed(words[place + 1 :])):
+            return (*(("-m",) if told.is_module else ()), told.target, *told.args)
+        if word.endswith(".py") and " " not in word:
+            return tuple(words[place:])
+        if " " in word and (script := _script(word.split())):  # for a shell
+            return script
+    return ()
+
+
+def _name(script: Sequence[str]) -> str:
+    """Return the name of a script that is given with its arguments."""
+    return script[1] if script[0] == "-m" else script[0]

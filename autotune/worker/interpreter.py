@@ -1,0 +1,111 @@
+"""The interpreter that ranks are forked from: of a script, started as its own command starts it."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+_ASKED = "AUTOTUNE_INTERPRETER"
+"""Environment variable that tells an agent the options of its fork server, as JSON."""
+_TYPED_PATH = "AUTOTUNE_PYTHONPATH"
+"""PYTHONPATH as the user has it, where the fork server needs another text of the same meaning."""
+_PATH = "PYTHONPATH"
+_THREADS = "OMP_NUM_THREADS"
+QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""A library that asks as it is imported whether there is a device is answered without CUDA: a process
+that has initialised CUDA cannot be forked into ranks."""
+_NOTHING_TO_IMPORT = "/proc"
+"""`python -c` looks there first, while torch is imported: a folder that shadows no module."""
+
+
+def asked(options: Sequence[str]) -> dict[str, str]:
+    """Return the environment of an agent whose ranks run a script.
+
+    Args:
+        options: of python, as in `python -O train.py`.
+    """
+    return {_ASKED: json.dumps(list(options))}
+
+
+@contextlib.contextmanager
+def of_ranks() -> Iterator[None]:
+    """Have the fork server that is started meanwhile be what the ranks of the study need."""
+    text = os.environ.pop(_ASKED, None)
+    if text is None:
+        # Ranks of a workload have the threads of resources.cpus_per_worker, mostly one. Numerical
+        # libraries read it as they are loaded; a rank that has more tells them so.
+        os.environ[_THREADS] = "1"
+    options = json.loads(text) if text else []
+    with _options(options), _absolute_path(), contextlib.chdir(_NOTHING_TO_IMPORT):
+        yield
+
+
+@contextlib.contextmanager
+def _options(options: Sequence[str]) -> Iterator[None]:
+    """Start interpreters with these options instead of those of this process."""
+    module: Any = util
+    own = module._args_from_interpreter_flags
+    module._args_from_interpreter_flags = lambda: [*options]
+    try:
+        yield
+    finally:
+        module._args_from_interpreter_flags = own
+
+
+@contextlib.contextmanager
+def _absolute_path() -> Iterator[None]:
+    """Have relative entries of PYTHONPATH mean what they mean here, whatever folder python starts in."""
+    typed = os.environ.get(_PATH)
+    if typed:
+        entries = typed.split(os.pathsep)
+        os.environ[_PATH] = os.pathsep.join(str(Path.cwd() / entry) for entry in entries)
+        os.environ[_TYPED_PATH] = typed
+    try:
+        yield
+    finally:
+        if typed:
+            os.environ[_PATH] = typed
+            del os.environ[_TYPED_PATH]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What an interpreter was started with, to be given to the scripts of its forks.
+
+    Attributes:
+        path: sys.path, without the folder that `python -c` puts there.
+        options: of python.
+    """
+
+    path: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+_start: _Start | None = None
+"""Of the fork server, known in its forks."""
+
+
+def look() -> None:
+    """Note how this process was started: a fork server, while it imports."""
+    global _start
+    words = sys.orig_argv
+    options = words[1 : words.index("-c")] if "-c" in words else []
+    sys.path[:] = [entry for entry in sys.path if entry]
+    _start = _Start(tuple(sys.path), tuple(options))
+    if (typed := os.environ.pop(_TYPED_PATH, None)) is not None:
+        os.environ[_PATH] = typed
+
+
+def restore() -> None:
+    """Make a fork what python makes of a process before it runs a script."""
+    if _start:
+        sys.path[:] = _start.path
+        sys.orig_argv = [sys.executable, *_start.options]
+    for name, value in QUIET.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]

@@ -1,0 +1,83 @@
+"""A command line of python, taken apart as python itself does it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WITH_VALUE = "WX"
+"""Options whose value is the rest of the word, or the next word."""
+_LONG_WITH_VALUE = "--check-hash-based-pycs"
+
+
+@dataclass(frozen=True)
+class PythonCommand:
+    """What python is told.
+
+    Attributes:
+        options: of the interpreter, without -m.
+        target: a file, or the module behind -m.
+        is_module: which of them.
+        args: of the script.
+    """
+
+    options: tuple[str, ...]
+    target: str
+    is_module: bool
+    args: tuple[str, ...]
+
+
+def parsed(words: Sequence[str]) -> PythonCommand | None:
+    """Return what python runs; None where that is no file or module (-c, standard input).
+
+    Args:
+        words: behind `python`.
+    """
+    options: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == _LONG_WITH_VALUE:
+            options += [word, *rest[:1]]
+            del rest[:1]
+        elif word == "-" or word.startswith("--"):
+            return None
+        elif not word.startswith("-"):
+            return PythonCommand(tuple(options), word, False, tuple(rest))
+        else:
+            letters, end, value = _letters(word)
+            if end in ("m", "c"):
+                return _of_module(options, letters, value, rest) if end == "m" else None
+            options.append(word)
+            if end and not value:
+                options += rest[:1]
+                del rest[:1]
+    return None
+
+
+def letters_of(options: Sequence[str]) -> str:
+    """Return the one-letter options, without values."""
+    found, skip = "", False
+    for word in options:
+        if skip or word.startswith("--"):
+            skip = word == _LONG_WITH_VALUE and not skip
+            continue
+        letters, end, value = _letters(word)
+        found += letters + end
+        skip = bool(end) and not value
+    return found
+
+
+def _letters(word: str) -> tuple[str, str, str]:
+    """Return the switches of a word such as -uOXdev, the letter that takes the rest, and that rest."""
+    for place, letter in enumerate(word[1:], start=1):
+        if letter in (*_WITH_VALUE, "m", "c"):
+            return word[1:place], letter, word[place + 1 :]
+    return word[1:], "", ""
+
+
+def _of_module(
+    options: list[str], letters: str, named: str, rest: list[str]
+) -> PythonCommand | None:
+    if letters:
+        options = [*options, f"-{letters}"]
+    name, args = (named, rest) if named else (rest[0] if rest else "", rest[1:])
+    return PythonCommand(tuple(options), name, True, tuple(args)) if name else None

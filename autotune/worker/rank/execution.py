@@ -1,0 +1,85 @@
+"""Running an unmodified script in this process, as python runs it."""
+
+import builtins
+import multiprocessing
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from zipfile import is_zipfile
+
+from autotune.worker.protocol import Script
+from autotune.worker.rank import launch
+
+_MAIN = "__main__"
+_SOURCE = (".py", ".pyw")
+
+
+def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
+    """Run a script as python does, to its end.
+
+    Args:
+        script: what to run.
+        folders: in which its file is looked for, unless the working directory has it.
+        local_rank: of this process.
+
+    Returns:
+        How it ended, in words that a sentence takes.
+    """
+    target = script.path if script.is_module else _file(script.path, folders)
+    named = ["-m", target] if script.is_module else [target]
+    arguments = [*launch.arguments(script, local_rank), *script.args]
+    sys.argv = [named[0], *arguments]
+    sys.orig_argv = [*sys.orig_argv, *named, *arguments]
+    # As in a process that python has started, where the script may choose: this one has taken over the
+    # choice of its fork server.
+    multiprocessing.set_start_method(None, force=True)
+    sys.modules[_MAIN] = ModuleType(_MAIN)
+    try:
+        (_run_module if script.is_module else _run_file)(target)
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            return f"({left.code}) "
+        if left.code:
+            return f"with exit status {left.code} "
+    return ""
+
+
+def _run_module(name: str) -> None:
+    _search_first(Path.cwd())
+    module: Any = runpy
+    module._run_module_as_main(name)  # that python itself calls for -m
+
+
+def _run_file(path: str) -> None:
+    if Path(path).is_dir() or (not path.endswith(_SOURCE) and is_zipfile(path)):
+        runpy.run_path(path, run_name=_MAIN)
+        return
+    _search_first(Path(path).resolve().parent)
+    # Since 3.9 python makes the name of the file absolute, and leaves sys.argv[0] as it was typed.
+    absolute = path if Path(path).is_absolute() else f"{Path.cwd()}/{path.removeprefix('./')}"
+    loader = SourceFileLoader(_MAIN, absolute)
+    main = vars(sys.modules[_MAIN])
+    main.update(
+        __annotations__={},
+        __builtins__=builtins,
+        __cached__=None,
+        __file__=absolute,
+        __loader__=loader,
+    )
+    exec(loader.source_to_code(Path(absolute).read_bytes(), absolute), main)
+
+
+def _search_first(folder: Path) -> None:
+    """Look for modules in this folder before all others, unless python was told not to (-P, -I)."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(folder))
+
+
+def _file(name: str, folders: Sequence[str]) -> str:
+    """Return where a script is: from the working directory on, else in the first folder that has it."""
+    beside = (str(Path(folder) / name) for folder in folders)
+    return next((path for path in (name, *beside) if Path(path).exists()), name)

@@ -1,0 +1,154 @@
+"""The process of a trial beside that of the command: equal, key by key, but for what is listed here."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.runs.plan import launcher_of
+from autotune.standalone.command import taken_apart
+from autotune.standalone.survey import _spec
+from autotune.worker.protocol import BlockPlan, Script
+from tests.contract.scripts.bench import SCRIPTS
+from tests.trials import knobs, trial
+
+OURS = {"AUTOTUNE_AGENT", "TORCHINDUCTOR_CACHE_DIR", "TOLD"}
+"""Variables that a trial has besides, or otherwise."""
+OF_MEETING = {
+    *("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"),
+}
+"""Those in which ranks of a trial meet at another place."""
+AROUND = {"RANK": "3", "LOCAL_RANK": "3", "SLURM_PROCID": "3", "OMPI_COMM_WORLD_RANK": "3"}
+"""What a launch or a batch step that surrounds autotune has set."""
+
+
+def told_in_trial(
+    folder: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    changes: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What the script of a command tells in a trial, by rank 0."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**AROUND, **environment}.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        launched = taken_apart(command)
+        with launcher_of(_spec(launched), folder / "agents") as launcher:
+            report = launcher.slots[0].run(
+                trial(
+                    folder,
+                    "",
+                    world_size=launcher.workers,
+                    knobs=knobs(**changes),
+                    import_paths=(),
+                    script=Script(
+                        launched.target,
+                        (*launched.args, "--train"),
+                        is_module=launched.is_module,
+                        launch=launched.launch,
+                        changes=tuple(changes),
+                    ),
+                    blocks=BlockPlan(0.01, 2, max_blocks=1),
+                    env={**launched.env, "TOLD": str(folder / "trial")},
+                ),
+                lambda _: False,
+            )
+    assert report.outcome is None, f"{report.cause}\n{report.log_tail}"
+    return told_by_first(folder, "trial")
+
+
+def told_by_command(
+    folder: Path, command: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the script tells when the command is typed, by rank 0."""
+    told = {**os.environ, **environment, "TOLD": str(folder / "plain")}
+    subprocess.run(command, cwd=folder, env=told, check=True, timeout=120)
+    return told_by_first(folder, "plain")
+
+
+def told_by_first(folder: Path, name: str) -> dict[str, Any]:
+    path = next(path for path in (folder / f"{name}0", folder / name) if path.exists())
+    return dict(json.loads(path.read_text()))
+
+
+def differences(plain: dict[str, Any], in_trial: dict[str, Any]) -> dict[str, Any]:
+    """What is not equal, by key, with both values."""
+    in_trial["argv"].remove("--train")
+    in_trial["orig_argv"].remove("--train")
+    pairs = [plain.pop("environment"), in_trial.pop("environment")]
+    names = {name for name in {*pairs[0], *pairs[1]} if pairs[0].get(name) != pairs[1].get(name)}
+    found = {name: (pairs[0].get(name), pairs[1].get(name)) for name in names - OURS}
+    return found | {
+        key: (plain[key], in_trial[key]) for key in plain if plain[key] != in_trial[key]
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    package = tmp_path / "package"
+    (package / "tools").mkdir(parents=True)
+    for script in (tmp_path / "process.py", package / "tools" / "process.py"):
+        script.write_text((SCRIPTS / "process.py").read_text())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        ("python tools/process.py a --b", {}),
+        ("python ./tools/process.py", {"OMP_NUM_THREADS": "1", "PYTHONPATH": "..:tools"}),
+        ("python -O -u -X dev -W error::SyntaxWarning tools/../tools/process.py", {}),
+        ("python -I tools/process.py", {}),
+        ("python -m tools.process", {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "ignore"}),
+        ("env A=1 OMP_NUM_THREADS=1 python -P tools/process.py", {}),
+        ("accelerate launch --cpu --mixed_precision bf16 tools/process.py", {}),
+    ],
+)
+def test_plain_command_and_its_trial_have_the_same_process(
+    folder: Path, words: str, environment: dict[str, str]
+) -> None:
+    place, command = folder / "package", words.split()
+    plain = told_by_command(place, command, environment)
+    in_trial = told_in_trial(place, command, environment, {})
+    assert "RANK" not in in_trial["environment"]
+    assert not differences(plain, in_trial)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "torchrun --nproc-per-node 2 tools/process.py a",
+        "torchrun --nproc-per-node 1 -m tools.process",
+        "python -W ignore -m torch.distributed.launch --nproc-per-node 2 tools/process.py",
+        "deepspeed --num_gpus 2 tools/process.py",
+    ],
+)
+def test_rank_of_a_launcher_and_of_a_trial_are_the_same_but_for_where_they_meet(
+    folder: Path, words: str
+) -> None:
+    place, command = folder / "package", words.split()
+    plain = told_by_command(place, command, {})
+    in_trial = told_in_trial(place, command, {}, {})
+    assert differences(plain, in_trial).keys() <= OF_MEETING
+
+
+def test_threads_of_a_trial_are_those_of_its_configuration_alone(folder: Path) -> None:
+    command = ["python", "tools/process.py"]
+    in_trial = told_in_trial(folder / "package", command, {}, {"cpu_threads": 1})
+    assert in_trial["environment"]["OMP_NUM_THREADS"] == "1"
+    assert in_trial["threads"] == 1
+    assert {threads for _, threads in in_trial["pools"]} <= {1}
+
+
+def test_modules_beside_the_folder_of_the_script_shadow_nothing(folder: Path) -> None:
+    for name in ("torch.py", "random.py", "autotune.py"):
+        (folder / "package" / name).write_text("raise SystemExit('of the working folder')")
+    in_trial = told_in_trial(folder / "package", ["python", "tools/process.py"], {}, {})
+    assert in_trial["path"][0] == str(folder / "package" / "tools")

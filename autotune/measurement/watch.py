@@ -7,6 +7,7 @@ from autotune.measurement.contention import contended
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.settling import Settling
+from autotune.measurement.units import units
 from autotune.worker.protocol import BlockReport
 
 FEWEST_BLOCKS = 3
@@ -39,7 +40,7 @@ class Limits:
         long_step: seconds of a step from which on the warm-up, too, takes no more than `longest`.
         whole: seconds of all blocks, those of the warm-up included, after which it ends in any case.
         settling: what the first steps tell of later ones.
-        tokens: rate in tokens instead of samples.
+        counts: what the rate counts: samples, tokens or steps.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
         run_freedom: degrees of freedom with which that is known.
@@ -49,7 +50,7 @@ class Limits:
     warmup: float
     longest: float
     precision: float
-    tokens: bool = False
+    counts: str = "samples"
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
     run_freedom: float = math.inf
@@ -174,8 +175,8 @@ class Watch:
         return estimate([self.units(b) for b in self.kept], [b.seconds for b in self.kept])
 
     def units(self, block: BlockReport) -> int:
-        """Samples or tokens of a block."""
-        return block.tokens if self._limits.tokens else block.samples
+        """What the rate counts, of a block."""
+        return units(block, self._limits.counts)
 
     @property
     def uncounted(self) -> str | None:
@@ -183,7 +184,7 @@ class Watch:
         kept = self.kept
         if not kept or any(map(self.units, kept)):
             return None
-        if self._limits.tokens:
+        if self._limits.counts == "tokens":
             return (
                 "no tokens are reported, which objective.metric counts: give the workload "
                 "tokens_per_sample, or take samples_per_second"

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from autotune.measurement import turns
+from autotune.measurement.units import units
 from autotune.measurement.watch import Limits, Watch
 from autotune.runs.judging import TimedRun
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
@@ -102,7 +103,7 @@ class InTurn:
         return [number for number in range(len(self._watches)) if number not in self._away]
 
     def _taken(self, members: list[int]) -> list[list[turns.Taken]]:
-        return [taken(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
+        return [taken(self._watches[n].kept, counts=self._limits.counts) for n in members]
 
     def _longest(self, cycles: int) -> float:
         """Seconds that each may train after so many cycles."""
@@ -122,15 +123,15 @@ class InTurn:
         return known and turns.half_width(found) <= self._limits.precision
 
 
-def taken(blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool) -> list[turns.Taken]:
-    """Blocks as they compare, of those that were trained in a turn.
+def taken(blocks: Sequence[BlockReport | StoredBlock], *, counts: str) -> list[turns.Taken]:
+    """Return the blocks that were trained in a turn, as they compare.
 
     Args:
-        blocks: that count.
-        tokens: are counted, instead of samples.
+        blocks: those that count.
+        counts: samples, tokens or steps.
     """
     return [
-        turns.Taken(b.observed["turn"], b.tokens if tokens else b.samples, b.seconds)
+        turns.Taken(b.observed["turn"], units(b, counts), b.seconds)
         for b in blocks
         if "turn" in b.observed
     ]

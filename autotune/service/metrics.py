@@ -24,7 +24,7 @@ class Metrics:
 
         Args:
             promise: of best.yaml.
-            unit: 'samples/s' or 'tokens/s'.
+            unit: 'samples/s', 'tokens/s' or 'steps/s'.
             study: that the promise is from.
         """
         self._registry = registry = CollectorRegistry()

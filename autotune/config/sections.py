@@ -200,7 +200,12 @@ class ResourcesSpec(Section):
 class ObjectiveSpec(Section):
     """What is maximised."""
 
-    metric: Literal["samples_per_second", "tokens_per_second"] = "samples_per_second"
+    metric: Literal["samples_per_second", "tokens_per_second", "steps_per_second"] = Field(
+        default="samples_per_second",
+        description="steps_per_second: optimizer steps, for scripts whose batches have different "
+        "numbers of samples. Where a script keeps its global batch, tokens_per_second compares "
+        "samples: other micro-batches have other padding.",
+    )
     global_batch: Annotated[int, Field(ge=1)] | Literal["keep", "free"] = Field(
         default=KEEP,
         description="Samples per optimizer step over all ranks. keep: only configurations with exactly "
@@ -221,11 +226,6 @@ class ObjectiveSpec(Section):
     def _as_stored_before(cls, given: Any) -> Any:
         # Earlier versions stored nothing where any global batch was to compete.
         return FREE if given is None else given
-
-    @property
-    def unit(self) -> str:
-        """Of the metric, for people."""
-        return "tokens/s" if self.metric == "tokens_per_second" else "samples/s"
 
 
 class BudgetSpec(Section):

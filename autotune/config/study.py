@@ -24,6 +24,12 @@ from search_spaces import CATALOGUE, defaults, preset, preset_names
 from search_spaces.constraints import global_batch
 from search_spaces.knob import KnobValue
 
+Counts = Literal["samples", "tokens", "steps"]
+_COUNTS: dict[str, Counts] = {
+    "samples_per_second": "samples",
+    "tokens_per_second": "tokens",
+    "steps_per_second": "steps",
+}
 _IDENTITY = ("name", "storage")
 _USUAL_TRIALS = 30
 """Of samplers that do not know what another one is worth."""
@@ -196,6 +202,20 @@ class StudySpec(Section):
             self.resources.known_workers,
             batch_known=batch_known,
         )
+
+    @property
+    def counts(self) -> Counts:
+        """What is counted per second. A script's batches may hold padding, more of it in a larger
+        micro-batch: where the global batch is kept, samples compare, and tokens do not."""
+        metric, keeps = self.objective.metric, self.objective.global_batch != FREE
+        if metric == "tokens_per_second" and keeps and self.workload.is_script:
+            return "samples"
+        return _COUNTS[metric]
+
+    @property
+    def unit(self) -> str:
+        """Unit of the rates, as it is printed."""
+        return f"{self.counts}/s"
 
     def values(self) -> dict[str, list[Any]]:
         """The search space: values to try per knob, the preset resolved, knobs of its own last."""

@@ -31,7 +31,7 @@ def content_of(
     """
     return document(
         verdict=verdict,
-        unit=spec.objective.unit,
+        unit=spec.unit,
         world_size=world_size,
         study=study.name,
         environment=environment,

@@ -7,6 +7,7 @@ from autotune.measurement.contention import contended
 from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.onset import OnsetBound
+from autotune.measurement.units import units
 from autotune.worker.protocol import BlockReport
 
 FEWEST_BLOCKS = 3
@@ -42,7 +43,7 @@ class Limits:
         long_step: seconds of a step above which the warm-up, too, takes at most `longest`.
         whole: seconds of all blocks, warm-up included, after which the trial ends in any case.
         settling: bound on later steps from the first ones.
-        tokens: count tokens instead of samples.
+        counts: what the rate counts: samples, tokens or steps.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
         sigma_run: relative standard deviation between runs in new processes.
         run_df: degrees of freedom of `sigma_run`.
@@ -52,7 +53,7 @@ class Limits:
     warmup: float
     longest: float
     precision: float
-    tokens: bool = False
+    counts: str = "samples"
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
     run_df: float = math.inf
@@ -182,8 +183,8 @@ class StopRule:
         return estimate([self.units(b) for b in self.kept], [b.seconds for b in self.kept])
 
     def units(self, block: BlockReport) -> int:
-        """Return the samples or tokens of a block."""
-        return block.tokens if self._limits.tokens else block.samples
+        """Return what the rate counts, of a block."""
+        return units(block, self._limits.counts)
 
     @property
     def uncounted(self) -> str | None:
@@ -191,7 +192,7 @@ class StopRule:
         kept = self.kept
         if not kept or any(map(self.units, kept)):
             return None
-        if self._limits.tokens:
+        if self._limits.counts == "tokens":
             return (
                 "no tokens are reported, which objective.metric counts: give the workload "
                 "tokens_per_sample, or take samples_per_second"

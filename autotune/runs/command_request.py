@@ -41,6 +41,6 @@ def build(asked: TrialRequest, spec: StudySpec, ranks: int) -> TrialRequest:
             folder=folder,
             json_lines=commands.filled((told and told.json_lines) or "", {"folder": folder}),
             pattern=(told and told.pattern) or "",
-            tokens=spec.objective.metric == "tokens_per_second",
+            tokens=spec.counts == "tokens",
         ),
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from autotune.measurement import cycles
 from autotune.measurement.stop_rule import Limits, StopRule
+from autotune.measurement.units import units
 from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, StoredBlock
@@ -107,7 +108,7 @@ class InterleavedSchedule:
         return [number for number in range(len(self._watches)) if number not in self._away]
 
     def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
-        return [turn_blocks(self._watches[n].kept, tokens=self._limits.tokens) for n in members]
+        return [turn_blocks(self._watches[n].kept, counts=self._limits.counts) for n in members]
 
     def _longest(self, cycles: int) -> float:
         """Return the seconds that each member may train after this many cycles."""
@@ -131,16 +132,16 @@ class InterleavedSchedule:
 
 
 def turn_blocks(
-    blocks: Sequence[BlockReport | StoredBlock], *, tokens: bool
+    blocks: Sequence[BlockReport | StoredBlock], *, counts: str
 ) -> list[cycles.TurnBlock]:
     """Return the interleaved ones of some blocks, in comparable form.
 
     Args:
         blocks: blocks that count.
-        tokens: count tokens instead of samples.
+        counts: samples, tokens or steps.
     """
     return [
-        cycles.TurnBlock(b.observed["turn"], b.tokens if tokens else b.samples, b.seconds)
+        cycles.TurnBlock(b.observed["turn"], units(b, counts), b.seconds)
         for b in blocks
         if "turn" in b.observed
     ]

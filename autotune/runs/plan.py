@@ -228,6 +228,10 @@ class Plan:
                 changes=recipe.changes,
                 samples=counted or 0,
                 draws_none=workload.samples is not None,
+                counts=self.spec.counts,
+                turned=tuple(
+                    f"{recipe.flags[name]} {value}" for name, value in recipe.turned.items()
+                ),
                 told=workload.samples is not None and scripts.told(recipe.flags),
                 kept=tuple(sorted({*self.spec.values()} - {*recipe.flags, *recipe.changes})),
             ),
@@ -279,7 +283,7 @@ class Plan:
             warmup=self.spec.measurement.warmup,
             longest=self.spec.measurement.longest,
             precision=precision,
-            tokens=self.spec.objective.metric == "tokens_per_second",
+            counts=self.spec.counts,
             incumbent_low=incumbent_low,
             sigma_run=sigma_run,
             long_step=self._blocks().longest / self.spec.measurement.min_steps,

@@ -24,7 +24,7 @@ class Metrics:
 
         Args:
             promise: promised speed by best.yaml.
-            unit: 'samples/s' or 'tokens/s'.
+            unit: 'samples/s', 'tokens/s' or 'steps/s'.
             study: name of the study that made the promise.
         """
         self._registry = registry = CollectorRegistry()

@@ -106,10 +106,16 @@ class Watcher:
         self._metrics.block(pace)
         self._world_size = pace.world_size
         self._problem = self._problem or pace.problem
-        units = pace.tokens if self._unit.startswith("tokens") else pace.samples
-        self._rates.setdefault(pace.rank, []).append(units / pace.seconds)
+        self._rates.setdefault(pace.rank, []).append(self._units(pace) / pace.seconds)
         if self._due is None:
             self._due = self._clock() + self._options.every
+
+    def _units(self, pace: Pace) -> float:
+        """Return what the promise counts, of one rank: its share of the steps, which all ranks take."""
+        counts = self._unit.partition("/")[0]
+        if counts == "steps":
+            return pace.steps / pace.world_size
+        return pace.tokens if counts == "tokens" else pace.samples
 
     def check(self) -> None:
         """Compare the speeds, if the check is due and there are enough blocks."""

@@ -80,7 +80,7 @@ def _looked_at(probe: Probe) -> Diagnosis:
         findings({**observed, "unusable": unusable}, plan.baseline, plan.facts, rising),
         breakdown(observed["parts"]),
         throughput,
-        plan.spec.objective.unit,
+        plan.spec.unit,
         rising,
         probe.files("profile").traces(),
     )

@@ -211,7 +211,7 @@ class _Recorder:
                 continue
             run = self._run(number, params)
             self._journal.add(run)
-            shown = f"{run.throughput:,.4g} {self._spec.objective.unit}" if run.throughput else ""
+            shown = f"{run.throughput:,.4g} {self._spec.unit}" if run.throughput else ""
             say(f"pass {number + 1}, {place}/{len(order)}  {run.state}  {shown}")
 
     def _run(self, number: int, params: dict[str, Any]) -> Run:

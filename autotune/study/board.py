@@ -21,7 +21,7 @@ class Board:
     def __init__(self, job: Job, ledger: TrialLedger) -> None:
         self._job = job
         self._ledger = ledger
-        self._unit = job.plan.spec.objective.unit
+        self._unit = job.plan.spec.unit
         self._note = ""
         self._updated = -EVERY_SECONDS
         self._behind = False

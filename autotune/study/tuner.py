@@ -166,7 +166,7 @@ class Tuner:
     @property
     def unit(self) -> str:
         """Of the objective."""
-        return self._spec.objective.unit
+        return self._spec.unit
 
     def _open_ledger(self) -> TrialLedger:
         job = self._job

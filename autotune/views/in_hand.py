@@ -36,7 +36,7 @@ def supported(repository: Repository, study: StoredStudy, attempts: Attempts) ->
         ),
         spec.measurement,
         study=study.name,
-        unit=spec.objective.unit,
+        unit=spec.unit,
         world_size=blocks(measured.id)[0].workers if measured else 1,
     )
     return dataclasses.replace(found, measured_on=measured_on(repository, attempts))

@@ -53,7 +53,7 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "next": seen.next if seen else None,
         **signs,
         "metric": spec.objective.metric,
-        "unit": spec.objective.unit,
+        "unit": spec.unit,
         "baseline": now.baseline,
         "best": now.best,
         "best_trial": now.best_trial,

@@ -91,7 +91,7 @@ def _per_batch(spec: StudySpec, attempts: Attempts, world_size: int) -> Iterator
     own = global_batch(spec.full_baseline(), world_size)
     yield "### Best per global batch"
     yield ""
-    unit = spec.objective.unit
+    unit = spec.unit
     yield f"| global batch | trial | over the baseline | {unit} | difference to the baseline |"
     yield "|---|---|---|---|---|"
     for one in found:
@@ -239,7 +239,7 @@ def _best_trials(spec: StudySpec, attempts: Attempts) -> Iterator[str]:
     searched = sorted(complete, key=lambda a: -(a.result.throughput or 0.0))
     if not searched:
         return
-    yield f"### Best trials of the search ({spec.objective.unit}, seen once)"
+    yield f"### Best trials of the search ({spec.unit}, seen once)"
     yield ""
     yield "| trial | throughput | ± | peak MiB | difference to the baseline |"
     yield "|---|---|---|---|---|"

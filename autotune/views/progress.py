@@ -73,7 +73,7 @@ class ProgressLines:
         self._study = study
         self._spec = StudySpec.model_validate(study.spec)
         self._baseline = self._spec.full_baseline()
-        self._unit = self._spec.objective.unit
+        self._unit = self._spec.unit
         self._feed = AttemptFeed(repository.attempts, study.id)
         self._shown: set[int] = set()
         self._last_message = 0

@@ -22,6 +22,7 @@ from autotune.config import StudySpec
 from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate, estimate
 from autotune.measurement.noise import total_half_width
+from autotune.measurement.units import units
 from autotune.runs.interleaved import turn_blocks
 from autotune.runs.paired import ratio_to_baseline
 from autotune.views.in_hand import supported
@@ -38,20 +39,19 @@ from storage import (
 )
 
 
-def estimate_of(blocks: list[StoredBlock], *, tokens: bool) -> Estimate | None:
-    """The rate of an attempt from its blocks; None if none of them counts."""
+def estimate_of(blocks: list[StoredBlock], *, counts: str) -> Estimate | None:
+    """Return the rate of an attempt from its blocks; None if none of them counts."""
     kept = [block for block in blocks if block.kept]
     if not kept:
         return None
-    units = [block.tokens if tokens else block.samples for block in kept]
-    return estimate(units, [block.seconds for block in kept])
+    return estimate([units(block, counts) for block in kept], [block.seconds for block in kept])
 
 
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """All attempts, each with the throughput that its blocks give."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
-    tokens = spec.objective.metric == "tokens_per_second"
+    counts = spec.counts
     recomputed = []
     in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
     beside: dict[int, list[cycles.TurnBlock]] = {}
@@ -59,15 +59,15 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
         blocks = repository.attempts.blocks(attempt.id)
         kept = [block for block in blocks if block.kept]
         if attempt.purpose in (Purpose.SEARCH, Purpose.PAIRED):
-            beside[attempt.id] = turn_blocks(kept, tokens=tokens)
+            beside[attempt.id] = turn_blocks(kept, counts=counts)
         if attempt.result.throughput is None:
             recomputed.append(attempt)
             continue
         if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and turn_blocks(
-            kept, tokens=tokens
+            kept, counts=counts
         ):
             in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
-        again = estimate_of(blocks, tokens=tokens)
+        again = estimate_of(blocks, counts=counts)
         known = again is not None and math.isfinite(again.half_width)
         own = again.half_width if again and known else 1.0
         result = dataclasses.replace(
@@ -78,7 +78,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))
-    typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, tokens)}
+    typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, counts)}
     recomputed = [_at_rate(attempt, typical.get(attempt.id)) for attempt in recomputed]
     every = Attempts(recomputed, spec.full_baseline(), spec.harmless)
     return every.each(lambda attempt: _at_pace(attempt, every, beside))
@@ -98,9 +98,9 @@ def _at_pace(
     return dataclasses.replace(attempt, result=result)
 
 
-def _rates(group: dict[int, list[StoredBlock]], tokens: bool) -> Iterable[tuple[int, float]]:
+def _rates(group: dict[int, list[StoredBlock]], counts: str) -> Iterable[tuple[int, float]]:
     """Of attempts that took turns with each other, by their ids."""
-    found = cycles.rates([turn_blocks(blocks, tokens=tokens) for blocks in group.values()])
+    found = cycles.rates([turn_blocks(blocks, counts=counts) for blocks in group.values()])
     return zip(group, found, strict=True) if found else ()
 
 
@@ -136,7 +136,7 @@ def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Att
     costs = CostRecords(repository.attempts.blocks).by(attempts)
     effort = Effort.of(confirmation, attempts, costs, baseline)
     if lacks_time(confirmation, attempts, limited=spec.budget.wall_time is not None):
-        return not_enough_time(attempts, spec.objective.unit, effort.missing)
+        return not_enough_time(attempts, spec.unit, effort.missing)
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return no_result(attempts, name)
     measured = attempts.measured().first
@@ -149,7 +149,7 @@ def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Att
         refuse_unchecked=wanted.refuses_unchecked,
     )
     end = end_of_baseline(attempts)
-    return conclude(confirmation, spec.objective.unit, world_size, checks, end, effort)
+    return conclude(confirmation, spec.unit, world_size, checks, end, effort)
 
 
 def judged_again(attempts: Attempts, repository: Repository) -> Attempts:

@@ -106,6 +106,10 @@ class Script:
     """Whether `samples` count even where a DataLoader was seen: ranks may share what one yields."""
     kept: tuple[str, ...] = ()
     """Names of knobs of the search that the script must have as the configuration does, by itself."""
+    counts: str = "samples"
+    """What the study counts: samples, tokens or steps."""
+    turned: tuple[str, ...] = ()
+    """Its arguments that differ from the baseline's, each with its value."""
     survey: int = 0
     """Optimizer steps after which what was seen of it is written down; 0: it is timed."""
 
@@ -360,6 +364,8 @@ class Observed(TypedDict, total=False):
     """From the end of its first step to its report; profiles only."""
     unusable: list[str]
     """Knobs that have nothing to act on in the workload; profiles only."""
+    padded: int
+    """Padding may be among the tokens: 1; of scripts only."""
     replicas: int
     """Devices that each rank drives by itself, where that is more than one."""
     flops_per_sample: float

@@ -39,6 +39,10 @@ class Surveyed:
         micro_batch: rows of a forward pass with gradients on; 0 if none was seen.
         columns: of the first tensor that the model is given; 0 if it has none.
         accumulation_steps: such passes per optimizer step.
+        varies: whether its batches have different numbers of samples; then micro_batch is the most
+            frequent one.
+        guessed: whether samples were counted by tensors, as its loader does not know them.
+        backwards: backward passes that were seen.
         loader: whether a DataLoader yielded what it trained on.
         ddp: whether a model was in DistributedDataParallel.
         sharded: whether parameters are sharded tensors (FSDP2).
@@ -56,6 +60,9 @@ class Surveyed:
     micro_batch: int = 0
     columns: int = 0
     accumulation_steps: int = 1
+    varies: bool = False
+    guessed: bool = False
+    backwards: int = 0
     loader: bool = False
     ddp: bool = False
     sharded: bool = False

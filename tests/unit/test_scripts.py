@@ -12,7 +12,7 @@ from autotune.config import StudySpec, arguments, load, scripts
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.job import script_of, tuned
-from autotune.worker.inject.batches import size
+from autotune.worker.inject.batches import samples
 from autotune.worker.inject.job import Order, runs
 from search_spaces import defaults
 from tests.steering import write_study
@@ -261,26 +261,26 @@ def test_a_changed_script_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
-        (torch.zeros(4, 3), (4, 0)),
-        (torch.zeros(4, 3, dtype=torch.long), (4, 12)),
-        ([torch.zeros(5, 2), torch.zeros(5)], (5, 0)),
-        ({"input_ids": torch.ones(2, 8, dtype=torch.long), "mask": torch.ones(2, 8)}, (2, 16)),
-        (("text", {"x": (torch.zeros(3),)}), (3, 0)),
-        (["a", "b"], (2, 0)),
-        (torch.tensor(1.0), (1, 0)),
-        (([torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(n, 4)} for n in range(5)]), (5, 0)),
-        (([torch.zeros(3, 8, 8)], [{"boxes": torch.zeros(2, 4)}]), (1, 0)),
-        (([torch.zeros(3, 8, 9), torch.zeros(3, 7, 7)], torch.zeros(2)), (2, 0)),
-        ([{"ids": torch.zeros(9)}, {"ids": torch.zeros(9)}], (2, 0)),
-        ([{"data": torch.zeros(8, 3)}], (8, 0)),
-        ([torch.zeros(5), torch.zeros(7), torch.zeros(6)], (3, 0)),
-        ([torch.zeros(1, 50, dtype=torch.long), torch.zeros(4)], (1, 50)),
-        ({"x": [[1, 2], [3, 4], [5, 6]]}, (3, 0)),
-        ([[1, 2, 3], [4, 5, 6]], (2, 0)),
+        (torch.zeros(4, 3), 4),
+        (torch.zeros(4, 3, dtype=torch.long), 4),
+        ([torch.zeros(5, 2), torch.zeros(5)], 5),
+        ({"input_ids": torch.ones(2, 8, dtype=torch.long), "mask": torch.ones(2, 8)}, 2),
+        (("text", {"x": (torch.zeros(3),)}), 3),
+        (["a", "b"], 2),
+        (torch.tensor(1.0), 1),
+        (([torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(n, 4)} for n in range(5)]), 5),
+        (([torch.zeros(3, 8, 8)], [{"boxes": torch.zeros(2, 4)}]), 1),
+        (([torch.zeros(3, 8, 9), torch.zeros(3, 7, 7)], torch.zeros(2)), 2),
+        ([{"ids": torch.zeros(9)}, {"ids": torch.zeros(9)}], 2),
+        ([{"data": torch.zeros(8, 3)}], 8),
+        ([torch.zeros(5), torch.zeros(7), torch.zeros(6)], 3),
+        ([torch.zeros(1, 50, dtype=torch.long), torch.zeros(4)], 1),
+        ({"x": [[1, 2], [3, 4], [5, 6]]}, 3),
+        ([[1, 2, 3], [4, 5, 6]], 2),
     ],
 )
-def test_samples_of_a_batch(batch: Any, expected: tuple[int, int]) -> None:
-    assert size(batch) == expected
+def test_samples_of_a_batch(batch: Any, expected: int) -> None:
+    assert samples(batch) == expected
 
 
 def test_what_all_ranks_have_together_is_told_the_script_so():

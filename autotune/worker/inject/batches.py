@@ -1,45 +1,29 @@
-"""How many samples and tokens a batch has, whatever it is made of."""
+"""How many samples a batch has, whatever it is made of."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 
 
-def size(batch: Any) -> tuple[int, int]:
-    """Samples and tokens of a batch.
+def samples(batch: Any) -> int:
+    """Guess how many samples a batch has, where its loader does not know.
 
     Samples are the rows of its tensors, or its entries where each is one sample (a list of dicts, of
     pictures of different sizes): the number on which its fields agree; where they do not, that of the
-    first. Tokens are all entries of its first tensor, if that holds whole numbers in two dimensions.
+    first.
     """
     columns = _columns(batch)
     if columns is not None:
-        return columns[0].size(0), _tokens(columns[0])
-    first = next(tensors(batch), None)
-    if first is None and not isinstance(batch, Mapping):
-        return (len(batch) if isinstance(batch, Sized) else 0), 0
+        return columns[0].size(0)
+    if next(tensors(batch), None) is None and not isinstance(batch, Mapping):
+        return len(batch) if isinstance(batch, Sized) else 0
     numbers = _numbers(batch)
-    return numbers[0] if numbers else 1, _tokens(first)
-
-
-def likeness(batch: Any) -> Any:
-    """Something that is equal for batches of one loader that have the same size, as far as that shows at
-    a glance: how many parts they have, and the shape of the first; where nothing shows, a NaN."""
-    kind = type(batch)
-    if kind is list or kind is tuple:
-        first = batch[0] if batch else None
-    elif kind is dict:
-        first = next(iter(batch.values()), None)
-    else:
-        return math.nan
-    return (len(batch), first.shape) if type(first) is torch.Tensor else math.nan
+    return numbers[0] if numbers else 1
 
 
 def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
-    """The fields of a batch as most are: tensors with as many rows each. What is found for them further
-    on, found in a tenth of the time: this is on the way of every batch."""
+    """Return the fields of a batch as most are: tensors with as many rows each. This is a shortcut."""
     kind = type(batch)
     if kind is dict:
         batch = [*batch.values()]
@@ -52,10 +36,6 @@ def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
             return None
         rows = shape[0]
     return batch or None
-
-
-def _tokens(first: torch.Tensor | None) -> int:
-    return first.numel() if first is not None and first.dim() == 2 and not _fractional(first) else 0
 
 
 def _numbers(part: Any) -> list[int]:
@@ -89,10 +69,6 @@ def _agreed(parts: Iterable[Any]) -> list[int]:
         return []
     common = [number for number in said[0] if all(number in other for other in said)]
     return common or said[0]
-
-
-def _fractional(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:

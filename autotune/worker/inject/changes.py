@@ -186,10 +186,11 @@ def _wrap(
     owner: type, build: Callable[[Callable[..., None], inspect.BoundArguments], None]
 ) -> None:
     """Have objects of the class, and of those derived from it, built by `build`, which is given the
-    constructor and the arguments."""
+    constructor and the arguments. The signature stays: frameworks read it."""
     original: Callable[..., None] = owner.__init__  # type: ignore[misc]
     signature = inspect.signature(original)
 
+    @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:
         build(original, signature.bind(*args, **kwargs))
 

@@ -1,6 +1,7 @@
 """The speed of the user's own job, seen from within it; the job goes on whatever becomes of that."""
 
 import contextlib
+import functools
 import os
 import socket
 import time
@@ -23,9 +24,15 @@ BLOCK_SECONDS = 1.0
 class Seen(Protocol):
     """What was seen of the training so far."""
 
-    samples: int
-    tokens: int
     saw_loader: bool
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of these samples."""
 
 
 class Meter:
@@ -93,6 +100,7 @@ class Guest(Sight):
         self._watch_loaders()
         backward: Callable[..., None] = torch.Tensor.backward
 
+        @functools.wraps(backward)
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self._trained()
             backward(loss, *args, **kwargs)
@@ -106,22 +114,22 @@ class Guest(Sight):
         torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
         register_optimizer_step_post_hook(after_step)
 
-    def _saw(self, loader: Any, batch: Any) -> None:
+    def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:
         if not self.problem:
             try:
-                Sight._saw(self, loader, batch)
+                Sight._saw(self, loader, batch, samples, quiet)
             except Exception as error:
                 self._gives_up(error)
 
-    def _train_first(self) -> None:
+    def _trained(self) -> None:
         try:
-            Sight._train_first(self)
+            Sight._trained(self)
         except Exception as error:
             self._gives_up(error)
 
     def _gives_up(self, error: Exception) -> None:
         self.problem = f"{type(error).__name__}: {error}"
-        self._waiting.clear()
+        self.draws.clear()
 
 
 def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
@@ -139,7 +147,7 @@ def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
     except OSError:
         return  # in another container, or nobody watches any more
     line.setblocking(False)
-    sight = Guest(built)
+    sight = Guest(built, counts_tokens=True)
 
     def tell(steps: int, seconds: float, samples: float, tokens: float) -> None:
         rank, world_size = _place()

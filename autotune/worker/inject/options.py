@@ -1,6 +1,7 @@
 """By which arguments a script can be told something: what its own parser says, whichever that is."""
 
 import argparse
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
@@ -23,6 +24,7 @@ class Options:
         """See what argparse makes of the command line, in this process and from now on."""
         parse = argparse.ArgumentParser.parse_known_args
 
+        @functools.wraps(parse)
         def watched(
             parser: argparse.ArgumentParser, args: Any = None, *more: Any, **named: Any
         ) -> Any:

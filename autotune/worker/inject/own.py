@@ -1,5 +1,6 @@
 """What a script has in force of what knobs turn, read from what it has built, once it trains."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ class Formats:
         """Look at every autocast that is entered from now on while gradients are on."""
         enter: Callable[..., Any] = torch.autocast.__enter__
 
+        @functools.wraps(enter)
         def watched(context: torch.autocast) -> Any:
             if context._enabled and torch.is_grad_enabled():
                 self._entered.add(context.fast_dtype)
@@ -75,6 +77,7 @@ class Recomputation:
                 setattr(owner, name, self._noticed(entered))
 
     def _noticed(self, entered: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(entered)
         def run(*args: Any, **kwargs: Any) -> Any:
             self.seen = True
             return entered(*args, **kwargs)

@@ -1,17 +1,18 @@
-"""What a script shows of its training, step by step, though nobody has changed it.
+"""What an unmodified script shows of its training, step by step.
 
 Optimizer steps show in torch's own hooks; samples in what its loaders yield; the loss where the backward
 pass begins.
 """
 
+import functools
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -19,13 +20,15 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from autotune.worker.inject import own
-from autotune.worker.inject.batches import likeness, size
+from autotune.worker.inject import lengths, own
+from autotune.worker.inject.batches import samples as guess
 from autotune.worker.inject.changes import Built
+from autotune.worker.inject.draws import Batch, Draws, Source
+from autotune.worker.inject.tokens import Tokens
 from autotune.worker.observers import communication
 
-_DRAWN = "_drawn_seen_by_autotune"
-"""Of an iterator of a loader."""
+_SOURCE = "_source_seen_by_autotune"
+"""Attribute of a loader's iterator: a Source."""
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -33,72 +36,82 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(map(callable, (*args, kwargs.get("closure"))))
 
 
-@dataclass(slots=True)
-class _Drawn:
-    """From an iterator of a loader, with gradients on, since the last backward pass.
-
-    Many turn gradients off only inside the loop that evaluates, so that its batches come with them on.
-
-    Attributes:
-        loader: the iterator, while it is there.
-        evaluated: some of it while the model was evaluating.
-        trained: earlier batches of this iterator were trained on.
-        alike: what the last batch had that tells its size: see batches.likeness.
-        rows: samples of the last batch.
-        numbers: tokens of the last batch.
-    """
-
-    loader: weakref.ref[Any]
-    batches: int = 0
-    samples: int = 0
-    tokens: int = 0
-    evaluated: bool = False
-    trained: bool = False
-    alike: Any = None
-    rows: int = 0
-    numbers: int = 0
-
-    def clear(self) -> None:
-        """All is counted, or not to be."""
-        self.batches = self.samples = self.tokens = 0
-        self.evaluated = False
+def _samples(source: Source, batch: Any, known: int | None, *, iterable: bool) -> int:
+    """Return the samples of a batch: by its loader, else by its tensors. The last batch of an iterable
+    data set may have less than the loader has asked for."""
+    if known is not None and not iterable:
+        return known
+    shown = guess(batch)
+    if known is None:
+        source.guessed = True
+        return shown
+    source.agrees = source.agrees or shown == known
+    return min(shown, known) if source.agrees else known
 
 
 class Sight:
     """What was seen so far.
 
     Attributes:
-        samples: of batches from loaders that a backward pass has followed: what a script evaluates does
-            not count.
-        tokens: of them, where a sample is a row of whole numbers.
-        saw_loader: whether there were any.
+        draws: batches of loaders, and which of them are trained on.
+        saw_loader: whether any batch that was trained on came from a loader.
+        guessed: whether samples were counted by tensors, as a loader did not know them.
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
         loss: the last one that a backward pass began with, on its device; None before there is one.
         built: what the script has built.
-        looks_at_loss: whether anybody will want the loss of the backward passes to come.
+        looks_at_loss: whether the loss of the backward passes to come will be read.
         first_backward: collectives that the process had begun when the first backward pass began; None
             before there is one.
         leader: the optimizer that stepped first; its steps are those of the training.
     """
 
-    def __init__(self, built: Built | None = None) -> None:
+    def __init__(
+        self,
+        built: Built | None = None,
+        *,
+        counts_tokens: bool = False,
+        trained: Callable[[Sequence[Batch]], None] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            built: what the script builds.
+            counts_tokens: whether `tokens` are to be counted.
+            trained: see Draws.
+        """
         self.built = built or Built()
-        self.samples = 0
-        self.tokens = 0
+        self.draws = Draws(trained)
         self.saw_loader = False
+        self.guessed = False
         self.wait_seconds = 0.0
         self.loss: torch.Tensor | None = None
         self.looks_at_loss = True
         self.leader: Optimizer | None = None
         self.first_backward: int | None = None
+        self._counts_tokens = counts_tokens
+        self._texts: list[Tokens] = []
         self._unscaled: torch.Tensor | None = None
         self._overflows: Counter[int] = Counter()
         self._taken = False
         self._formats = own.Formats()
         self._recomputation = own.Recomputation()
         self._of_loader: dict[str, Any] = {}
-        self._waiting: list[_Drawn] = []
-        self._ahead = self._tokens_ahead = 0
+        self._last_evaluated: Callable[[], nn.Module | None] = lambda: None
+
+    @property
+    def samples(self) -> int:
+        """Samples that were trained on so far, of batches from loaders."""
+        return self.draws.samples
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of these samples, where a sample is a row of whole numbers."""
+        return self.draws.tokens
+
+    @property
+    def padded(self) -> bool:
+        """Whether padding may be among the tokens."""
+        return any(text.padded for text in self._texts)
 
     def watch(
         self,
@@ -165,91 +178,115 @@ class Sight:
         return found
 
     def _watch_loaders(self, went_on: Callable[[], None] | None = None) -> None:
+        lengths.watch()
+        self._watch_evaluation()
         iterator = dataloader._BaseDataLoaderIter
-        fetch = iterator.__next__
-        clock, learns = time.perf_counter, torch.is_grad_enabled
+        fetch, reset = iterator.__next__, iterator._reset
+        clock, learns, draws = time.perf_counter, torch.is_grad_enabled, self.draws
 
+        @functools.wraps(fetch)
         def watched(loader: Any) -> Any:
-            asked = clock()
+            source = loader.__dict__.get(_SOURCE)
+            if source is not None and not source.trained:
+                draws.asks(source)
+            quiet, asked = draws.quiet, clock()
             try:
                 batch = fetch(loader)
             except StopIteration:
-                self._exhausted(loader)
+                if source is not None:
+                    source.exhausted = True
                 raise
+            samples = lengths.take(loader)
             if learns():
                 self.wait_seconds += clock() - asked
-                drawn = getattr(loader, _DRAWN, None)
-                if drawn is not None and drawn.trained and drawn.alike == likeness(batch):
+                if source is not None and source.trained and source.known and samples:
                     # So it is with nearly every batch. The backward pass to come shows life enough.
-                    self._ahead += drawn.rows
-                    self._tokens_ahead += drawn.numbers
+                    draws.drew(Batch(source, samples, 0, quiet, draws.quiet))
                     return batch
-                self._saw(loader, batch)
+                self._saw(loader, batch, samples, quiet)
             if went_on is not None:
                 went_on()
             return batch
 
-        iterator.__next__ = watched  # type: ignore[method-assign, assignment]
+        @functools.wraps(reset)
+        def begun_anew(loader: Any, *args: Any, **kwargs: Any) -> Any:
+            lengths.forget(loader)
+            if (source := loader.__dict__.pop(_SOURCE, None)) is not None:
+                draws.forget(source)
+            return reset(loader, *args, **kwargs)
 
-    def _saw(self, loader: Any, batch: Any) -> None:
-        drawn = getattr(loader, _DRAWN, None)
-        if drawn is None:
-            drawn = _Drawn(weakref.ref(loader))
-            setattr(loader, _DRAWN, drawn)
-        drawn.alike = likeness(batch)
-        drawn.rows, drawn.numbers = size(batch)
-        if drawn.trained:
-            self._ahead += drawn.rows
-            self._tokens_ahead += drawn.numbers
-            return
-        if not drawn.batches:
-            self._waiting.append(drawn)
-        drawn.batches += 1
-        drawn.samples += drawn.rows
-        drawn.tokens += drawn.numbers
-        if self._evaluates():
-            drawn.evaluated = True
+        iterator.__next__ = watched  # type: ignore[method-assign, assignment]
+        iterator._reset = begun_anew  # type: ignore[method-assign, assignment]
+
+    def _watch_evaluation(self) -> None:
+        """Notice where gradients are disabled, and which model is put into evaluation mode."""
+        draws = self.draws
+
+        def noticed(enter: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(enter)
+            def run(context: Any, *args: Any, **kwargs: Any) -> Any:
+                draws.quiet += 1
+                return enter(context, *args, **kwargs)
+
+            return run
+
+        for kind in (torch.no_grad, torch.inference_mode):
+            kind.__enter__ = noticed(kind.__enter__)  # type: ignore[method-assign]
+        choose: Callable[..., None] = torch.set_grad_enabled.__init__
+
+        @functools.wraps(choose)
+        def chosen(context: Any, mode: bool) -> None:
+            draws.quiet += not mode
+            choose(context, mode)
+
+        torch.set_grad_enabled.__init__ = chosen  # type: ignore[method-assign, assignment]
+        evaluate: Callable[..., Any] = nn.Module.eval
+
+        @functools.wraps(evaluate)
+        def evaluated(module: nn.Module) -> Any:
+            self._last_evaluated = weakref.ref(module)
+            return evaluate(module)
+
+        nn.Module.eval = evaluated  # type: ignore[method-assign, assignment]
+
+    def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:
+        """Take in a batch.
+
+        Args:
+            loader: the iterator that has yielded it.
+            batch: of any kind.
+            samples: in it, where the iterator knows.
+            quiet: times that gradients had been disabled when it was asked for.
+        """
+        source = loader.__dict__.get(_SOURCE)
+        if source is None:
+            source = Source(weakref.ref(loader), loader._index_sampler)
+            if self._counts_tokens:
+                source.text = Tokens()
+                self._texts.append(source.text)
+            loader.__dict__[_SOURCE] = source
+        count = _samples(source, batch, samples, iterable=lengths.is_iterable(loader))
+        source.known = samples is not None and not source.text and not lengths.is_iterable(loader)
+        source.evaluating = source.evaluating and self._evaluates()
+        tokens = source.text.of(batch) if source.text else 0
+        self.draws.drew(Batch(source, count, tokens, quiet, self.draws.quiet))
 
     def _evaluates(self) -> bool:
-        inner = self.built.inner
-        return inner is not None and not inner.training
-
-    def _exhausted(self, loader: Any) -> None:
-        # Loaders with persistent workers keep their iterator, others forget what nobody trained on.
-        drawn = getattr(loader, _DRAWN, None)
-        if (
-            drawn is not None
-            and not drawn.trained
-            and getattr(loader, "_persistent_workers", False)
-        ):
-            drawn.clear()
+        model = self.built.inner or self._last_evaluated()
+        return model is not None and not model.training
 
     def _trained(self) -> None:
-        """A backward pass: what was drawn is what is trained on."""
-        self.samples += self._ahead
-        self.tokens += self._tokens_ahead
-        self._ahead = self._tokens_ahead = 0
-        if self._waiting:
-            self._train_first()
-
-    def _train_first(self) -> None:
-        """On iterators that nothing was trained on before."""
-        evaluates = self._evaluates()
-        waiting, self._waiting = self._waiting, []
-        for drawn in waiting:
-            loader = drawn.loader()
-            if loader is None:
-                continue  # left before anything was trained on it
-            if drawn.batches and (evaluates or not drawn.evaluated):
-                self.saw_loader = drawn.trained = True
+        """Take in that a backward pass begins."""
+        for source in self.draws.backward():
+            self.saw_loader = True
+            self.guessed = self.guessed or source.guessed
+            if (loader := source.iterator()) is not None:
                 self._of_loader = own.of_loader(loader)
-                self.samples += drawn.samples
-                self.tokens += drawn.tokens
-            drawn.clear()
 
     def _watch_backward(self, went_on: Callable[[], None]) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
 
+        @functools.wraps(backward)
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self._trained()
             if self.first_backward is None:
@@ -270,6 +307,7 @@ class Sight:
         """fp16: the backward pass begins with the loss times a scale that changes."""
         scale = torch.amp.GradScaler.scale
 
+        @functools.wraps(scale)
         def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
             looks = self.looks_at_loss and isinstance(outputs, torch.Tensor)
             if looks and outputs.numel() == 1:
@@ -279,6 +317,7 @@ class Sight:
         torch.amp.GradScaler.scale = watched  # type: ignore[method-assign, assignment]
         step = torch.amp.GradScaler.step
 
+        @functools.wraps(step)
         def stepped(
             scaler: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
         ) -> Any:

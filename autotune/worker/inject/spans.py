@@ -1,5 +1,6 @@
 """Names the stretches of a script's steps in a trace, as the built-in loop names those of its own."""
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -71,6 +72,7 @@ class Spans:
         """Calls of a method are a stretch of that name."""
         plain = getattr(owner, method)
 
+        @functools.wraps(plain)
         def marked(*args: Any, **kwargs: Any) -> Any:
             with self._span(name):
                 return plain(*args, **kwargs)

@@ -1,5 +1,6 @@
 """Ranks that a script starts by itself, seen where it starts them: no trial could follow it there."""
 
+import functools
 import os
 import shlex
 import sys
@@ -22,11 +23,13 @@ _MEETING = (
 def watch(script: Script, found: Callable[[str], NoReturn]) -> None:
     """Have a script that starts ranks end in `found`, which is told what to do instead."""
 
+    # The name of the module is taken by its function.
+    spawning: Any = sys.modules[f"{torch.multiprocessing.__name__}.spawn"]
+
+    @functools.wraps(spawning.start_processes)
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         found(_MEETING.format(how="torch.multiprocessing.spawn"))
 
-    # The name of the module is taken by its function.
-    spawning: Any = sys.modules[f"{torch.multiprocessing.__name__}.spawn"]
     owners: tuple[Any, ...] = (torch.multiprocessing, spawning)
     for owner in owners:
         owner.start_processes = refused

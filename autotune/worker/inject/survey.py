@@ -1,10 +1,12 @@
-"""A look at a training script that nobody has changed: what it is made of, what it does today."""
+"""A look at an unmodified training script: what it is made of, what it does today."""
 
+import functools
+import gc
 import itertools
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autotune.worker.inject.batches import size, tensors
+from autotune.worker.inject.batches import samples, tensors
 from autotune.worker.inject.changes import Changes
+from autotune.worker.inject.draws import Batch, Source, of_one_pass
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.sight import Sight
 from autotune.worker.protocol import Knobs
@@ -22,9 +25,13 @@ from autotune.worker.surveyed import SETTINGS, Surveyed
 
 _NO_BACKWARD = -1
 _MOST_SIGNS = 4000
-"""Batches and backward passes before the first optimizer step: far more than anybody accumulates."""
+"""Batches and backward passes before the first optimizer step: far more than any script accumulates."""
+_FEW_BACKWARDS = 8
+"""Backward passes after which a script that has built no optimizer of torch.optim is left."""
 _ABOUT = 0.5
-"""Of the parts of a batch, where some are seen before the next batch is drawn."""
+"""Tolerance for the parts of a batch, as some are seen before the next batch is drawn."""
+_IN_PARTS = 1.5
+"""Forward passes per batch from which on a script is taken to split its batches."""
 _MOST_FILES = 20
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -48,20 +55,26 @@ class _Passes:
 
 
 class Survey:
-    """Changes nothing. Costs time, so nothing is timed meanwhile."""
+    """A look that changes nothing. It costs time, so nothing is timed meanwhile.
+
+    Attributes:
+        steps: of the optimizer that were seen.
+    """
 
     def __init__(self, knobs: Knobs) -> None:
         """Take in a value for every knob; none of them acts."""
         self._changes = Changes(knobs, ())
-        self._sight = Sight(self._changes.built)
+        self._sight = Sight(self._changes.built, trained=self._counted)
         self._options = Options()
-        self._steps = 0
+        self.steps = 0
         self._within = False
         self._signs = 0
         self._columns: list[int] = []
         self._passes: dict[int, _Passes] = {}
-        self._drawn_by_steps: list[int] = []
-        self._drawn_by_passes: list[int] = [0]
+        self._batches: list[float] = []
+        self._rows: dict[Source, list[int]] = {}
+        self._counted_by_steps: list[tuple[int, int]] = [(0, 0)]
+        self._backwards = 0
         self._scaled = False
         self._settings: dict[str, None] = {}
         self._folder = Path.cwd()
@@ -86,20 +99,45 @@ class Survey:
         sys.addaudithook(self._audit)
 
         def after() -> None:
-            self._steps += 1
-            self._drawn_by_steps.append(self._sight.samples)
+            self.steps += 1
+            self._counted_by_steps.append((self._sight.samples, len(self._batches)))
             for passes in self._passes.values():
                 passes.of_steps.append(passes.since_step)
                 passes.since_step = 0
-            taken(self._steps)
+            taken(self.steps)
 
         def alive() -> None:
             went_on()
             self._signs += 1
-            if not self._steps and self._signs >= _MOST_SIGNS:
-                given_up(f"not in {_MOST_SIGNS:,} batches and backward passes")
+            if not self.steps and self._signs >= _MOST_SIGNS:
+                given_up(self.so_far())
+            if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
+                given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
 
         self._sight.watch(went_on=alive, taken=after)
+        self._watch_backward()
+
+    def _watch_backward(self) -> None:
+        backward: Callable[..., None] = torch.Tensor.backward
+
+        @functools.wraps(backward)
+        def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            self._backwards += 1
+            backward(loss, *args, **kwargs)
+
+        torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
+
+    def so_far(self) -> str:
+        """Say in words how far the script has come."""
+        drawn = "drew batches from a DataLoader and " if self._sight.draws.drawn else ""
+        return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
+
+    def _counted(self, batches: Sequence[Batch]) -> None:
+        """Take in what a backward pass trains on."""
+        number, passes = of_one_pass(batches)
+        self._batches += [number / passes] * passes
+        for batch in batches:
+            self._rows.setdefault(batch.source, []).append(batch.samples)
 
     def surveyed(self, ended: str = "") -> Surveyed:
         """What was seen; to be called where the script is under way, as its variables are looked at."""
@@ -107,10 +145,13 @@ class Survey:
         trained = self._trained()
         micro_batch = self._micro_batch(trained)
         return Surveyed(
-            steps=self._steps,
+            steps=self.steps,
             micro_batch=micro_batch,
             columns=statistics.mode(self._columns) if self._columns else 0,
             accumulation_steps=self._accumulation(trained, micro_batch),
+            varies=self._varies(),
+            guessed=self._sight.guessed,
+            backwards=self._backwards,
             loader=self._sight.saw_loader,
             ddp=self._changes.built.model is not None,
             sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
@@ -125,32 +166,42 @@ class Survey:
         )
 
     def _micro_batch(self, trained: "_Passes | None") -> int:
-        """Samples of a forward pass: what a loader yields, unless the script passes it on in equal
-        parts."""
+        """Return the samples of a forward pass: what a loader yields, unless the script passes it on in
+        equal parts."""
         rows = [count for count in trained.rows if count] if trained else []
         passed = statistics.mode(rows) if rows else 0
-        pairs = itertools.pairwise(self._drawn_by_passes)
-        drawn = [after - before for before, after in pairs if after > before]
-        if not drawn or not trained:
+        if not self._batches or not trained:
             return passed
-        batch = statistics.mode(drawn)
-        parts = len(rows) / len(drawn)
-        return passed if passed and abs(batch / passed - parts) < _ABOUT else batch
+        batch = round(statistics.mode(self._batches))
+        parts = len(rows) / len(self._batches)
+        in_parts = passed and parts >= _IN_PARTS and abs(batch / passed - parts) < _ABOUT
+        return passed if in_parts else batch
 
     def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
-        """Micro-batches per step: by what loaders yield, as a model may see a batch several times; else
-        by the passes."""
-        drawn = [after - before for before, after in itertools.pairwise(self._drawn_by_steps)]
-        if micro_batch and any(drawn):
-            return max(1, round(statistics.median(drawn) / micro_batch))
+        """Return the micro-batches per step: by what loaders yield, as a model may see a batch several
+        times; else by the passes."""
+        steps = [
+            (after[0] - before[0], after[1] - before[1])
+            for before, after in itertools.pairwise(self._counted_by_steps)
+        ]
+        if self._varies():
+            return round(statistics.median(batches for _, batches in steps)) or 1
+        if micro_batch and any(drawn for drawn, _ in steps):
+            return max(1, round(statistics.median(drawn for drawn, _ in steps) / micro_batch))
         passes = [count for count in trained.of_steps if count] if trained else []
         return statistics.mode(passes) if passes else 1
+
+    def _varies(self) -> bool:
+        """Return whether batches have different numbers of samples, but for the last one of an epoch."""
+        whole = (rows[:-1] if source.ended else rows for source, rows in self._rows.items())
+        return any(len(set(rows)) > 1 for rows in whole)
 
     def _watch_passes(self) -> None:
         """Forward passes of what is trained, each by its outermost module. Not those that backward
         passes repeat, which recompute activations."""
         call = nn.Module.__call__
 
+        @functools.wraps(call)
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._within or not torch.is_grad_enabled():
                 return call(module, *args, **kwargs)
@@ -170,12 +221,10 @@ class Survey:
             self._passes[id(module)] = _Passes(module, sum(several))
         own = self._passes[id(module)]
         own.since_step += 1
-        self._drawn_by_passes.append(self._sight.samples)
         tensor = next(tensors(inputs), None)
         if own.parameters and tensor is not None:
             self._columns.append(tensor.shape[1] if tensor.dim() > 1 else 0)
-        rows, _ = size(inputs)
-        own.rows.append(rows)
+        own.rows.append(samples(inputs))
 
     def _trained(self) -> "_Passes | None":
         """Of the largest model; a loss has no parameters, and counts for nothing."""
@@ -185,6 +234,7 @@ class Survey:
     def _watch_scalers(self) -> None:
         scale = torch.amp.GradScaler.scale
 
+        @functools.wraps(scale)
         def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
             self._scaled = self._scaled or scaler.is_enabled()
             return scale(scaler, outputs)
@@ -207,6 +257,16 @@ class Survey:
             self._settings[str(path.relative_to(self._folder))] = None
         elif any(path.name in argument for argument in sys.argv[1:]):
             self._settings[str(path)] = None
+
+
+def _optimizers() -> bool:
+    """Return whether the script has built an optimizer of torch.optim."""
+    return any(issubclass(type(thing), Optimizer) for thing in gc.get_objects())
+
+
+def counted(number: int, one: str, several: str) -> str:
+    """Say how many there are of something."""
+    return f"{number:,} {one if number == 1 else several}"
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

@@ -33,6 +33,8 @@ SETTLE_SECONDS = 0.5
 """After the first failure, how long other ranks may still tell of theirs: the cause is among them."""
 _LOG_TAIL_BYTES = 6000
 _DUMP_SECONDS = 0.3
+_STARTUP, _STEP = "measurement.startup_deadline", "measurement.step_deadline"
+_USUAL_REASONS = "; an evaluation or a checkpoint between two steps counts as well"
 _CUT_SECONDS = 1.0
 """Between two looks at how long the logs are."""
 
@@ -241,13 +243,16 @@ class NodeTrial:
                 member.last_count, member.last_progress = count, now
             limit = deadlines.step if count > member.count_before else deadlines.startup
             if now - member.last_progress > limit:
-                doing = (
-                    "a step"
-                    if any(self._progress[r] > m.count_before for r, m in enumerate(self._ranks))
-                    else "start-up"
-                )
-                self._note_hang(f"{doing} took more than {limit:g} s")
+                begun = any(self._progress[r] > m.count_before for r, m in enumerate(self._ranks))
+                self._note_hang(self._too_long(limit, begun=begun))
                 return
+
+    def _too_long(self, limit: float, *, begun: bool) -> str:
+        """Say what took longer than allowed, and by which setting."""
+        if not begun:
+            return f"start-up took more than {limit:g} s ({_STARTUP}, the first step included)"
+        usual = _USUAL_REASONS if self.request.script else ""
+        return f"a step took more than {limit:g} s ({_STEP}{usual})"
 
     def _going(self) -> list[_Rank]:
         ended = {end.rank for end in self._ends}

@@ -12,6 +12,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from autotune.worker.inject import own, spawning
 from autotune.worker.inject.changes import LOADER, Changes
 from autotune.worker.inject.copies import Copies
+from autotune.worker.inject.loaded import Loaded
 from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
@@ -99,6 +100,14 @@ class ScriptTraining(Training):
         drawn = self._sight.samples - rows
         return round(samples * (self._sight.tokens - tokens) / drawn) if drawn else 0
 
+    def block(
+        self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
+    ) -> BlockReport:
+        """The report of the block; it says whether tokens may be padding."""
+        if self._sight.padded:
+            observed = Observed(**{**observed, "padded": 1})
+        return super().block(trial, index, ranks, observed)
+
 
 class _ScriptSubject:
     """A script under the profiler: its stretches are named from outside."""
@@ -171,7 +180,8 @@ class ScriptRun:
         self._leave = leave
         self._changes = Changes(request.knobs, self._script.changes)
         self._copies = Copies(request.copies)
-        self._sight = Sight(self._changes.built)
+        self._sight = Sight(self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS)
+        self._loaded = Loaded()
         self._norms = _LeaderNorms(self._sight)
         self._spans = Spans(self._sight.built, profiling.span)
         self._gather = over_store(store, context.rank, context.world_size)
@@ -186,6 +196,7 @@ class ScriptRun:
         self._copies.begin()
         self._changes.begin()
         self._changes.met("cpu_affinity")  # as every rank's, before it began
+        self._loaded.watch()
         self.watch()
         folders, local_rank = self._request.import_paths, self._context.local_rank
         ended = execute(self._script, folders, local_rank)
@@ -202,8 +213,8 @@ class ScriptRun:
         self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
 
     def _goes_on(self) -> None:
-        # Until a pass has gone forth and back it starts up: it may compile, or load what is large.
-        if self._sight.first_backward is not None:
+        # The first step belongs to the start: passes and optimizer may be compiled in it.
+        if self._steps_seen:
             self._progressed()
 
     def _taken(self) -> None:
@@ -211,6 +222,7 @@ class ScriptRun:
         try:
             self._spans.leave("optimizer")
             self._steps_seen += 1
+            self._progressed()
             if self._training is None:
                 self._begin()
             else:
@@ -278,10 +290,11 @@ class ScriptRun:
                 f"{', '.join(contrary)}: is what the script has by itself, and not what the "
                 "configuration says; say so under `baseline`"
             )
-        if not given and not self._counted():
+        if not given and not self._counted() and self._script.counts != _Unit.STEPS:
             return (
                 "no sample was seen: the script draws none from a DataLoader; say in study.yaml how "
-                "many a step has (workload.samples)"
+                "many a step has (workload.samples), or count steps (objective.metric: "
+                "steps_per_second)"
             )
         return None
 
@@ -309,9 +322,35 @@ class ScriptRun:
             self._leave(
                 Outcome.ERROR,
                 f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "
-                f"step, are not the {wanted} that the configuration says: its arguments do not reach "
-                "the training",
+                f"step, are not the {wanted} that the configuration says: {self._why_others()}",
             )
+
+    def _why_others(self) -> str:
+        """Return the likely reason for which a step has not the samples that it should have."""
+        sizes = self._sight.draws.sizes
+        if len(sizes) > _SIZES_OF_EQUAL_BATCHES:
+            return (
+                f"its batches have {min(sizes)} to {max(sizes)} samples; leave micro_batch and "
+                "accumulation_steps out of the study, and say `objective: {metric: steps_per_second}`"
+            )
+        if self._loaded.name:
+            return (
+                f"it has read {self._loaded.name}, which may bring the settings of an earlier run; "
+                "have trials begin without it"
+            )
+        if self._script.turned:
+            return f"its arguments do not reach the training: {', '.join(self._script.turned)}"
+        return (
+            "nothing was changed in its arguments; the script sets its batch by itself, or `baseline` "
+            "says something else than it does"
+        )
+
+
+class _Unit:
+    """What a study counts."""
+
+    TOKENS = "tokens"
+    STEPS = "steps"
 
 
 class _Drew(NamedTuple):
@@ -330,3 +369,5 @@ _SET_BACK = (
 )
 _TOLERANCE = 0.1
 """Of samples per step, in the long run."""
+_SIZES_OF_EQUAL_BATCHES = 2
+"""Different sizes of batches that are all alike: the last one of an epoch may have less."""

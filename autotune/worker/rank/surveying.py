@@ -1,5 +1,6 @@
 """A training script under survey, as one rank runs it: left after a few steps."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -12,6 +13,11 @@ from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.script import Leave
+from autotune.worker.surveyed import Surveyed
+
+_OF_STARTUP = 0.9
+"""Share of the start-up deadline after which a script without a step is left: before its agent ends it,
+which does not know what was seen."""
 
 
 def survey(
@@ -19,25 +25,46 @@ def survey(
 ) -> NoReturn:
     """Run the script for as many optimizer steps as the survey takes, write down what was seen.
 
-    A script that ends before is seen as far as it went.
+    A script that ends before, or takes no step until the start-up deadline, is seen as far as it went.
     """
     script, files = request.script, TrialFiles(Path(request.log_dir))
     assert script is not None
     seen = Survey(request.knobs)
+    longest = _OF_STARTUP * request.deadlines.startup
+    ending = threading.Lock()
 
     def done(ended: str = "") -> NoReturn:
-        try:
-            files.survey(context.rank).write_text(seen.surveyed(ended).to_text())
-        except Exception as error:
-            leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
-        leave(None, "finished")
+        with ending:
+            try:
+                files.survey(context.rank).write_text(seen.surveyed(ended).to_text())
+            except Exception as error:
+                leave(Outcome.ERROR, f"{type(error).__name__}: {error}")
+            leave(None, "finished")
+
+    def too_late() -> NoReturn:
+        # What the script has is not looked at: its own thread goes on.
+        with ending:
+            how = f"{seen.so_far()} within {longest:.0f} s, and took no optimizer step"
+            files.survey(context.rank).write_text(Surveyed(ended=how).to_text())
+            leave(None, "finished")
+
+    late = threading.Timer(longest, too_late)
+    late.daemon = True
 
     def taken(steps: int) -> None:
+        late.cancel()
+        progressed()
         if steps >= script.survey:
             done()
 
+    def alive() -> None:
+        # The first step belongs to the start.
+        if seen.steps:
+            progressed()
+
     spawning.watch(script, lambda why: leave(Outcome.ERROR, why))
     Copies(request.copies).begin()
-    seen.watch(progressed, taken, done)
+    seen.watch(alive, taken, done)
+    late.start()
     ended = execute(script, request.import_paths, context.local_rank)
     done(f"the script ended {ended}".rstrip())

@@ -233,7 +233,8 @@ def test_tokens_of_rows_that_ranks_share_are_counted_once(bench: Bench) -> None:
     shared = (SCRIPTS / "shared_batch.py").read_text()
     whole = shared.replace("torch.randn(512, 8), ", "torch.ones(512, 8, dtype=torch.long), ")
     script = bench.write(whole.replace("model(x)", "model(x.float())"))
-    report = bench.run(script, "--tensor-parallel", "2", samples=8, told={"told": True})
+    told = {"told": True, "counts": "tokens"}
+    report = bench.run(script, "--tensor-parallel", "2", samples=8, told=told)
     assert_well(report)
     assert all(block.tokens == 8 * block.samples for block in report.blocks)
 

@@ -1,0 +1,214 @@
+"""Tells which of the batches that a script draws from its loaders are trained on.
+
+A batch is drawn long before it shows what it is for: frameworks draw the batches of a step before the
+model is told to train, and evaluation loops may draw theirs with gradients enabled. What is drawn
+between two backward passes is therefore judged together, when the second one begins.
+"""
+
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from autotune.worker.inject.tokens import Tokens
+
+_REGULAR = 3
+"""Backward passes in a row before which a loader was read: no evaluation is so regular."""
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """One pass over a loader.
+
+    Attributes:
+        iterator: the loader's, while it exists.
+        origin: what all iterators of the same loader have in common.
+        trained: its batches are trained on.
+        exhausted: it has yielded its last batch.
+        evaluating: the model was in evaluation mode at every draw since the last backward pass.
+        quiet: draws since the last backward pass after which gradients were disabled before the next
+            one.
+        known: the loader knows how many samples a batch has, and nothing else of it is counted.
+        guessed: its samples are counted by tensors, as the loader does not know them.
+        agrees: of an iterable data set, whether tensors have shown as many samples as the loader asks
+            for; then they also tell how many the last batch has.
+        text: counts its tokens; None where they are not counted.
+        regular: backward passes in a row that it was read before without being trained on.
+        dropped: number of the last of them.
+    """
+
+    iterator: Callable[[], Any]
+    origin: Any = None
+    trained: bool = False
+    exhausted: bool = False
+    evaluating: bool = True
+    quiet: int = 0
+    known: bool = False
+    guessed: bool = False
+    agrees: bool = False
+    text: Tokens | None = None
+    regular: int = 0
+    dropped: int = 0
+
+    @property
+    def left(self) -> bool:
+        """Whether the script has let go of it."""
+        return self.iterator() is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come from it."""
+        return self.exhausted or self.left
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether its batches went through the model without gradients."""
+        return self.quiet > 0 and (self.exhausted or self.evaluating)
+
+
+class Batch(NamedTuple):
+    """A batch that was drawn.
+
+    Attributes:
+        source: where from.
+        samples: in it.
+        tokens: in them.
+        asked: times that gradients had been disabled when the script asked for it.
+        drawn: the same when the script got it.
+    """
+
+    source: Source
+    samples: int
+    tokens: int
+    asked: int
+    drawn: int
+
+
+class Draws:
+    """What a script draws, and what of it is trained on.
+
+    Attributes:
+        samples: trained on so far.
+        tokens: likewise.
+        sizes: samples of the batches that were trained on, each number once.
+        drawn: whether any batch was drawn.
+        quiet: times that gradients were disabled; to be counted by the owner.
+        trained: called with the batches that a backward pass trains on.
+    """
+
+    def __init__(self, trained: Callable[[Sequence[Batch]], None] | None = None) -> None:
+        self.samples = 0
+        self.tokens = 0
+        self.sizes: set[int] = set()
+        self.drawn = False
+        self.quiet = 0
+        self.trained = trained
+        self._window: list[Batch] = []
+        self._undecided = False
+        self._backwards = 0
+        self._origins: dict[int, weakref.ref[Any]] = {}
+
+    def asks(self, source: Source) -> None:
+        """The script asks a source, which is not known to be trained on, for a batch."""
+        last = next((batch for batch in reversed(self._window) if batch.source is source), None)
+        if last is not None and last.drawn < self.quiet:
+            source.quiet += 1
+
+    def drew(self, batch: Batch) -> None:
+        """Take in a batch."""
+        self._window.append(batch)
+        if not batch.source.trained:
+            self.drawn = self._undecided = True
+
+    def forget(self, source: Source) -> None:
+        """Drop what was drawn from a source that is begun anew."""
+        self._window = [batch for batch in self._window if batch.source is not source]
+
+    def clear(self) -> None:
+        """Drop all that was drawn since the last backward pass."""
+        self._window = []
+
+    def backward(self) -> list[Source]:
+        """Count what is trained on, as a backward pass begins.
+
+        Returns:
+            Sources that are found to be trained on.
+        """
+        self._backwards += 1
+        window = self._window
+        if not window:
+            return []
+        self._window = []
+        found = self._decide(window) if self._undecided else []
+        for batch in window:
+            if batch.source.trained:
+                self.samples += batch.samples
+                self.tokens += batch.tokens
+                self.sizes.add(batch.samples)
+        if self.trained is not None:
+            self.trained([batch for batch in window if batch.source.trained])
+        return found
+
+    def _decide(self, window: Sequence[Batch]) -> list[Source]:
+        self._undecided = False
+        sources = list(dict.fromkeys(batch.source for batch in window))
+        undecided = [source for source in sources if not source.trained]
+        anchor = _anchor(sources)
+        begun = anchor is not None and anchor.trained
+        found = []
+        for source in undecided:
+            if anchor is not None and not source.evaluated and not source.left:
+                known = not begun or self._knows(source.origin)
+                together = known and _together(source, anchor, window)
+                if source is anchor or together or self._is_regular(source):
+                    found.append(source)
+            source.quiet, source.evaluating = 0, True
+        for source in found:
+            source.trained = True
+            self._remember(source.origin)
+        return found
+
+    def _is_regular(self, source: Source) -> bool:
+        """Whether a source is read before every backward pass."""
+        follows = source.dropped == self._backwards - 1
+        source.regular = source.regular + 1 if follows else 1
+        source.dropped = self._backwards
+        return source.regular >= _REGULAR
+
+    def _remember(self, origin: Any) -> None:
+        try:
+            self._origins[id(origin)] = weakref.ref(origin)
+        except TypeError:
+            return  # a plain list of batches, say
+
+    def _knows(self, origin: Any) -> bool:
+        known = self._origins.get(id(origin))
+        return known is not None and known() is origin
+
+
+def _anchor(sources: Sequence[Source]) -> Source | None:
+    """Return the source that is surely trained on: one that was before and goes on; else the latest
+    that was not evaluated or left, and is not exhausted if there are others."""
+    possible = [s for s in sources if s.trained or not (s.evaluated or s.left)]
+    lasting = [source for source in possible if not source.ended]
+    before = [source for source in lasting if source.trained]
+    return next(reversed(before or lasting or possible), None)
+
+
+def _together(source: Source, anchor: Source, window: Sequence[Batch]) -> bool:
+    """Whether as many batches came from both, with no pass without gradients in between."""
+    both = [batch for batch in window if batch.source in (source, anchor)]
+    counts = Counter(id(batch.source) for batch in both)
+    if counts[id(source)] != counts[id(anchor)] or source.ended > anchor.ended:
+        return False
+    return all(after.asked == before.drawn for before, after in itertools.pairwise(both))
+
+
+def of_one_pass(window: Iterable[Batch]) -> tuple[int, int]:
+    """Samples of batches, and how many micro-batches they make: those of several loaders count
+    together."""
+    batches = list(window)
+    counts = Counter(id(batch.source) for batch in batches)
+    return sum(batch.samples for batch in batches), max(counts.values(), default=0)

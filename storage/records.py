@@ -126,6 +126,8 @@ class Purpose(StrEnum):
     """A few steps under the profiler, to see what a step is made of."""
     FIT = "fit"
     """A few steps of the baseline with a larger micro-batch: does it fit in memory?"""
+    EPOCHS = "epochs"
+    """A few steps of a finalist whose loader workers stay, in short epochs: do they see all changes?"""
     LONGEST = "longest"
     """A few steps of the chosen one on the longest samples of its data: does it still fit?"""
 
@@ -163,7 +165,7 @@ DAEMON_DIED = "its daemon died"
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
-UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.LONGEST)
+UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)
 """Attempts that say nothing about speed."""
 
 

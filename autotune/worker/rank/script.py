@@ -1,12 +1,11 @@
 """A training script that nobody has changed, as one rank runs it: started as torchrun would, seen step
 by step, and left when enough of its blocks are done."""
 
-import math
 import multiprocessing
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,9 +22,12 @@ from autotune.worker.protocol import BlockReport, Observed, Outcome, Script, Tri
 from autotune.worker.rank import profiling, raised
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.first_steps import FirstSteps
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
+from autotune.worker.rank.leader import LeaderNorms
+from autotune.worker.rank.quiet import without_dropout_functions
 from autotune.worker.rank.training import Training
-from autotune.worker.rank.trajectory import run_trajectory, square
+from autotune.worker.rank.trajectory import run_trajectory
 
 Leave = Callable[[Outcome | None, str], NoReturn]
 """Ends the rank, with what it has come to and why. The script is asked no more."""
@@ -44,6 +46,7 @@ class ScriptTraining(Training):
         sight: Sight,
         counted: Callable[[], float],
         check: Callable[[], None],
+        observed: Callable[[], Observed],
     ) -> None:
         """After the first step.
 
@@ -54,11 +57,13 @@ class ScriptTraining(Training):
             sight: of this rank.
             counted: samples that all ranks have trained on so far.
             check: called at the end of each block, whether its samples are what they should be.
+            observed: what else the script has shown since it was last asked.
         """
         super().__init__(request, context, gather)
         self._sight = sight
         self._counted = counted
         self._check = check
+        self._observed = observed
         self._drawn_at_start = (0, 0)
         self.model = sight.built.model or nn.Identity()
         self.samples_done = counted()
@@ -89,6 +94,12 @@ class ScriptTraining(Training):
         self._check()
         self.samples_done = self._counted()
         return figures
+
+    def block(
+        self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
+    ) -> BlockReport:
+        """The report of the block that is over."""
+        return super().block(trial, index, ranks, Observed(**{**self._observed(), **observed}))
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """What the optimizer updates whose steps are those of the training."""
@@ -127,29 +138,6 @@ class _ScriptSubject:
         return []
 
 
-class _LeaderNorms:
-    """Of the gradient that the first optimizer sees, clipped if the script clips it."""
-
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
-        self._square = math.nan
-
-    def clear(self) -> None:
-        self._square = math.nan
-
-    def look(self) -> None:
-        """Just before a step."""
-        assert self._sight.leader is not None
-        self._square = square(self._sight.leader)
-
-    def of_step(self) -> float:
-        return math.sqrt(self._square)
-
-    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
-        """Nothing else: a script may begin with other weights whenever it is started."""
-        return nullcontext(Observed())
-
-
 class ScriptRun:
     """Drives a timed run from the hooks in a script's training."""
 
@@ -175,7 +163,9 @@ class ScriptRun:
         self._changes = Changes(request.knobs, self._script.changes)
         self._copies = Copies(request.copies)
         self._sight = Sight(self._changes.built)
-        self._norms = _LeaderNorms(self._sight)
+        self._first_steps = FirstSteps(request, context, store, self._sight)
+        self._norms = LeaderNorms(self._sight, self._first_steps.start)
+        self._quiet = ExitStack()
         self._spans = Spans(self._sight.built, profiling.span)
         self._gather = over_store(store, context.rank, context.world_size)
         self._drawing = context.world_size
@@ -202,6 +192,9 @@ class ScriptRun:
         """Have the optimizer steps of this process drive the run."""
         norms = self._norms.look if self._request.trajectory else None
         self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
+        self._first_steps.watch()
+        if norms:
+            self._quiet.enter_context(without_dropout_functions())
 
     def _goes_on(self) -> None:
         # Until a pass has gone forth and back it starts up: it may compile, or load what is large.
@@ -213,6 +206,7 @@ class ScriptRun:
         try:
             self._spans.leave("optimizer")
             self._steps_seen += 1
+            self._first_steps.taken(self._steps_seen)
             if self._training is None:
                 self._begin()
             else:
@@ -224,6 +218,9 @@ class ScriptRun:
 
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
+        self._quiet.close()
+        if self._request.trajectory:
+            self._norms.first_taken()
         unread = self._copies.unread()
         drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader, len(unread)))
         if all(rank.unread for rank in drew):
@@ -245,6 +242,7 @@ class ScriptRun:
             self._sight,
             self._counted,
             self._check_samples,
+            self._first_steps.observed,
         )
         self._training.loss = self._sight.loss
         where = (self._request, self._context, self._report)
@@ -268,10 +266,7 @@ class ScriptRun:
         if back := self._changes.set_back():
             return f"{', '.join(back)}: {_SET_BACK}"
         if self._context.world_size > 1 and self._apart():
-            return (
-                "nothing was sent between ranks from the first backward pass to the end of the step: "
-                "the ranks of the script do not train together, but each by itself"
-            )
+            return self._why_apart()
         in_force, knobs = self._sight.own(), self._request.knobs
         if contrary := [*own.contrary(in_force, knobs, self._script.changes)]:
             return f"{', '.join(contrary)}: {_SET_BACK}"
@@ -286,6 +281,17 @@ class ScriptRun:
                 "many a step has (workload.samples)"
             )
         return None
+
+    def _why_apart(self) -> str:
+        if unused := len(self._first_steps.without_gradient()):
+            return (
+                f"{unused} parameters got no gradient in the first step, and DistributedDataParallel "
+                "waits for all of them; this model needs find_unused_parameters=true"
+            )
+        return (
+            "nothing was sent between ranks from the first backward pass to the end of the step: "
+            "the ranks of the script do not train together, but each by itself"
+        )
 
     def _apart(self) -> bool:
         return communication.collectives() == self._sight.first_backward

@@ -32,6 +32,21 @@ model; wrapper: on what shares it among ranks; step: on what every step does, an
 """
 
 
+NUMBERS, DATA, GRAPH, STATISTICS = (
+    "number format",
+    "data",
+    "gradient graph",
+    "batch statistics",
+)
+"""What a knob may change of the training.
+
+number format: the format in which numbers are computed or sent, or the order in which they are summed;
+data: the rows that a step trains on; gradient graph: the parameters that get a gradient, and when
+gradients are exchanged; batch statistics: the rows over which a layer or a loss computes together.
+"""
+NOTHING: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class Choice:
     """A domain of named values."""
@@ -86,6 +101,8 @@ class Knob:
         domain: the values that make sense at all.
         default: what PyTorch, or a plain training script, does.
         summary: what it changes.
+        changes: what it may change of the training, of NUMBERS, DATA, GRAPH and STATISTICS; each has a
+            check: see autotune.analysis.gate and autotune.analysis.sameness.
         needs: what a value other than the default (or those in `needs_for`) requires.
         needs_for: the values that require it; empty: every value but the default.
         also_needs: single values, each with what it requires instead of `needs` or besides.
@@ -94,7 +111,6 @@ class Knob:
         because: why.
         ordered: whether neighbouring values behave alike.
         memory: whether it changes how much memory a rank takes.
-        numerics: whether it can change the numbers that training computes.
         number_format: whether it says in which number format something is computed or sent: a reference
             run has its default.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
@@ -109,6 +125,7 @@ class Knob:
     domain: Choice | Range
     default: KnobValue
     summary: str
+    changes: frozenset[str]
     acts_on: str
     applied: str
     source: str
@@ -120,10 +137,14 @@ class Knob:
     because: str = ""
     ordered: bool = False
     memory: bool = False
-    numerics: bool = False
     number_format: bool = False
     schedule: bool = False
     variables: tuple[str, ...] = ()
+
+    @property
+    def numerics(self) -> bool:
+        """Whether it can change the numbers that training computes."""
+        return NUMBERS in self.changes
 
 
 def written(value: KnobValue) -> str:

@@ -132,6 +132,9 @@ class Purpose(StrEnum):
     """A few steps under the profiler, for the composition of a step."""
     FIT = "fit"
     """A few steps of the baseline with a larger micro-batch, to see whether it fits in memory."""
+    EPOCHS = "epochs"
+    """A few steps of a finalist with persistent loader workers, in short epochs, to see whether they
+    follow changes of the dataset."""
     LONGEST = "longest"
     """A few steps of the chosen configuration on the longest samples, to see whether it still
     fits."""
@@ -171,7 +174,7 @@ DAEMON_DIED = "its daemon died"
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
-UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.LONGEST)
+UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)
 """Attempts that say nothing about speed."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.confirmation import Candidate
+from autotune.analysis.sameness import Comparison, Rules
 from autotune.measurement.numerics import (
     MOST_SEEDS,
     Agreement,
@@ -64,12 +65,15 @@ class GateRecord:
         refused: in the order in which they were checked.
         unchecked: trial -> why there is nothing to compare it with.
         harmless: names of the study's own knobs that are not checked: they cannot change the loss.
+        risks: trial -> what is not shown of its data, graph and statistics, in sentences; of those that
+            were measured again.
     """
 
     passed: dict[int, Agreement] = field(default_factory=dict)
     refused: tuple[Refusal, ...] = ()
     unchecked: dict[int, str] = field(default_factory=dict)
     harmless: Collection[str] = frozenset()
+    risks: dict[int, str] = field(default_factory=dict)
 
 
 def next_check(
@@ -156,19 +160,18 @@ def unchecked(attempts: Attempts, baseline: Knobs) -> dict[int, str]:
     return found
 
 
-def record(
-    attempts: Attempts, blocks: Blocks, baseline: Knobs, *, refuse_unchecked: bool
-) -> GateRecord:
+def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> GateRecord:
     """What the recorded runs have shown.
 
     Args:
         attempts: of a study.
         blocks: of an attempt.
         baseline: a value for every knob.
-        refuse_unchecked: what could not be checked is refused, as far as it is faster than the baseline.
+        rules: what is refused though it may be right, as far as it is faster than the baseline.
     """
     passed: dict[int, Agreement] = {}
-    refused: list[Refusal] = []
+    comparison = Comparison(attempts, blocks, baseline, rules)
+    refused = _refused(comparison.refused(), attempts)
     for attempt in attempts.of(Purpose.NUMERICS).recorded():
         if attempt.result.state == AttemptState.COMPLETE:
             agreed = compared(attempt, attempts, blocks)
@@ -180,28 +183,37 @@ def record(
             own = attempts.of(Purpose.SEARCH).of_trial(attempt.trial).first or attempt
             refused.append(Refusal(attempt.trial, own.knobs, cause))
     without = unchecked(attempts, baseline)
-    if refuse_unchecked:
+    if rules.refuse_unchecked:
         refused += _refused_unchecked(without, attempts)
         without = {}
-    return GateRecord(passed, tuple(refused), without, attempts.harmless)
+    risks = {
+        trial: " ".join(comparison.open(trial, knobs))
+        for trial, knobs in _measured_again(attempts).items()
+    }
+    return GateRecord(passed, tuple(refused), without, attempts.harmless, risks)
+
+
+def _measured_again(attempts: Attempts) -> dict[int, dict[str, Any]]:
+    return {run.trial: run.knobs for run in attempts.of(Purpose.CONFIRM).recorded()}
 
 
 def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
-    """The fastest first."""
+    reasons = {
+        trial: f"its loss could not be checked ({why}); measurement.unchecked_numerics: allow would "
+        "recommend it all the same"
+        for trial, why in without.items()
+    }
+    return _refused(reasons, attempts)
+
+
+def _refused(reasons: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
+    """Trials that are faster than the baseline, the fastest first."""
     today = attempts.baseline()
     least = today.result.throughput or 0.0 if today else 0.0
-    runs = [a for a in attempts.searched().complete() if a.trial in without]
+    runs = [a for a in attempts.searched().complete() if a.trial in reasons]
     faster = [a for a in runs if (a.result.throughput or 0.0) > least]
     faster.sort(key=lambda a: -(a.result.throughput or 0.0))
-    return [
-        Refusal(
-            a.trial,
-            a.knobs,
-            f"its loss could not be checked ({without[a.trial]}); measurement.unchecked_numerics: "
-            "allow would recommend it all the same",
-        )
-        for a in faster
-    ]
+    return [Refusal(a.trial, a.knobs, reasons[a.trial]) for a in faster]
 
 
 def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agreement:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis import gate
+from autotune.analysis.sameness import Comparison, Rules
 from autotune.analysis.wording import counted, difference
 from storage import Attempts, AttemptState, Purpose, StoredBlock
 
@@ -83,16 +84,21 @@ def outgrown(attempts: Attempts) -> dict[int, dict[str, Any]]:
 
 
 def barred(
-    attempts: Attempts, today: Mapping[str, Any], *, refuse_unchecked: bool
+    attempts: Attempts,
+    blocks: Callable[[int], Sequence[StoredBlock]],
+    today: Mapping[str, Any],
+    rules: Rules,
 ) -> tuple[int, ...]:
-    """Trials that may not be recommended: they outgrow the memory, or compute nobody knows what.
+    """Trials that may not be recommended: they outgrow the memory, or are not shown to train the same.
 
     Args:
+        blocks: of an attempt.
         today: the baseline.
-        refuse_unchecked: whether what could not be checked is among them.
+        rules: of the study.
     """
-    unchecked = gate.unchecked(attempts, today) if refuse_unchecked else ()
-    return (*outgrown(attempts), *unchecked)
+    unchecked = gate.unchecked(attempts, today) if rules.refuse_unchecked else ()
+    other = Comparison(attempts, blocks, today, rules).refused()
+    return (*outgrown(attempts), *unchecked, *other)
 
 
 def refused_for_memory(attempts: Attempts, today: Mapping[str, Any]) -> str:

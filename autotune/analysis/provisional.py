@@ -92,7 +92,11 @@ def provisional(
         attempts,
         finalists=wanted.finalists,
         most_rounds=wanted.rounds,
-        barred=(*outgrown(attempts), *(checks.unchecked if wanted.refuses_unchecked else ())),
+        barred=(
+            *outgrown(attempts),
+            *(refusal.trial for refusal in checks.refused),
+            *(checks.unchecked if wanted.refuses_unchecked else ()),
+        ),
     )
     rounds = len(confirmation.rounds) if confirmation else 0
     if confirmation and confirmation.members() and rounds >= FEWEST_ROUNDS:

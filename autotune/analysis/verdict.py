@@ -326,6 +326,7 @@ def consequences(
     return (
         _schedule_changes(knobs, today)
         + _numerics_sentence(trial, touched(knobs, today, checks.harmless), checks)
+        + (f" {checks.risks[trial]}" if checks.risks.get(trial) else "")
         + _refusals(checks, today)
     )
 

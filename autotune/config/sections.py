@@ -213,6 +213,13 @@ class ObjectiveSpec(Section):
         "in figures; free: any may win, and then needs a new learning rate.",
     )
 
+    batch_dependent: Literal["refuse", "allow"] = Field(
+        default="refuse",
+        description="Where a layer or loss computes over all rows of a micro-batch together "
+        "(BatchNorm, contrastive losses), another micro-batch trains something else. refuse: it is not "
+        "recommended; allow: it is, and the verdict says so.",
+    )
+
     job_hours: float = Field(
         default=168.0,
         gt=0,

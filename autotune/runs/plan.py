@@ -47,6 +47,8 @@ _HURRIED_BLOCKS = 6
 """Number of blocks in a short run: its first step, its warm-up, what counts."""
 _NOTHING_SEEN = OnsetBound()
 FEW_BLOCKS = 2
+_SHORTEST_EPOCH = 2
+"""Batches of an epoch that is only to end."""
 _FEW_STEPS = BlockPlan(seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=FEW_BLOCKS)
 """Blocks of a run that shows its memory.
 
@@ -315,6 +317,14 @@ def within(asked: TrialRequest, seconds: float, timed: float) -> TrialRequest:
 def few_steps(asked: TrialRequest) -> TrialRequest:
     """Return the trial, ended as soon as everything that training keeps in memory is there."""
     return dataclasses.replace(asked, blocks=_FEW_STEPS)
+
+
+def in_short_epochs(asked: TrialRequest) -> TrialRequest:
+    """The same few steps of a script, an epoch for each or two of them."""
+    assert asked.script is not None
+    batches = max(_SHORTEST_EPOCH, asked.knobs["accumulation_steps"])
+    script = dataclasses.replace(asked.script, batches_per_epoch=batches)
+    return dataclasses.replace(few_steps(asked), script=script)
 
 
 def on_longest(asked: TrialRequest) -> TrialRequest:

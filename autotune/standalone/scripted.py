@@ -121,15 +121,13 @@ def _env(launched: Launched) -> str:
 def _space(launched: Launched, found: Findings, cpus: int) -> Iterator[tuple[str, list[Any]]]:
     """Knobs that take effect in this script, each with values; today's is among them."""
     seen, own = found.seen, found.seen.own
-    if {"micro_batch", "accumulation_steps"} <= found.flags.keys():
+    if {"micro_batch", "accumulation_steps"} <= found.flags.keys() and not seen.batch_dependent:
         batches = _batches(seen.micro_batch, seen.samples)
         yield "micro_batch", batches
         yield "accumulation_steps", sorted(seen.samples // batch for batch in batches)
     if seen.ddp and found.workers > 1:
         yield "bucket_cap_mb", sorted({*_BUCKETS, own.get("bucket_cap_mb", 25)})
         yield "gradient_as_bucket_view", [False, True]
-        if own.get("find_unused_parameters"):
-            yield "find_unused_parameters", [False, True]
     if seen.ddp and own.get("precision") == "fp32" and not seen.scaled:
         yield "precision", ["fp32", "bf16"]
     if seen.loader:
@@ -164,7 +162,12 @@ def _search_space(space: dict[str, list[Any]], found: Findings) -> str:
 def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
     seen = found.seen
     if "micro_batch" not in space:
-        if "micro_batch" in found.flags:
+        if seen.batch_dependent:
+            yield (
+                f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes over which "
+                "rows that computes; with `objective: {batch_dependent: allow}` it can vary all the same"
+            )
+        elif "micro_batch" in found.flags:
             yield (
                 "micro_batch, as nothing was found that turns accumulation_steps; with `objective: "
                 "{global_batch: free}` it can vary by itself"
@@ -174,6 +177,11 @@ def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
                 "micro_batch: no option, and no field of a file, was seen to turn it. Map what does "
                 "under workload.flags: --flag, key=, $VARIABLE or config.yaml::a.field"
             )
+    if seen.own.get("find_unused_parameters"):
+        yield (
+            "find_unused_parameters: the script says true, and false ends a job at the first step that "
+            "leaves a parameter out; add it if every step trains the same parameters"
+        )
     if seen.sharded:
         yield "bucket_cap_mb, precision: they act through DistributedDataParallel"
     elif not seen.ddp:

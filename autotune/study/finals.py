@@ -14,6 +14,7 @@ from autotune.analysis.confirmation import (
 )
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
+from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
 from autotune.runs.monitors import FitMonitor, ProfileMonitor, TrajectoryMonitor
 from autotune.runs.plan import FEW_BLOCKS
@@ -63,6 +64,8 @@ class Finals:
             self._note_void(confirmation.void)
             if self._check_numerics(confirmation):
                 continue  # whoever is refused makes room for the next
+            if self._check_epochs(confirmation):
+                continue
             if self._take_back(confirmation):
                 continue
             if self._check_longest(confirmation):
@@ -102,17 +105,18 @@ class Finals:
             self._job.attempts(),
             self._job.repository.attempts.blocks,
             self._plan.baseline,
-            refuse_unchecked=self._plan.spec.measurement.refuses_unchecked,
+            Rules.of(self._plan.spec),
         )
 
     def _replay(self) -> Confirmation | None:
         course = Course.of(self._job, self._schedule)
         wanted, attempts = self._plan.spec.measurement, self._job.attempts()
+        blocks = self._job.repository.attempts.blocks
         return replay(
             attempts,
             finalists=course.finalists,
             most_rounds=wanted.rounds,
-            barred=barred(attempts, self._plan.baseline, refuse_unchecked=wanted.refuses_unchecked),
+            barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
             unaffordable=course.unaffordable,
             same_batch=course.same_batch,
         )
@@ -173,6 +177,26 @@ class Finals:
             allowed=self._schedule.share(1.0),
         )
         return True
+
+    def _check_epochs(self, confirmation: Confirmation) -> bool:
+        """Run a finalist in short epochs whose loader workers stay, unless it has come to a second epoch
+        by itself; whether it did."""
+        attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
+        compared = Comparison(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec))
+        costs = self._job.costs()
+        for trial in confirmation.members():
+            knobs = confirmation.candidates[trial].knobs
+            if self._recorded(Purpose.EPOCHS, trial, knobs) or not compared.lacks_epoch(
+                trial, knobs
+            ):
+                continue
+            if self._schedule.left > costs.profile(knobs):
+                allowed = self._schedule.share(1.0)
+                self._bench.run(
+                    trial, knobs, Purpose.EPOCHS, judge=FitRun(FEW_BLOCKS), allowed=allowed
+                )
+                return True
+        return False
 
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist once on the longest samples, where the workload knows them; whether it did."""

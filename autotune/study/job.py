@@ -15,7 +15,15 @@ from autotune.measurement.noise import RunNoise
 from autotune.measurement.onset import OnsetBound
 from autotune.measurement.stop_rule import Limits
 from autotune.paths import StudyPaths
-from autotune.runs.plan import Plan, few_steps, on_longest, profiled, stepwise, within
+from autotune.runs.plan import (
+    Plan,
+    few_steps,
+    in_short_epochs,
+    on_longest,
+    profiled,
+    stepwise,
+    within,
+)
 from autotune.runs.probe import Shape, as_timed
 from autotune.study.own_attempts import OwnAttempts
 from autotune.study.taking_over import SEARCHING
@@ -44,6 +52,7 @@ _SHAPES: dict[Purpose, Shape] = {
     Purpose.PROFILE: profiled,
     Purpose.FIT: few_steps,
     Purpose.LONGEST: on_longest,
+    Purpose.EPOCHS: in_short_epochs,
 }
 """What is not timed."""
 

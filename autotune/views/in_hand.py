@@ -4,6 +4,7 @@ import dataclasses
 
 from autotune.analysis import gate
 from autotune.analysis.provisional import provisional
+from autotune.analysis.sameness import Rules
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.views.machine import measured_on
@@ -31,9 +32,7 @@ def supported(repository: Repository, study: StoredStudy, attempts: Attempts) ->
     found = provisional(
         attempts,
         baseline,
-        gate.record(
-            attempts, blocks, baseline, refuse_unchecked=spec.measurement.refuses_unchecked
-        ),
+        gate.record(attempts, blocks, baseline, Rules.of(spec)),
         spec.measurement,
         study=study.name,
         unit=spec.unit,

@@ -23,6 +23,7 @@ _PHASES = {
     Purpose.REFERENCE: "checking numerics: the reference",
     Purpose.NUMERICS: "checking numerics",
     Purpose.CONFIRM: "confirming",
+    Purpose.EPOCHS: "looking at short epochs",
     Purpose.LONGEST: "looking whether the longest samples fit",
     Purpose.LONG: "running for minutes what was chosen, and the baseline",
     Purpose.ATTRIBUTE: "measuring what each knob brings",

@@ -162,6 +162,8 @@ class ProgressLines:
             return f"{trial}, profile"
         if attempt.purpose == Purpose.LONG:
             return f"{trial}, for minutes"
+        if attempt.purpose == Purpose.EPOCHS:
+            return f"{trial}, short epochs"
         if attempt.purpose == Purpose.LONGEST:
             return f"{trial}, the longest samples"
         if attempt.purpose == Purpose.FIT:

@@ -10,6 +10,7 @@ from autotune.analysis.costs import CostRecords
 from autotune.analysis.effort import Effort
 from autotune.analysis.long_run import with_long_run
 from autotune.analysis.memory import barred
+from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import lacks_time
 from autotune.analysis.verdict import (
     Verdict,
@@ -131,7 +132,7 @@ def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Att
         attempts,
         finalists=wanted.finalists,
         most_rounds=wanted.rounds,
-        barred=barred(attempts, baseline, refuse_unchecked=wanted.refuses_unchecked),
+        barred=barred(attempts, repository.attempts.blocks, baseline, Rules.of(spec)),
     )
     costs = CostRecords(repository.attempts.blocks).by(attempts)
     effort = Effort.of(confirmation, attempts, costs, baseline)
@@ -146,7 +147,7 @@ def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Att
         attempts,
         repository.attempts.blocks,
         baseline,
-        refuse_unchecked=wanted.refuses_unchecked,
+        Rules.of(spec),
     )
     end = end_of_baseline(attempts)
     return conclude(confirmation, spec.unit, world_size, checks, end, effort)

@@ -15,6 +15,10 @@ COMPRESSION_WARM_UP = 3
 QUIET_STEPS = 2
 """Of a trajectory: the first, which are taken without dropout and looked at tensor by tensor."""
 
+CHECKED_STEPS = 6
+"""Of a script: the first optimizer steps, whose rows and gradients are looked at. They are over with the
+first block, which has five steps after the first one and is not timed."""
+
 Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
@@ -110,6 +114,8 @@ class Script:
     """What the study counts: samples, tokens or steps."""
     turned: tuple[str, ...] = ()
     """Its arguments that differ from the baseline's, each with its value."""
+    batches_per_epoch: int = 0
+    """After so many batches every epoch of every loader ends; 0: where the script has it end."""
     survey: int = 0
     """Optimizer steps after which what was seen of it is written down; 0: it is timed."""
 
@@ -342,10 +348,22 @@ class Observed(TypedDict, total=False):
     numbers are neighbours in time."""
     left_out_seconds: float
     """Of steps at the beginning of that turn, which are not timed."""
+    consumed: dict[str, Any]
+    """The rows of the first CHECKED_STEPS of a script over all ranks, as sums and digests of hashes: see
+    autotune.worker.inject.rows.together."""
+    unused_parameters: int
+    """Parameters under DistributedDataParallel that had no gradient in one of these steps."""
+    batch_dependent: str
+    """What computes over the rows of a micro-batch together, in words; empty where nothing does."""
+    epochs: int
+    """Epochs of a script that began with the loader workers of an earlier one."""
+    stale: list[str]
+    """What it had changed in the dataset by then, which these workers do not see."""
     gradient_norm: float
     """Of the whole model, before the update; trajectories only."""
     replica_spread: float
-    """Largest relative difference of the parameters' sums between ranks; trajectories only."""
+    """Largest relative difference of the parameters' sums between ranks; trajectories, and of a script
+    under DistributedDataParallel after its first CHECKED_STEPS."""
     gradient: list[list[Any]]
     """Of the whole model, before the update and before clipping, of the first QUIET_STEPS of a
     trajectory:
@@ -354,6 +372,9 @@ class Observed(TypedDict, total=False):
     """The same of the change of the weights over these steps, on the last of them."""
     weights: list[float]
     """Norm of every tensor before these steps, in the same order."""
+    start: str
+    """Digest of what they began with; of a script, which may begin with other weights and rows each time
+    that it runs."""
     parts: dict[str, list[float]]
     """Share of a step by part, one per rank: see autotune.worker.rank.trace.PARTS; profiles only."""
     peaks: list[int]

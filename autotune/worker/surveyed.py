@@ -49,6 +49,7 @@ class Surveyed:
         scaled: whether a GradScaler scaled the loss.
         optimizer: its class; empty if none has stepped.
         convolutions: whether the model has any.
+        batch_dependent: what of it computes over the rows of a micro-batch together, in words.
         own: knob -> what the script has by itself, as far as that shows.
         options: all that were found, in the order of the script.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
@@ -69,6 +70,7 @@ class Surveyed:
     scaled: bool = False
     optimizer: str = ""
     convolutions: bool = False
+    batch_dependent: str = ""
     own: dict[str, Any] = field(default_factory=dict)
     options: tuple[Option, ...] = ()
     settings: tuple[str, ...] = ()

@@ -1,11 +1,23 @@
 """Knobs that act on the bare model."""
 
-from search_spaces.knob import MODEL, ON_OR_OFF, Choice, Knob, Range
+from search_spaces.knob import (
+    DATA,
+    GRAPH,
+    MODEL,
+    NOTHING,
+    NUMBERS,
+    ON_OR_OFF,
+    STATISTICS,
+    Choice,
+    Knob,
+    Range,
+)
 from search_spaces.needs import CUDA, FP8
 
 KNOBS = (
     Knob(
         name="activation_checkpointing",
+        changes=frozenset({STATISTICS}),
         domain=Range(0, 64),
         default=0,
         summary="every so many-th block keeps its input only and computes anew in backward; 0: none",
@@ -19,6 +31,7 @@ KNOBS = (
     ),
     Knob(
         name="loss_chunks",
+        changes=frozenset({NUMBERS}),
         domain=Range(1, 1024),
         default=1,
         summary="slices of the vocabulary in which the loss is computed, anew in backward; 1: all "
@@ -28,13 +41,13 @@ KNOBS = (
         source="Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models",
         ordered=True,
         memory=True,
-        numerics=True,
         parts=("compute", "launching", "pressure"),
         promising=1,
         because="computing anew costs time: only if memory is what hurts",
     ),
     Knob(
         name="layer_keep",
+        changes=frozenset({GRAPH}),
         domain=Range(0.05, 1, integer=False),
         default=1,
         summary="progressive layer dropping: how likely the last block is kept at the end; 1: all are",
@@ -50,6 +63,7 @@ KNOBS = (
     ),
     Knob(
         name="curriculum_start",
+        changes=frozenset({DATA}),
         domain=Range(0.01, 1, integer=False),
         default=1,
         summary="length of samples at the start of the training, as a share; it grows evenly; 1: always "
@@ -65,6 +79,7 @@ KNOBS = (
     ),
     Knob(
         name="curriculum_share",
+        changes=frozenset({DATA}),
         domain=Range(0.01, 1, integer=False),
         default=0.5,
         summary="share of the training after which samples have their whole length",
@@ -79,6 +94,7 @@ KNOBS = (
     ),
     Knob(
         name="channels_last",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="image tensors and convolution weights with the channel innermost",
@@ -91,6 +107,7 @@ KNOBS = (
     ),
     Knob(
         name="compile",
+        changes=frozenset({NUMBERS}),
         domain=Choice(
             ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
         ),
@@ -106,10 +123,10 @@ KNOBS = (
         promising="default",
         because="fused kernels read and write less; the time to compile is not counted",
         memory=True,
-        numerics=True,
     ),
     Knob(
         name="compile_scope",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("model", "blocks")),
         default="model",
         summary="what is compiled at a time: the whole model, or each of its repeated blocks, which "
@@ -122,10 +139,10 @@ KNOBS = (
         promising="model",
         because="fuses across blocks; blocks alone compile faster and go with FSDP",
         memory=True,
-        numerics=True,
     ),
     Knob(
         name="float8",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("none", "tensorwise", "rowwise")),
         default="none",
         summary="matrix products of linear layers in FP8, scaled by the tensor or by its rows, forward "
@@ -141,11 +158,11 @@ KNOBS = (
         promising="tensorwise",
         because="twice the rate of bf16 products",
         memory=True,
-        numerics=True,
         number_format=True,
     ),
     Knob(
         name="qkv_streams",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="Q, K and V projections issued on three CUDA streams",

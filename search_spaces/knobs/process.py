@@ -1,11 +1,12 @@
 """Knobs that act on the environment, threads and global settings, before a model is built."""
 
-from search_spaces.knob import ON_OR_OFF, PROCESS, Choice, Knob, Range
+from search_spaces.knob import NOTHING, NUMBERS, ON_OR_OFF, PROCESS, Choice, Knob, Range
 from search_spaces.needs import CUDA, NCCL, SWITCH
 
 KNOBS = (
     Knob(
         name="cudnn_benchmark",
+        changes=frozenset({NUMBERS}),
         domain=ON_OR_OFF,
         default=False,
         summary="cuDNN times its algorithms for every new shape of a convolution and keeps the fastest",
@@ -17,10 +18,10 @@ KNOBS = (
         promising=True,
         because="shapes do not change, so the search is done once",
         memory=True,
-        numerics=True,
     ),
     Knob(
         name="cpu_threads",
+        changes=NOTHING,
         domain=Range(0, 4096),
         default=0,
         summary="threads of a rank's operators; 0: resources.cpus_per_worker, of a script what its "
@@ -35,6 +36,7 @@ KNOBS = (
     ),
     Knob(
         name="freeze_gc",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="no garbage collection during steps; what lives by then is never looked at",
@@ -47,6 +49,7 @@ KNOBS = (
     ),
     Knob(
         name="expandable_segments",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="the CUDA allocator grows its segments instead of adding new ones",
@@ -61,6 +64,7 @@ KNOBS = (
     ),
     Knob(
         name="nccl_algo",
+        changes=NOTHING,
         domain=Choice(("auto", "Ring", "Tree", "NVLS", "NVLSTree")),
         default="auto",
         summary="the algorithm of NCCL's all-reduce; the last two sum in the NVLink switch, NVLSTree "
@@ -77,6 +81,7 @@ KNOBS = (
     ),
     Knob(
         name="nccl_proto",
+        changes=NOTHING,
         domain=Choice(("auto", "LL", "LL128", "Simple")),
         default="auto",
         summary="the protocol of NCCL's transfers: low latency or high bandwidth",
@@ -91,6 +96,7 @@ KNOBS = (
     ),
     Knob(
         name="nccl_channels",
+        changes=NOTHING,
         domain=Range(0, 64),
         default=0,
         summary="channels, and so thread blocks, of NCCL; 0: it decides",
@@ -105,6 +111,7 @@ KNOBS = (
     ),
     Knob(
         name="nccl_ctas",
+        changes=NOTHING,
         domain=Range(0, 64),
         default=0,
         summary="thread blocks of each of NCCL's kernels, which computing does not get; 0: it decides",
@@ -120,6 +127,7 @@ KNOBS = (
     ),
     Knob(
         name="nccl_registration",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="all memory of the allocator is registered with NCCL, which then need not copy what it "
@@ -136,6 +144,7 @@ KNOBS = (
     ),
     Knob(
         name="cuda_connections",
+        changes=NOTHING,
         domain=Range(0, 32),
         default=0,
         summary="hardware queues between host and device: 1 starts kernels in the order in which they "
@@ -152,6 +161,7 @@ KNOBS = (
     ),
     Knob(
         name="numa_binding",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="a rank runs on the processors of its device's NUMA node only",
@@ -166,6 +176,7 @@ KNOBS = (
     ),
     Knob(
         name="cpu_affinity",
+        changes=NOTHING,
         domain=Choice(("none", "share")),
         default="none",
         summary="share: the ranks of a trial divide the processors of their node among them, neighbours "

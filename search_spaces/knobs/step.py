@@ -1,11 +1,23 @@
 """Knobs that act on what every step does, and on what feeds it."""
 
-from search_spaces.knob import ON_OR_OFF, STEP, Choice, Knob, Range
+from search_spaces.knob import (
+    DATA,
+    GRAPH,
+    NOTHING,
+    NUMBERS,
+    ON_OR_OFF,
+    STATISTICS,
+    STEP,
+    Choice,
+    Knob,
+    Range,
+)
 from search_spaces.needs import CUDA, HOPPER, TF32
 
 KNOBS = (
     Knob(
         name="micro_batch",
+        changes=frozenset({DATA, STATISTICS}),
         domain=Range(1, 1_048_576),
         default=8,
         summary="samples per rank and forward pass",
@@ -21,6 +33,7 @@ KNOBS = (
     ),
     Knob(
         name="accumulation_steps",
+        changes=frozenset({DATA, GRAPH}),
         domain=Range(1, 65_536),
         default=1,
         summary="micro-batches per optimizer step; gradients travel with the last one only",
@@ -35,6 +48,7 @@ KNOBS = (
     ),
     Knob(
         name="precision",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("fp32", "tf32", "bf16", "fp16", "pure_bf16")),
         default="fp32",
         summary="number format of matrix products; fp16 scales the loss; pure_bf16 has no fp32 weights",
@@ -44,7 +58,6 @@ KNOBS = (
         applied="torch.set_float32_matmul_precision, torch.autocast, torch.amp.GradScaler",
         source="Micikevicius et al. 2018, Mixed Precision Training; PyTorch AMP documentation",
         memory=True,
-        numerics=True,
         number_format=True,
         parts=("compute", "launching", "pressure"),
         promising="bf16",
@@ -52,6 +65,7 @@ KNOBS = (
     ),
     Knob(
         name="optimizer_kernels",
+        changes=NOTHING,
         domain=Choice(("default", "foreach", "fused")),
         default="default",
         summary="update of all parameters in one call per operation (foreach) or in one (fused)",
@@ -65,6 +79,7 @@ KNOBS = (
     ),
     Knob(
         name="set_to_none",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=True,
         summary="gradients are dropped after the update instead of set to zero",
@@ -78,6 +93,7 @@ KNOBS = (
     ),
     Knob(
         name="loader_workers",
+        changes=frozenset({DATA}),
         domain=Range(0, 256),
         default=0,
         summary="processes per rank that prepare batches ahead; 0: the training process does it",
@@ -91,6 +107,7 @@ KNOBS = (
     ),
     Knob(
         name="attention",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("auto", "unfused", "flash", "efficient", "cudnn", "flash3")),
         default="auto",
         summary="the implementation of scaled_dot_product_attention; flash3 is FlashAttention 3, where "
@@ -106,10 +123,10 @@ KNOBS = (
         promising="auto",
         because="PyTorch picks the fastest that can do what is asked",
         memory=True,
-        numerics=True,
     ),
     Knob(
         name="pin_memory",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="batches in page-locked memory, from which the device copies on its own",
@@ -123,6 +140,7 @@ KNOBS = (
     ),
     Knob(
         name="persistent_workers",
+        changes=frozenset({DATA}),
         domain=ON_OR_OFF,
         default=False,
         summary="loader workers live on from epoch to epoch",
@@ -135,6 +153,7 @@ KNOBS = (
     ),
     Knob(
         name="prefetch_factor",
+        changes=NOTHING,
         domain=Range(1, 1024),
         default=2,
         summary="batches that every loader worker prepares ahead",
@@ -148,6 +167,7 @@ KNOBS = (
     ),
     Knob(
         name="stream_prefetch",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="copies the next batch to the device on a side stream during the current step",
@@ -162,6 +182,7 @@ KNOBS = (
     ),
     Knob(
         name="log_interval",
+        changes=NOTHING,
         domain=Range(1, 100_000),
         default=10,
         summary="optimizer steps between two readings of the loss on the host, each one a wait",

@@ -1,11 +1,22 @@
 """Knobs that act on what shares a model among ranks."""
 
-from search_spaces.knob import ON_OR_OFF, WRAPPER, Choice, Knob, Range
+from search_spaces.knob import (
+    GRAPH,
+    NOTHING,
+    NUMBERS,
+    ON_OR_OFF,
+    STATISTICS,
+    WRAPPER,
+    Choice,
+    Knob,
+    Range,
+)
 from search_spaces.needs import CUDA, NCCL
 
 KNOBS = (
     Knob(
         name="bucket_cap_mb",
+        changes=NOTHING,
         domain=Range(0.01, 100_000, integer=False),
         default=25,
         summary="MiB of gradients per all-reduce of DDP; 25, PyTorch's own, has a first bucket of 1",
@@ -20,6 +31,7 @@ KNOBS = (
     ),
     Knob(
         name="gradient_as_bucket_view",
+        changes=NOTHING,
         domain=ON_OR_OFF,
         default=False,
         summary="gradients live in the buckets: one copy and its memory less",
@@ -33,6 +45,7 @@ KNOBS = (
     ),
     Knob(
         name="gradient_compression",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("none", "fp16", "bf16", "powersgd", "one_bit")),
         default="none",
         summary="gradients travel, and are summed, in half precision; as low-rank factors (powersgd); "
@@ -44,7 +57,6 @@ KNOBS = (
         source="PyTorch DDP communication hooks; Vogels et al. 2019, PowerSGD; Tang et al. 2021, 1-bit "
         "Adam; on gloo bf16 fails, and powersgd as soon as there are two buckets (torch 2.13)",
         memory=True,
-        numerics=True,
         number_format=True,
         parts=("communication", "optimizer"),
         promising="none",
@@ -52,6 +64,7 @@ KNOBS = (
     ),
     Knob(
         name="powersgd_rank",
+        changes=frozenset({NUMBERS}),
         domain=Range(1, 64),
         default=1,
         summary="rank of the factors that PowerSGD sends for a matrix of gradients",
@@ -59,7 +72,6 @@ KNOBS = (
         applied="PowerSGDState(matrix_approximation_rank=...)",
         source="Vogels et al. 2019, PowerSGD; PyTorch powerSGD_hook (default 1)",
         ordered=True,
-        numerics=True,
         number_format=True,
         parts=("communication",),
         promising=1,
@@ -67,28 +79,29 @@ KNOBS = (
     ),
     Knob(
         name="static_graph",
+        changes=frozenset({NUMBERS, GRAPH}),
         domain=ON_OR_OFF,
         default=False,
         summary="promises DDP that every step uses the same parameters in the same order",
         acts_on=WRAPPER,
         applied="DistributedDataParallel(static_graph=...)",
         source="PyTorch DistributedDataParallel (default false)",
-        numerics=True,
         parts=("communication",),
     ),
     Knob(
         name="broadcast_buffers",
+        changes=frozenset({NUMBERS, STATISTICS}),
         domain=ON_OR_OFF,
         default=True,
         summary="rank 0 sends its buffers (running statistics of BatchNorm) before every forward pass",
         acts_on=WRAPPER,
         applied="DistributedDataParallel(broadcast_buffers=...)",
         source="PyTorch DistributedDataParallel (default true)",
-        numerics=True,
         parts=("launching",),
     ),
     Knob(
         name="parallelism",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("ddp", "none", "data_parallel", "zero1", "fsdp", "fsdp_keep", "hsdp")),
         default="ddp",
         summary="what ranks share: nothing (ddp), optimizer state (zero1), parameters as well (FSDP2); "
@@ -103,10 +116,10 @@ KNOBS = (
         promising="ddp",
         because="the least to send; sharding is for what does not fit",
         memory=True,
-        numerics=True,
     ),
     Knob(
         name="loss_placement",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("outside", "inside")),
         default="outside",
         summary="under DataParallel, the loss on the gathered outputs of all devices, or inside what "
@@ -119,10 +132,10 @@ KNOBS = (
         promising="inside",
         because="the outputs of all devices need not fit on the first",
         memory=True,
-        numerics=True,
     ),
     Knob(
         name="fsdp_prefetch",
+        changes=NOTHING,
         domain=Range(0, 16),
         default=0,
         summary="blocks ahead whose parameters FSDP2 gathers while one computes, forward and backward; "
@@ -138,6 +151,7 @@ KNOBS = (
     ),
     Knob(
         name="fsdp_reduce_dtype",
+        changes=frozenset({NUMBERS}),
         domain=Choice(("fp32", "bf16")),
         default="fp32",
         summary="the format in which FSDP2 sums gradients over ranks; under pure_bf16 always bf16",
@@ -148,11 +162,11 @@ KNOBS = (
         promising="fp32",
         because="sums keep their precision: only if communication is what hurts",
         memory=True,
-        numerics=True,
         number_format=True,
     ),
     Knob(
         name="first_bucket_mb",
+        changes=NOTHING,
         domain=Range(0.01, 1000, integer=False),
         default=1,
         summary="MiB of DDP's first bucket: how early the first gradients leave",
@@ -166,6 +180,7 @@ KNOBS = (
     ),
     Knob(
         name="find_unused_parameters",
+        changes=frozenset({GRAPH}),
         domain=ON_OR_OFF,
         default=False,
         summary="DDP walks the graph of every step for parameters that get no gradient",

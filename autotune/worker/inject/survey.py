@@ -20,6 +20,7 @@ from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.draws import Batch, Source, of_one_pass
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.sight import Sight
+from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import Knobs
 from autotune.worker.surveyed import SETTINGS, Surveyed
 
@@ -66,6 +67,7 @@ class Survey:
         self._changes = Changes(knobs, ())
         self._sight = Sight(self._changes.built, trained=self._counted)
         self._options = Options()
+        self._statistics = Statistics()
         self.steps = 0
         self._within = False
         self._signs = 0
@@ -93,6 +95,7 @@ class Survey:
             given_up: called where there is much of a training, and never a step; with that in words.
         """
         self._options.watch()
+        self._statistics.watch()
         self._changes.begin()
         self._watch_passes()
         self._watch_scalers()
@@ -159,6 +162,7 @@ class Survey:
             optimizer=type(leader).__name__ if leader else "",
             convolutions=trained is not None
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
+            batch_dependent=self._statistics.found(trained.module if trained else None),
             own=self._sight.own(),
             options=self._options.found(),
             settings=tuple(self._settings),

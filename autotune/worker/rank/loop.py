@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autotune.worker.effects.apply import Applied
+from autotune.worker.inject.statistics import batch_norms
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.gathering import RankFigures, among_ranks
@@ -152,6 +153,8 @@ class TrainingLoop(Training):
     ) -> BlockReport:
         if not index and self.workload.longest is not None:
             observed = Observed(**{**observed, "tells_longest": 1})
+        if not index and (found := batch_norms(self.model.modules())):
+            observed = Observed(**{**observed, "batch_dependent": found})
         return super().block(trial, index, ranks, observed)
 
     def _spanned(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:

@@ -3,7 +3,7 @@ and left when enough of its blocks are done."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
@@ -21,9 +21,12 @@ from autotune.worker.rank import profiling, raised
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
+from autotune.worker.rank.first_steps import FirstSteps
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
+from autotune.worker.rank.leader import LeaderNorms
+from autotune.worker.rank.quiet import without_dropout_functions
 from autotune.worker.rank.training import Training
-from autotune.worker.rank.trajectory import run_trajectory, square
+from autotune.worker.rank.trajectory import run_trajectory
 
 Leave = Callable[[Outcome | None, str], NoReturn]
 """Ends the rank, with what it has come to and why. The script is asked no more."""
@@ -42,6 +45,7 @@ class ScriptTraining(Training):
         sight: Sight,
         counted: Callable[[], float],
         check: Callable[[], None],
+        observed: Callable[[], Observed],
     ) -> None:
         """After the first step.
 
@@ -52,11 +56,13 @@ class ScriptTraining(Training):
             sight: of this rank.
             counted: samples that all ranks have trained on so far.
             check: called at the end of each block, whether its samples are what they should be.
+            observed: what else the script has shown since it was last asked.
         """
         super().__init__(request, context, gather)
         self._sight = sight
         self._counted = counted
         self._check = check
+        self._observed = observed
         self._drawn_at_start = (0, 0)
         self.model = sight.built.model or nn.Identity()
         self.samples_done = counted()
@@ -87,6 +93,12 @@ class ScriptTraining(Training):
         self._check()
         self.samples_done = self._counted()
         return figures
+
+    def block(
+        self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
+    ) -> BlockReport:
+        """The report of the block that is over."""
+        return super().block(trial, index, ranks, Observed(**{**self._observed(), **observed}))
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """What the optimizer updates whose steps are those of the training."""
@@ -133,29 +145,6 @@ class _ScriptSubject:
         return []
 
 
-class _LeaderNorms:
-    """Of the gradient that the first optimizer sees, clipped if the script clips it."""
-
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
-        self._square = math.nan
-
-    def clear(self) -> None:
-        self._square = math.nan
-
-    def look(self) -> None:
-        """Just before a step."""
-        assert self._sight.leader is not None
-        self._square = square(self._sight.leader)
-
-    def of_step(self) -> float:
-        return math.sqrt(self._square)
-
-    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
-        """Nothing else: a script may begin with other weights whenever it is started."""
-        return nullcontext(Observed())
-
-
 class ScriptRun:
     """Drives a timed run from the hooks in a script's training."""
 
@@ -182,7 +171,9 @@ class ScriptRun:
         self._copies = Copies(request.copies)
         self._sight = Sight(self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS)
         self._loaded = Loaded()
-        self._norms = _LeaderNorms(self._sight)
+        self._first_steps = FirstSteps(request, context, store, self._sight)
+        self._norms = LeaderNorms(self._sight, self._first_steps.start)
+        self._quiet = ExitStack()
         self._spans = Spans(self._sight.built, profiling.span)
         self._gather = over_store(store, context.rank, context.world_size)
         self._drawing = context.world_size
@@ -211,6 +202,9 @@ class ScriptRun:
         """Have the optimizer steps of this process drive the run."""
         norms = self._norms.look if self._request.trajectory else None
         self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
+        self._first_steps.watch()
+        if norms:
+            self._quiet.enter_context(without_dropout_functions())
 
     def _goes_on(self) -> None:
         # The first step belongs to the start: passes and optimizer may be compiled in it.
@@ -222,6 +216,7 @@ class ScriptRun:
         try:
             self._spans.leave("optimizer")
             self._steps_seen += 1
+            self._first_steps.taken(self._steps_seen)
             self._progressed()
             if self._training is None:
                 self._begin()
@@ -234,6 +229,9 @@ class ScriptRun:
 
     def _begin(self) -> None:
         """After the first step, which shows what there is to see."""
+        self._quiet.close()
+        if self._request.trajectory:
+            self._norms.first_taken()
         unread = self._copies.unread()
         drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader, len(unread)))
         if all(rank.unread for rank in drew):
@@ -255,6 +253,7 @@ class ScriptRun:
             self._sight,
             self._counted,
             self._check_samples,
+            self._first_steps.observed,
         )
         self._training.loss = self._sight.loss
         where = (self._request, self._context, self._report)
@@ -278,10 +277,7 @@ class ScriptRun:
         if back := self._changes.set_back():
             return f"{', '.join(back)}: {_SET_BACK}"
         if self._context.world_size > 1 and self._apart():
-            return (
-                "nothing was sent between ranks from the first backward pass to the end of the step: "
-                "the ranks of the script do not train together, but each by itself"
-            )
+            return self._why_apart()
         in_force, knobs = self._sight.own(), self._request.knobs
         if contrary := [*own.contrary(in_force, knobs, self._script.changes)]:
             return f"{', '.join(contrary)}: {_SET_BACK}"
@@ -297,6 +293,17 @@ class ScriptRun:
                 "steps_per_second)"
             )
         return None
+
+    def _why_apart(self) -> str:
+        if unused := len(self._first_steps.without_gradient()):
+            return (
+                f"{unused} parameters got no gradient in the first step, and DistributedDataParallel "
+                "waits for all of them; this model needs find_unused_parameters=true"
+            )
+        return (
+            "nothing was sent between ranks from the first backward pass to the end of the step: "
+            "the ranks of the script do not train together, but each by itself"
+        )
 
     def _apart(self) -> bool:
         return communication.collectives() == self._sight.first_backward

@@ -20,6 +20,7 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.gathering import RankFigures
 from autotune.worker.rank.loop import TrainingLoop
 from autotune.worker.rank.quiet import without_dropout
+from autotune.worker.rank.replicas import ReplicaSums, spread, sums_of, whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
 
@@ -27,10 +28,7 @@ from autotune.worker.rank.training import Training
 class _RankStep(NamedTuple):
     figures: RankFigures
     gradient_norm: float
-    weights: float
-    """Sum of all parameters."""
-    size: float
-    """Sum of their magnitudes."""
+    replica: ReplicaSums
 
 
 class Norms(Protocol):
@@ -66,7 +64,7 @@ def run_trajectory(
         ranks: list[_RankStep] = training.gather(mine)
         if context.rank:
             continue
-        observed = Observed(**seen, replica_spread=_spread(ranks))
+        observed = Observed(**seen, replica_spread=spread([rank.replica for rank in ranks]))
         if not math.isnan(mine.gradient_norm):
             observed["gradient_norm"] = max(rank.gradient_norm for rank in ranks)
         if flops is not None:
@@ -77,18 +75,7 @@ def run_trajectory(
 
 def _rank_step(training: Training, gradient_norm: float) -> _RankStep:
     figures = training.end_block()
-    weights = size = 0.0
-    for parameter in training.parameters():
-        whole = _whole(parameter.detach()).double()
-        weights += float(whole.sum())
-        size += float(whole.abs().sum())
-    return _RankStep(figures, gradient_norm, weights, size)
-
-
-def _spread(ranks: Sequence[_RankStep]) -> float:
-    """How far the replicas of the model lie apart, relative to their size."""
-    totals = [rank.weights for rank in ranks]
-    return (max(totals) - min(totals)) / max(*(rank.size for rank in ranks), 1e-30)
+    return _RankStep(figures, gradient_norm, sums_of(training.parameters()))
 
 
 class UpdateNorms:
@@ -102,7 +89,7 @@ class UpdateNorms:
         self._squares: list[float] = []
         named = list(loop.model.named_parameters())
         self._places = {parameter: place for place, (_, parameter) in enumerate(named)}
-        self._sketcher = Sketcher((_plain(name), p.numel()) for name, p in named)
+        self._sketcher = Sketcher((plain(name), p.numel()) for name, p in named)
         self._sketches = False
         self._start: list[Sketched] = []
         for optimizer in loop.updates.optimizers:
@@ -149,7 +136,7 @@ class UpdateNorms:
 
     def _weights(self) -> list[Sketched]:
         for parameter, place in self._places.items():
-            self._sketcher.add(place, _whole(parameter.detach()))
+            self._sketcher.add(place, whole(parameter.detach()))
         return self._sketcher.done()
 
     def _look(self, optimizer: Optimizer) -> None:
@@ -170,7 +157,7 @@ class UpdateNorms:
     def _sketch_gradients(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
         for parameter in parameters:
             if parameter.grad is not None and parameter in self._places:
-                gradient = _whole(parameter.grad.detach())
+                gradient = whole(parameter.grad.detach())
                 scaled = gradient if factor == 1 else gradient.double() * factor
                 self._sketcher.add(self._places[parameter], scaled)
 
@@ -179,7 +166,7 @@ _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 """Names that wrappers put into those of parameters."""
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -198,13 +185,7 @@ def _own(loop: TrainingLoop) -> Iterator[Tensor]:
 
 
 def _sum_of_squares(gradients: Iterable[Tensor]) -> float:
-    return float(sum(_whole(g.detach()).double().square().sum() for g in gradients))
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """The tensor, put together if the ranks hold parts of it."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
+    return float(sum(whole(g.detach()).double().square().sum() for g in gradients))
 
 
 @contextmanager

@@ -1,0 +1,284 @@
+"""Whether a finalist trains the same as the baseline where a knob may change data, gradient graph or
+batch statistics. Pure, over what ranks have reported of their first steps.
+
+The number format has a gate of its own: autotune.analysis.gate.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.analysis.wording import counted, difference
+from autotune.config.study import StudySpec
+from autotune.measurement.numerics import SPREAD_TOLERANCE
+from autotune.worker.protocol import CHECKED_STEPS
+from search_spaces import CATALOGUE
+from search_spaces.knob import DATA, GRAPH, STATISTICS
+from storage import Attempts, Purpose, StoredAttempt, StoredBlock
+
+Blocks = Callable[[int], Sequence[StoredBlock]]
+"""Attempt id -> its blocks."""
+Knobs = Mapping[str, Any]
+_FEWEST_COPIES = 2
+"""Rows that come twice by chance, at most, where the baseline has none."""
+_DEVIATIONS = 3.0
+"""Of a Poisson count: by how much more rows may come twice than in the baseline."""
+_PROMISES = (("find_unused_parameters", False), ("static_graph", True))
+"""Values that hold only where every step trains the same parameters."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a study recommends though it is not shown to train the same.
+
+    Attributes:
+        refuse_unchecked: nothing whose loss could not be compared with the reference.
+        refuse_batch_dependent: no other micro-batch where a layer or loss computes over its rows.
+    """
+
+    refuse_unchecked: bool = True
+    refuse_batch_dependent: bool = True
+
+    @classmethod
+    def of(cls, spec: StudySpec) -> "Rules":
+        """Those of a study."""
+        return cls(
+            refuse_unchecked=spec.measurement.refuses_unchecked,
+            refuse_batch_dependent=spec.objective.batch_dependent == "refuse",
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What runs of one configuration have shown.
+
+    Attributes:
+        consumed: the rows of each run's first steps, of those that told it; see
+            autotune.worker.inject.rows.together.
+        unused: parameters without a gradient in one of these steps.
+        spread: largest relative difference between replicas after them.
+        batch_dependent: what computes over the rows of a micro-batch together, in words.
+        epochs: that began with the loader workers of an earlier one.
+        stale: what the script had changed in their dataset by then.
+        of_script: a run of a script has come as far as to tell all this; the built-in loop tells
+            `batch_dependent` alone.
+    """
+
+    consumed: tuple[Mapping[str, Any], ...] = ()
+    unused: int = 0
+    spread: float = 0.0
+    batch_dependent: str = ""
+    epochs: int = 0
+    stale: tuple[str, ...] = ()
+    of_script: bool = False
+
+    @classmethod
+    def of(cls, runs: Iterable[StoredAttempt], blocks: Blocks) -> "Seen":
+        """What these runs have shown."""
+        observed = [block.observed for run in runs for block in blocks(run.id)]
+        known = [one for one in observed if "unused_parameters" in one]
+        return cls(
+            consumed=tuple(one["consumed"] for one in known if "consumed" in one),
+            unused=max((one.get("unused_parameters", 0) for one in known), default=0),
+            spread=max((one.get("replica_spread", 0.0) for one in known), default=0.0),
+            batch_dependent=next(filter(None, (o.get("batch_dependent") for o in observed)), ""),
+            epochs=max((one.get("epochs", 0) for one in observed), default=0),
+            stale=next((tuple(one["stale"]) for one in observed if one.get("stale")), ()),
+            of_script=bool(known),
+        )
+
+
+class Comparison:
+    """Trials of a study against its baseline."""
+
+    def __init__(self, attempts: Attempts, blocks: Blocks, today: Knobs, rules: Rules) -> None:
+        """Read what the baseline has shown.
+
+        Args:
+            attempts: of the study.
+            blocks: of an attempt.
+            today: the baseline, a value for every knob.
+            rules: of the study.
+        """
+        self._attempts = attempts
+        self._blocks = blocks
+        self._today = today
+        self._rules = rules
+        runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PACE, Purpose.CONFIRM)
+        self._base = Seen.of(runs.of_baseline().recorded(), blocks)
+
+    def refused(self) -> dict[int, str]:
+        """Trials that do not train the same, each with the reason; the fastest first."""
+        if not (self._base.of_script or self._base.batch_dependent):
+            return {}
+        runs = self._attempts.searched().measured()
+        found = {run.trial: self._problem(run.trial, run.knobs) for run in _fastest_first(runs)}
+        return {trial: reason for trial, reason in found.items() if reason}
+
+    def open(self, trial: int, knobs: Knobs) -> list[str]:
+        """What is not shown of a trial that is not refused, in sentences."""
+        found = [self._promise(knobs)] if self._base.of_script else []
+        if self._base.of_script and (names := _changed(knobs, self._today, DATA)):
+            found.append(self._unverified(names, self._seen(trial), knobs))
+        if (names := _changed(knobs, self._today, STATISTICS)) and self._base.batch_dependent:
+            found.append(
+                f"The model has {self._base.batch_dependent}: {', '.join(names)} changes over which rows "
+                "that computes."
+            )
+        return [sentence for sentence in found if sentence]
+
+    def lacks_epoch(self, trial: int, knobs: Knobs) -> bool:
+        """Whether its loader workers stay, and no second epoch of theirs was seen."""
+        keeps = self._base.of_script and self._keeps_workers(knobs)
+        return keeps and not self._seen(trial).epochs
+
+    def _problem(self, trial: int, knobs: Knobs) -> str:
+        """Why a trial is refused, in words; empty if it is not."""
+        if not any(
+            _may_change(knobs, self._today, kind, self._attempts.harmless) for kind in _KINDS
+        ):
+            return ""
+        if reason := self._statistics(knobs):
+            return reason
+        if not self._base.of_script:
+            return ""
+        seen = self._seen(trial)
+        return self._copies(seen, knobs) or self._stale(seen, knobs) or self._graph(seen, knobs)
+
+    def _copies(self, seen: Seen, knobs: Knobs) -> str:
+        several = [one for one in seen.consumed if self._repeats(one)]
+        if not several or not _may_change(knobs, self._today, DATA, self._attempts.harmless):
+            return ""
+        copies, rows = several[0]["copies"], several[0]["counted"]
+        return (
+            f"{copies} of {rows} rows in its first {CHECKED_STEPS} steps have come before in the same "
+            f"epoch, of yours {max(one['copies'] for one in self._base.consumed)}: every loader worker "
+            "reads all rows of an IterableDataset that does not share them "
+            "(torch.utils.data.get_worker_info)"
+        )
+
+    def _repeats(self, consumed: Mapping[str, Any]) -> bool:
+        usual = [
+            one["copies"] * (consumed["counted"] / one["counted"]) ** 2
+            for one in self._base.consumed
+            if one["counted"]
+        ]
+        if not usual:
+            return False
+        least = max(usual)
+        return bool(
+            consumed["copies"] - least > max(_FEWEST_COPIES, _DEVIATIONS * math.sqrt(least))
+        )
+
+    def _stale(self, seen: Seen, knobs: Knobs) -> str:
+        if not seen.stale or not self._keeps_workers(knobs):
+            return ""
+        names = ", ".join(seen.stale[:3])
+        return (
+            f"the script changes {names} from epoch to epoch, and loader workers that stay do not see "
+            "it: every epoch would have the rows of the first one"
+        )
+
+    def _keeps_workers(self, knobs: Knobs) -> bool:
+        name = "persistent_workers"
+        return bool(knobs[name] and not self._today[name] and knobs["loader_workers"])
+
+    def _graph(self, seen: Seen, knobs: Knobs) -> str:
+        if seen.spread > SPREAD_TOLERANCE >= self._base.spread:
+            return (
+                f"the ranks' models drift apart in its first {CHECKED_STEPS} steps (relative difference "
+                f"{seen.spread:.1e}): the gradients of some micro-batches are not exchanged"
+            )
+        if self._promised(knobs) and self._base.unused:
+            parameters = counted(self._base.unused, "parameter")
+            return (
+                f"{parameters} of your model had no gradient in one of the first {CHECKED_STEPS} steps, "
+                "and DistributedDataParallel then ends the job, or trains them wrongly"
+            )
+        return ""
+
+    def _statistics(self, knobs: Knobs) -> str:
+        names = _changed(knobs, self._today, STATISTICS)
+        what = self._base.batch_dependent
+        if not (names and what and self._rules.refuse_batch_dependent):
+            return ""
+        return (
+            f"the model has {what}, and {', '.join(names)} changes over which rows that computes; "
+            "objective.batch_dependent: allow would recommend it all the same"
+        )
+
+    def _promised(self, knobs: Knobs) -> dict[str, Any]:
+        """Promises of a static graph that the baseline does not give."""
+        return {
+            name: value
+            for name, value in _PROMISES
+            if knobs[name] == value and self._today[name] != value
+        }
+
+    def _promise(self, knobs: Knobs) -> str:
+        promised = self._promised(knobs)
+        if not promised:
+            return ""
+        return (
+            f"{difference(promised, {})} holds only while every step trains the same parameters: in "
+            f"{CHECKED_STEPS} steps all had a gradient, but a later step that leaves one out ends the "
+            "job. Keep your value where the model chooses what it computes by its data."
+        )
+
+    def _unverified(self, names: Sequence[str], seen: Seen, knobs: Knobs) -> str:
+        if self._keeps_workers(knobs) and not seen.epochs:
+            return (
+                "Not verified: whether the script changes the dataset between epochs, which loader "
+                "workers that stay do not see; no second epoch was reached."
+            )
+        if why := _why_not_equal(self._base.consumed, seen.consumed):
+            return f"Not verified: whether {', '.join(names)} leaves the data as it is; {why}."
+        return ""
+
+    def _seen(self, trial: int) -> Seen:
+        return Seen.of(self._attempts.of_trial(trial).recorded(), self._blocks)
+
+
+_KINDS = (DATA, GRAPH, STATISTICS)
+
+
+def _changed(knobs: Knobs, today: Knobs, kind: str) -> list[str]:
+    """Knobs of the catalogue that may change this, and differ. What is trained on purpose in another way
+    is no secret: such a knob is named by the verdict anyway."""
+    return [
+        name
+        for name, knob in CATALOGUE.items()
+        if kind in knob.changes and name not in _ON_PURPOSE and knobs[name] != today[name]
+    ]
+
+
+_ON_PURPOSE = ("layer_keep", "curriculum_start", "curriculum_share")
+
+
+def _may_change(knobs: Knobs, today: Knobs, kind: str, harmless: Collection[str]) -> bool:
+    """Whether a knob that differs may change this; one of the study's own may, unless it is harmless."""
+    own = (name for name in today if name not in CATALOGUE and name not in harmless)
+    return bool(_changed(knobs, today, kind)) or any(knobs[name] != today[name] for name in own)
+
+
+def _why_not_equal(base: Sequence[Mapping[str, Any]], run: Sequence[Mapping[str, Any]]) -> str:
+    """Why two configurations are not known to train on the same rows, in words; empty if they are."""
+    if not base or not run:
+        return "the rows of its first steps, or of yours, were not seen"
+    if any(_equal(one, other) for one in base for other in run):
+        return ""
+    if not all(_equal(base[0], other) for other in base[1:]):
+        return "their order is not seeded"
+    return "its first steps train on other rows than yours"
+
+
+def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """By their contents, or, as augmentation draws anew, by their indices."""
+    same = one["contents"] == other["contents"]
+    indexed = bool(one["indices"]) and one["indices"] == other["indices"]
+    return one["rows"] == other["rows"] and (same or indexed)
+
+
+def _fastest_first(runs: Iterable[StoredAttempt]) -> list[StoredAttempt]:
+    return sorted(runs, key=lambda run: -(run.result.throughput or 0.0))

@@ -1,0 +1,126 @@
+"""Loader workers that stay from epoch to epoch while the script changes the dataset that they hold."""
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, dataloader
+
+State = Mapping[str, Any]
+_MOST_LEVELS = 5
+_MOST_VALUES = 2000
+_MOST_ENTRIES = 32
+"""Of a list, tuple or mapping."""
+_MOST_BYTES = 1 << 16
+"""Of an array."""
+_SCALARS = (bool, int, float, complex, str, bytes)
+_STATE = "_state_seen_by_autotune"
+"""Of an iterator with workers: what they have been given."""
+_YIELDED = "_yielded_of_autotune"
+
+
+class Epochs:
+    """Watches loaders with persistent workers.
+
+    Attributes:
+        compared: epochs at whose beginning workers of an earlier one were there.
+        stale: names of what the script had changed in their dataset by then; workers do not see it.
+    """
+
+    def __init__(self, most_batches: int = 0) -> None:
+        """Prepare.
+
+        Args:
+            most_batches: every epoch ends after so many; 0: where the script has it end.
+        """
+        self.compared = 0
+        self.stale: tuple[str, ...] = ()
+        self._most_batches = most_batches
+
+    def watch(self) -> None:
+        """Look at every epoch from now on."""
+        begin = DataLoader.__iter__
+
+        @functools.wraps(begin)
+        def begun(loader: DataLoader[Any]) -> Any:
+            if not (loader.persistent_workers and loader.num_workers):
+                return self._counted(begin(loader))
+            now = state_of({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
+            kept = getattr(loader, "_iterator", None)
+            iterator = begin(loader)
+            if kept is None:
+                setattr(iterator, _STATE, now)
+            else:
+                self.compared += 1
+                self.stale = self.stale or changed(getattr(kept, _STATE, {}), now)
+            return self._counted(iterator)
+
+        DataLoader.__iter__ = begun  # type: ignore[method-assign]
+        if self._most_batches:
+            self._end_early()
+
+    def _counted(self, iterator: Any) -> Any:
+        if self._most_batches and isinstance(iterator, dataloader._BaseDataLoaderIter):
+            setattr(iterator, _YIELDED, 0)
+        return iterator
+
+    def _end_early(self) -> None:
+        fetch = dataloader._BaseDataLoaderIter.__next__
+
+        @functools.wraps(fetch)
+        def fetched(iterator: Any) -> Any:
+            yielded = getattr(iterator, _YIELDED, 0)
+            if yielded >= self._most_batches:
+                raise StopIteration
+            setattr(iterator, _YIELDED, yielded + 1)
+            return fetch(iterator)
+
+        dataloader._BaseDataLoaderIter.__next__ = fetched  # type: ignore[method-assign, assignment]
+
+
+def changed(before: State, now: State) -> tuple[str, ...]:
+    """Names of values that are in both and differ; what was added since is taken for a cache."""
+    return tuple(name for name, value in before.items() if name in now and now[name] != value)
+
+
+def state_of(parts: Mapping[str, Any]) -> State:
+    """Scalars, arrays and short sequences that objects hold, by the path that leads there.
+
+    Tensors in shared memory and what multiprocessing shares are left out: workers see their changes.
+    """
+    found: dict[str, Any] = {}
+    for name, value in _values(parts, "", 0, set()):
+        found[name] = value
+        if len(found) >= _MOST_VALUES:
+            break
+    return found
+
+
+def _values(value: Any, name: str, level: int, above: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _SCALARS):
+        yield name, value if len(repr(value)) <= _MOST_BYTES else hash(value)
+    elif isinstance(value, Tensor):
+        if not value.is_shared():
+            yield name, (tuple(value.shape), value._version, value.data_ptr())
+    elif callable(getattr(value, "tobytes", None)) and hasattr(value, "shape"):
+        flat = value.reshape(-1)[: _MOST_BYTES // max(1, value.itemsize)]
+        yield name, (tuple(value.shape), hashlib.blake2b(flat.tobytes()).hexdigest())
+    elif level < _MOST_LEVELS and id(value) not in above:
+        for part, inner in _parts(value):
+            yield from _values(
+                inner, f"{name}.{part}" if name else part, level + 1, above | {id(value)}
+            )
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((str(key), value[key]) for key in itertools.islice(value, _MOST_ENTRIES))
+    elif isinstance(value, list | tuple):
+        yield "length", len(value)
+        yield from ((str(place), one) for place, one in enumerate(value[:_MOST_ENTRIES]))
+    elif not isinstance(value, type | torch.nn.Module) and hasattr(value, "__dict__"):
+        yield from vars(value).items()

@@ -1,0 +1,329 @@
+"""Which rows the first optimizer steps of a script train on, as numbers that can be compared.
+
+A row is known by a hash of a bounded part of its contents and, of a dataset that is read by index, by
+its index. Hashes are sums of products, so that a whole batch is hashed by a few operations.
+"""
+
+import hashlib
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, dataloader
+
+from autotune.worker.inject.batches import size, tensors
+
+_MOST_COLUMNS = 256
+"""Elements of a row that are hashed, evenly spaced."""
+_MOST_TOKENS = 4096
+"""The same of a row of whole numbers, from its beginning."""
+_PADDING = (0, -100)
+"""Values that collation adds to a row of tokens; how many depends on the batch."""
+_MOST_CHARACTERS = 4096
+_MOST_COUNTED = 8192
+"""Rows of all ranks among which copies are looked for, about: those whose hash a number divides."""
+_BITS = (1 << 63) - 1
+_FACTORS = (-7046029254386353131, -4658895280553007687)
+"""Odd numbers of 64 bits: of splitmix64 (Steele, Lea and Flood 2014)."""
+_INDICES, _EPOCH = "_indices_seen_by_autotune", "_epoch_seen_by_autotune"
+"""Attributes of an iterator of a loader."""
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """What one rank has trained on.
+
+    Attributes:
+        rows: their number.
+        contents: sum of the hashes of their contents, whatever their order.
+        indices: the same of their indices in the dataset; None where a row has none.
+        order: digest of the contents in their order.
+        counted: epoch, hash and index of some of them, chosen by their hash.
+    """
+
+    rows: int
+    contents: int
+    indices: int | None
+    order: str
+    counted: list[tuple[int, int, int | None]]
+
+    def as_list(self) -> list[Any]:
+        """As it is sent."""
+        return [self.rows, self.contents, self.indices, self.order, self.counted]
+
+    @classmethod
+    def from_list(cls, sent: Sequence[Any]) -> "RankRows":
+        """What `as_list` gave."""
+        rows, contents, indices, order, counted = sent
+        return cls(rows, contents, indices, order, [(e, h, i) for e, h, i in counted])
+
+
+def together(ranks: Sequence[RankRows]) -> dict[str, Any]:
+    """The rows of all ranks.
+
+    Returns:
+        `rows`, their number; `contents` and `indices`, sums of hashes as text, equal for equal rows in
+        any order; `order`, a digest, equal for equal rows in the same order; `counted`, the rows among
+        which copies were looked for, and `copies`, those of them whose contents another row of the
+        same epoch had under another index, or under none.
+    """
+    told = [rank.indices for rank in ranks if rank.indices is not None]
+    indices = f"{sum(told) & _BITS:x}" if len(told) == len(ranks) else ""
+    counted = [row for rank in ranks for row in rank.counted]
+    return {
+        "rows": sum(rank.rows for rank in ranks),
+        "contents": f"{sum(rank.contents for rank in ranks) & _BITS:x}",
+        "indices": indices,
+        "order": _digest(rank.order.encode() for rank in ranks),
+        "counted": len(counted),
+        "copies": copies(counted),
+    }
+
+
+def copies(counted: Iterable[tuple[int, int, int | None]]) -> int:
+    """Rows whose contents have come before in their epoch, under another index or under none.
+
+    A sampler that draws an index twice is the script's own.
+    """
+    found = list(counted)
+    unnamed = Counter(row[:2] for row in found if row[2] is None)
+    named = Counter(row[:2] for row in {row for row in found if row[2] is not None})
+    return sum(times - 1 for times in itertools.chain(unnamed.values(), named.values()))
+
+
+@dataclass
+class _Batch:
+    epoch: int
+    contents: Tensor
+    indices: list[int] | None
+
+
+@dataclass
+class _Watched:
+    """Names of classes of torch that are changed, and what they were."""
+
+    owner: Any
+    name: str
+    before: Any
+    now: Any
+
+
+@dataclass
+class Rows:
+    """Looks at the batches that a rank draws, until it is closed.
+
+    Attributes:
+        wanted: rows of this rank that matter, as what follows is drawn ahead of the steps; 0: all.
+        ranks: of the training.
+    """
+
+    wanted: int
+    ranks: int = 1
+    _batches: list[_Batch] = field(default_factory=list)
+    _epochs: int = 0
+    _drawn: set[int] = field(default_factory=set)
+    _trained: set[int] = field(default_factory=set)
+    _open: bool = False
+    _watched: list[_Watched] = field(default_factory=list)
+
+    def watch(self) -> None:
+        """Look from now on; of everything that looks at loaders the last to be put in place."""
+        self._open = True
+        iterator = dataloader._BaseDataLoaderIter
+        self._change(DataLoader, "__iter__", self._begun)
+        self._change(iterator, "_next_index", self._asked)
+        self._change(iterator, "__next__", self._fetched)
+        self._change(Tensor, "backward", self._learned)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._open = False
+        for one in self._watched:
+            if getattr(one.owner, one.name) is one.now:
+                setattr(one.owner, one.name, one.before)
+        self._watched.clear()
+
+    def first(self, rows: int) -> RankRows | None:
+        """The first rows that were trained on, at most so many, 0: all; None if the contents of none
+        are known."""
+        batches = [b for b in self._batches if b.epoch in self._trained] or self._batches
+        if not batches:
+            return None
+        contents = torch.cat([batch.contents for batch in batches])[: rows or None]
+        epochs = [b.epoch for b in batches for _ in range(len(b.contents))]
+        indices = _indices(batches, len(contents))
+        hashes = contents.tolist()
+        every = -(-len(hashes) * self.ranks // _MOST_COUNTED)
+        named = indices or itertools.repeat(None)
+        chosen = zip(epochs, hashes, named, strict=False)
+        counted = [row for row in chosen if row[1] % every == 0]
+        known = None if indices is None else int(_mixed(torch.tensor(indices)).sum()) & _BITS
+        order = _digest([contents.numpy().tobytes()])
+        return RankRows(len(hashes), sum(hashes) & _BITS, known, order, counted)
+
+    def _change(self, owner: Any, name: str, watched: Callable[..., Any]) -> None:
+        before = getattr(owner, name)
+
+        def now(own: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._open:
+                return before(own, *args, **kwargs)
+            return watched(before, own, *args, **kwargs)
+
+        setattr(owner, name, now)
+        self._watched.append(_Watched(owner, name, before, now))
+
+    def _begun(self, begin: Callable[..., Any], loader: Any) -> Any:
+        # Persistent workers keep their iterator, and what was asked for in an epoch that was left.
+        if (kept := getattr(loader, "_iterator", None)) is not None:
+            kept.__dict__.pop(_INDICES, None)
+        iterator = begin(loader)
+        if isinstance(iterator, dataloader._BaseDataLoaderIter):
+            setattr(iterator, _EPOCH, self._epochs)
+            self._epochs += 1
+        return iterator
+
+    def _asked(self, ask: Callable[..., Any], iterator: Any) -> Any:
+        index = ask(iterator)
+        iterator.__dict__.setdefault(_INDICES, deque()).append(index)
+        return index
+
+    def _fetched(self, fetch: Callable[..., Any], iterator: Any) -> Any:
+        batch = fetch(iterator)
+        asked: deque[Any] = iterator.__dict__.get(_INDICES) or deque([None])
+        index, learns = asked.popleft(), torch.is_grad_enabled()
+        if learns and not self._has_enough():
+            self._saw(getattr(iterator, _EPOCH, -1), batch, index)
+        return batch
+
+    def _has_enough(self) -> bool:
+        # Some of them may turn out to have been evaluated.
+        return 0 < 2 * self.wanted <= sum(len(batch.contents) for batch in self._batches)
+
+    def _saw(self, epoch: int, batch: Any, index: Any) -> None:
+        indices = _whole_numbers(index)
+        contents = row_hashes(batch, len(indices) if indices else size(batch)[0])
+        if contents is not None:
+            self._batches.append(_Batch(epoch, contents, indices))
+            self._drawn.add(epoch)
+
+    def _learned(self, learn: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
+        self._trained |= self._drawn
+        self._drawn.clear()
+        return learn(loss, *args, **kwargs)
+
+
+def row_hashes(batch: Any, rows: int) -> Tensor | None:
+    """A hash of 63 bits of each row of a batch, on the host; None where its rows are not found.
+
+    Args:
+        batch: tensors, lists, tuples and mappings of them.
+        rows: how many it has.
+    """
+    if not rows:
+        return None
+    columns = [found for part in _parts(batch) if (found := _by_row(part, rows)) is not None]
+    if not columns:
+        entries = list(batch) if isinstance(batch, list | tuple) and len(batch) == rows else []
+        columns = [torch.tensor([_entry(one) for one in entries])] if entries else []
+    if not columns:
+        return None
+    total = torch.zeros(rows, dtype=torch.int64)
+    for place, column in enumerate(columns):
+        total += column * (2 * place + 1)
+    return _mixed(total) & _BITS
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    """Tensors and lists of texts of a batch, in its order."""
+    if isinstance(batch, Tensor) or _is_texts(batch):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _parts(part)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _parts(part)
+
+
+def _is_texts(part: Any) -> bool:
+    texts = str | bytes
+    return isinstance(part, list | tuple) and bool(part) and all(isinstance(p, texts) for p in part)
+
+
+def _by_row(part: Any, rows: int) -> Tensor | None:
+    """A hash of each row; None where none of its dimensions is that of the rows."""
+    if not isinstance(part, Tensor):
+        return torch.tensor([_text(one) for one in part]) if len(part) == rows else None
+    if part.is_sparse or part.is_quantized or rows not in part.shape:
+        return None
+    whole = part.detach().movedim(list(part.shape).index(rows), 0).reshape(rows, -1)
+    tokens = whole.dtype in (torch.int64, torch.int32)
+    if tokens:
+        whole = whole[:, :_MOST_TOKENS]
+    elif whole.shape[1] > _MOST_COLUMNS:
+        places = torch.linspace(0, whole.shape[1] - 1, _MOST_COLUMNS, device=whole.device).long()
+        whole = whole[:, places]
+    numbers = _as_whole_numbers(whole.cpu())
+    hashed = _mixed(numbers + 1) * (_mixed(torch.arange(1, numbers.shape[1] + 1)) | 1)
+    if tokens and numbers.shape[1] > 1:
+        for value in _PADDING:
+            hashed = hashed.masked_fill(numbers == value, 0)
+    return hashed.sum(1)
+
+
+def _as_whole_numbers(values: Tensor) -> Tensor:
+    """Their bits, in two dimensions."""
+    if values.is_complex():
+        values = torch.view_as_real(values).flatten(1)
+    if values.is_floating_point():
+        same_size = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(values.element_size())
+        values = values.contiguous().view(same_size or torch.int8)
+    return values.to(torch.int64)
+
+
+def _entry(entry: Any) -> int:
+    """Hash of a sample that is an entry of a list."""
+    found = [_by_row(tensor.reshape(1, -1), 1) for tensor in tensors([entry])]
+    parts = [int(one[0]) for one in found if one is not None]
+    return _text(repr(parts or entry))
+
+
+def _text(text: str | bytes) -> int:
+    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    found = hashlib.blake2b(data[:_MOST_CHARACTERS], digest_size=8).digest()
+    return int.from_bytes(found, "big", signed=True)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Other numbers of 64 bits, which look drawn at random."""
+    for factor in _FACTORS:
+        numbers = numbers * factor
+        numbers = numbers ^ (numbers >> 31)
+    return numbers
+
+
+def _whole_numbers(index: Any) -> list[int] | None:
+    """The indices of a batch; None where they are none."""
+    several = index if isinstance(index, list | tuple) else [index]
+    wholes = all(isinstance(one, int) for one in several)
+    return [int(one) for one in several] if several and wholes else None
+
+
+def _indices(batches: Sequence[_Batch], rows: int) -> list[int] | None:
+    found: list[int] = []
+    for batch in batches:
+        if batch.indices is None or len(batch.indices) != len(batch.contents):
+            return None
+        found += batch.indices
+    return found[:rows]
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()

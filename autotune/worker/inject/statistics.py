@@ -1,0 +1,76 @@
+"""Layers and losses that compute over all rows of a micro-batch together: another micro-batch changes
+what they compute."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+BATCH_NORM = "BatchNorm"
+IN_BATCH = "a loss that compares the rows of a batch with each other"
+
+
+class Statistics:
+    """Watches for them, from before the script builds its model."""
+
+    def __init__(self) -> None:
+        self._norms: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._in_batch = False
+        self._looks = True
+
+    def watch(self) -> None:
+        """Look from now on."""
+        build: Callable[..., None] = _BatchNorm.__init__
+        norms = self._norms
+
+        @functools.wraps(build)
+        def built(module: _BatchNorm, *args: Any, **kwargs: Any) -> None:
+            build(module, *args, **kwargs)
+            norms.add(module)
+
+        _BatchNorm.__init__ = built  # type: ignore[method-assign, assignment]
+        entropy: Callable[..., Tensor] = functional.cross_entropy
+
+        @functools.wraps(entropy)
+        def computed(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if self._looks and not torch.compiler.is_compiling():
+                self._in_batch = self._in_batch or compares_rows(logits, target)
+            return entropy(logits, target, *args, **kwargs)
+
+        functional.cross_entropy = computed  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Look at no further loss."""
+        self._looks = False
+
+    def found(self, model: nn.Module | None) -> str:
+        """What computes over the rows together, in words; empty where nothing does.
+
+        Args:
+            model: that trains, if it is known.
+        """
+        norms = batch_norms([*self._norms, *(model.modules() if model else ())])
+        return " and ".join(filter(None, [norms, IN_BATCH if self._in_batch else ""]))
+
+
+def batch_norms(modules: Iterable[nn.Module]) -> str:
+    """BATCH_NORM where one of these normalises by the rows of a batch; one that is frozen does not."""
+    found = any(isinstance(module, _BatchNorm) and module.training for module in modules)
+    return BATCH_NORM if found else ""
+
+
+def compares_rows(logits: Any, target: Any) -> bool:
+    """Whether a cross entropy is that of a contrastive loss: the right answer of each row is another row
+    of the same batch, in their order."""
+    if not (isinstance(logits, Tensor) and isinstance(target, Tensor) and logits.dim() == 2):
+        return False
+    rows, classes = logits.shape
+    if rows < 2 or classes % rows or target.shape != (rows,) or target.is_floating_point():
+        return False
+    places = torch.arange(rows, device=target.device)
+    return bool(torch.equal(target - target[0], places.to(target.dtype)))

@@ -105,7 +105,7 @@ class Comparison:
         self._blocks = blocks
         self._today = today
         self._rules = rules
-        runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PACE, Purpose.CONFIRM)
+        runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.CONFIRM)
         self._base = Seen.of(runs.of_baseline().recorded(), blocks)
 
     def refused(self) -> dict[int, str]:
@@ -123,8 +123,8 @@ class Comparison:
             found.append(self._unverified(names, self._seen(trial), knobs))
         if (names := _changed(knobs, self._today, STATISTICS)) and self._base.batch_dependent:
             found.append(
-                f"The model has {self._base.batch_dependent}: {', '.join(names)} changes over which rows "
-                "that computes."
+                f"The model has {self._base.batch_dependent}: {', '.join(names)} changes over which "
+                "rows that computes."
             )
         return [sentence for sentence in found if sentence]
 

@@ -193,7 +193,7 @@ class Finals:
             if self._schedule.left > costs.profile(knobs):
                 allowed = self._schedule.share(1.0)
                 self._bench.run(
-                    trial, knobs, Purpose.EPOCHS, judge=FitRun(FEW_BLOCKS), allowed=allowed
+                    trial, knobs, Purpose.EPOCHS, judge=FitMonitor(FEW_BLOCKS), allowed=allowed
                 )
                 return True
         return False

@@ -100,7 +100,7 @@ class RecordedDevice:
         return self.step_scale * nearest.median * math.exp(float(change @ self._effects))
 
     def rate(self, knobs: Knobs) -> float:
-        """Samples per second of a typical process."""
+        """Return the samples per second of a typical process."""
         return self.samples / self.step(knobs)
 
     def peak(self, knobs: Knobs) -> float:
@@ -193,7 +193,7 @@ _FORMATS = ("fp32", "tf32", "fp16")
 
 
 def _features(knobs: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """What the logarithm of the step time is linear in."""
+    """Return what the logarithm of the step time is linear in."""
     passes = math.log2(max(1.0, 32 / knobs["micro_batch"]))
     compiled = knobs["compile"] != "none"
     float8 = knobs["float8"] != "none"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, dataloader
 
-from autotune.worker.inject.batches import size, tensors
+from autotune.worker.inject.batches import samples, tensors
 
 _MOST_COLUMNS = 256
 """Elements of a row that are hashed, evenly spaced."""
@@ -205,7 +205,7 @@ class Rows:
 
     def _saw(self, epoch: int, batch: Any, index: Any) -> None:
         indices = _whole_numbers(index)
-        contents = row_hashes(batch, len(indices) if indices else size(batch)[0])
+        contents = row_hashes(batch, len(indices) if indices else samples(batch))
         if contents is not None:
             self._batches.append(_Batch(epoch, contents, indices))
             self._drawn.add(epoch)

@@ -1,8 +1,7 @@
 """An unmodified training script as one rank runs it: started as its launcher would, seen step by step,
 and left when enough of its blocks are done."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
@@ -94,12 +93,6 @@ class ScriptTraining(Training):
         self.samples_done = self._counted()
         return figures
 
-    def block(
-        self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
-    ) -> BlockReport:
-        """The report of the block that is over."""
-        return super().block(trial, index, ranks, Observed(**{**self._observed(), **observed}))
-
     def parameters(self) -> Iterable[nn.Parameter]:
         """What the optimizer updates whose steps are those of the training."""
         assert self._sight.leader is not None
@@ -115,10 +108,12 @@ class ScriptTraining(Training):
     def block(
         self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
     ) -> BlockReport:
-        """The report of the block; it says whether tokens may be padding."""
+        """Return the report of the block, with what the first steps showed and whether tokens may be
+        padding."""
+        told = Observed(**{**self._observed(), **observed})
         if self._sight.padded:
-            observed = Observed(**{**observed, "padded": 1})
-        return super().block(trial, index, ranks, observed)
+            told["padded"] = 1
+        return super().block(trial, index, ranks, told)
 
 
 class _ScriptSubject:

@@ -12,11 +12,13 @@ import pytest
 from autotune.runs.plan import launcher_of
 from autotune.standalone.command import taken_apart
 from autotune.standalone.survey import _spec
+from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import BlockPlan, Script
+from autotune.worker.sandbox import offline
 from tests.contract.scripts.bench import SCRIPTS
 from tests.trials import knobs, trial
 
-OURS = {"AUTOTUNE_AGENT", "TORCHINDUCTOR_CACHE_DIR", "TOLD"}
+OURS = {"AUTOTUNE_AGENT", "TOLD", *COMPILER_CACHES, *offline.VARIABLES}
 """Variables that a trial has besides, or otherwise."""
 OF_MEETING = {
     *("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),

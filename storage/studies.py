@@ -4,16 +4,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, or_, select, update
+from optuna.storages._rdb.models import StudyModel
+from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput, LeaseLost, StudyNotFound
 from storage.attempts import abandon
 from storage.database import Database
-from storage.deletion import delete_study
 from storage.leases import is_held, revoke
-from storage.models import LeaseRow, MessageRow, StudyRow
+from storage.models import (
+    AttemptRow,
+    BlockRow,
+    LeaseRow,
+    MessageRow,
+    NoiseRow,
+    RecommendationRow,
+    StudyRow,
+)
 from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
 from storage.transactions import Transactions
 
@@ -163,7 +171,7 @@ class Studies:
                 raise BadInput(
                     f"{name} is {row.state}; stop it before it is deleted: autotune stop {name}"
                 )
-            delete_study(session, row)
+            _delete(session, row)
 
     def claim(self, lease: Lease) -> StoredStudy | None:
         """Return the next study to run, now RUNNING; None if none is due.
@@ -345,6 +353,18 @@ def _of_daemon(session: Session, study_id: int) -> StudyRow:
     if row is None:
         raise LeaseLost("the study that ran here was deleted; nothing more is written of it")
     return row
+
+
+def _delete(session: Session, row: StudyRow) -> None:
+    """Delete a study with its attempts, trials, messages, noise and recommendations."""
+    own = select(AttemptRow.id).where(AttemptRow.study_id == row.id)
+    session.execute(delete(BlockRow).where(BlockRow.attempt_id.in_(own)))
+    for kept in (AttemptRow, MessageRow, NoiseRow, RecommendationRow):
+        session.execute(delete(kept).where(kept.study_id == row.id))
+    trials = StudyModel.find_by_name(row.name, session)
+    if trials is not None:  # they may have been deleted in the dashboard
+        session.delete(trials)
+    session.delete(row)
 
 
 def _may_find_more(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

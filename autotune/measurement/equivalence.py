@@ -8,7 +8,7 @@ from enum import Enum
 
 from scipy import special
 
-from autotune.measurement.autocorrelation import lag_one
+from autotune.measurement.estimate import lag_one
 
 LEVEL = 0.05
 """Chance to call curves equivalent that lie just a margin apart, over all looks together."""

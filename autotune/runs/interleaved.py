@@ -50,7 +50,7 @@ class InterleavedSchedule:
         """
         self._limits = limits[0]
         self._whole = sum(each.whole for each in limits)
-        self._watches = [StopRule(each) for each in limits]
+        self._rules = [StopRule(each) for each in limits]
         self.monitors: list[MemberMonitor] = [
             self._monitor(number, each) for number, each in enumerate(limits)
         ]
@@ -63,7 +63,7 @@ class InterleavedSchedule:
     def next(self) -> int | None:
         """Return the member that trains the next block; None ends all of them."""
         members = self._members()
-        cold = [number for number in members if self._watches[number].warming_up]
+        cold = [number for number in members if self._rules[number].warming_up]
         if cold:
             return cold[0]
         if not self._order:
@@ -75,13 +75,13 @@ class InterleavedSchedule:
 
     def trained(self, member: int, block: BlockReport) -> None:
         """Take in the block of a turn."""
-        watch = self._watches[member]
+        rule = self._rules[member]
         self._spent += block.seconds + block.observed.get("left_out_seconds", 0.0)
-        if watch.warming_up:
-            watch(block)
+        if rule.warming_up:
+            rule(block)
         else:
-            watch.take(block)
-        if watch.problem or watch.lost:
+            rule.take(block)
+        if rule.problem or rule.lost:
             self.lost(member)
 
     def lost(self, member: int) -> None:
@@ -89,14 +89,14 @@ class InterleavedSchedule:
         self._away.add(member)
         self._order = [number for number in self._order if number != member]
 
-    def watch(self, member: int) -> StopRule:
+    def stop_rule(self, member: int) -> StopRule:
         """Return the stop rule of a member, with its blocks."""
-        return self._watches[member]
+        return self._rules[member]
 
     def rate(self, member: int) -> float | None:
         """Return the rate of a member that completed a cycle with the others; None otherwise."""
         members = self._members()
-        if any(self._watches[number].uncounted for number in members):
+        if any(self._rules[number].uncounted for number in members):
             return None
         found = cycles.rates(self._taken(members))
         return found[members.index(member)] if found and member in members else None
@@ -105,10 +105,10 @@ class InterleavedSchedule:
         return MemberMonitor(self, number, limits)
 
     def _members(self) -> list[int]:
-        return [number for number in range(len(self._watches)) if number not in self._away]
+        return [number for number in range(len(self._rules)) if number not in self._away]
 
     def _taken(self, members: list[int]) -> list[list[cycles.TurnBlock]]:
-        return [turn_blocks(self._watches[n].kept, counts=self._limits.counts) for n in members]
+        return [turn_blocks(self._rules[n].kept, counts=self._limits.counts) for n in members]
 
     def _longest(self, cycles: int) -> float:
         """Return the seconds that each member may train after this many cycles."""
@@ -124,7 +124,7 @@ class InterleavedSchedule:
             return self._spent + (latest if len(found) else 0.0) > self._whole
         if self._spent + latest > self._whole:
             return True
-        timed = max(sum(b.seconds for b in self._watches[n].kept) for n in members)
+        timed = max(sum(b.seconds for b in self._rules[n].kept) for n in members)
         if timed * (1 + 1 / len(found)) > self._longest(len(found)):
             return True
         known = len(found) >= self.fewest_cycles
@@ -151,7 +151,7 @@ class MemberMonitor(TimedMonitor):
     """Monitor of a member of an interleaved group."""
 
     def __init__(self, group: InterleavedSchedule, number: int, limits: Limits) -> None:
-        super().__init__(limits, group.watch(number))
+        super().__init__(limits, group.stop_rule(number))
         self._group = group
         self._number = number
 

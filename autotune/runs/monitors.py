@@ -35,46 +35,46 @@ class RunMonitor(Protocol):
 class TimedMonitor:
     """Monitor of a run whose speed is measured."""
 
-    def __init__(self, limits: Limits, watch: StopRule | None = None) -> None:
+    def __init__(self, limits: Limits, rule: StopRule | None = None) -> None:
         """Use these limits, or a stop rule that another object calls."""
-        self._watch = watch or StopRule(limits)
+        self._rule = rule or StopRule(limits)
         self._sigma_run = limits.sigma_run
         self._hurried = math.isfinite(limits.whole)
-        self.seen = self._watch.seen
+        self.seen = self._rule.seen
 
     def __call__(self, block: BlockReport) -> bool:
-        return self._watch(block)
+        return self._rule(block)
 
     def result(self, report: TrialReport) -> AttemptResult:
         """Return COMPLETE or PRUNED with the throughput, or the failure."""
-        watch, common = self._watch, _common(report)
+        rule, common = self._rule, _common(report)
         if failed := _failure(report):
             return failed
-        if watch.problem:
-            return AttemptResult(AttemptState.ERROR, watch.problem, **common)
-        watch.close()
-        if not watch.kept and self._hurried:
+        if rule.problem:
+            return AttemptResult(AttemptState.ERROR, rule.problem, **common)
+        rule.close()
+        if not rule.kept and self._hurried:
             cause = f"did not finish its first step within {report.wall_seconds:.0f} s"
             return AttemptResult(AttemptState.PRUNED, cause, **common)
-        if not watch.kept:
+        if not rule.kept:
             return AttemptResult(
                 AttemptState.ERROR, "ended before a block could be timed", **common
             )
-        if watch.uncounted:
-            return AttemptResult(AttemptState.ERROR, watch.uncounted, **common)
-        timed = watch.estimate()
+        if rule.uncounted:
+            return AttemptResult(AttemptState.ERROR, rule.uncounted, **common)
+        timed = rule.estimate()
         known = math.isfinite(timed.half_width)
         half_width = timed.half_width if known else 1.0
         return AttemptResult(
-            state=AttemptState.PRUNED if watch.lost else AttemptState.COMPLETE,
-            cause="cannot catch up with the best" if watch.lost else "",
+            state=AttemptState.PRUNED if rule.lost else AttemptState.COMPLETE,
+            cause="cannot catch up with the best" if rule.lost else "",
             throughput=timed.rate,
             half_width=total_half_width(half_width, self._sigma_run),
             block_half_width=half_width,
             block_freedom=timed.df if known else None,
             sigma_run=self._sigma_run,
-            steady=watch.steady,
-            contended=watch.contended,
+            steady=rule.steady,
+            contended=rule.contended,
             **common,
         )
 

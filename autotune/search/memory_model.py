@@ -7,9 +7,9 @@ its values but 1: gradients that wait for the next micro-batch are there during 
 however many of those there are.
 
 Where the share of its memory that a rank took at its peak is known, it tells more than a fit alone.
-What does not grow with the micro-batch can only leave more room, so memory / peak times the micro-
-batch fits as well; and two peaks of one class with different micro-batches lie on a line that meets
-the limit.
+What does not grow with the micro-batch can only leave more room, so memory / peak times the
+micro-batch fits as well; and two peaks of one class with different micro-batches lie on a line that
+meets the limit.
 
 The risks and widths below were chosen on the recorded table translation, the only one in which
 configurations run out of memory; over 20 seeds the sampler launched 0.55 of those a search, TPE 7.2

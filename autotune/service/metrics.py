@@ -34,19 +34,25 @@ class Metrics:
             return Gauge(name, text, labels, registry=registry)
 
         promised = gauge(
-            f"autotune_promised_{what}_per_second", "By best.yaml, over all ranks.", ("bound",)
+            f"autotune_promised_{what}_per_second",
+            "Promised by best.yaml, over all ranks.",
+            ("bound",),
         )
         bounds = {"value": promise.value, "low": promise.low, "high": promise.high}
         for bound, value in {**bounds, "next_run_low": promise.bound}.items():
             promised.labels(bound).set(value)
-        Info("autotune_job", "What is watched.", registry=registry).info({"study": study})
+        Info("autotune_job", "The study of the watched job.", registry=registry).info(
+            {"study": study}
+        )
         self._rate = gauge(
             f"autotune_job_{what}_per_second", "Median over the last minute, over all ranks."
         )
         self._rate.set(float("nan"))
         self._drifted = gauge("autotune_job_drifted", "1: slower than promised; see docs.")
         self._step = gauge(
-            "autotune_job_step_seconds", "Of an optimizer step in the last block.", ("rank",)
+            "autotune_job_step_seconds",
+            "Seconds of an optimizer step in the last block.",
+            ("rank",),
         )
         self._steps = Counter(
             "autotune_job_steps", "Optimizer steps so far.", ("rank",), registry=registry

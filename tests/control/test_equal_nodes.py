@@ -35,7 +35,7 @@ class TwoNodes(ReplayLauncher):
                 return Answer(outcome=Outcome.ERROR, cause="no such folder"), draw
             return dataclasses.replace(usual, rate=SLOWER * usual.rate), draw
 
-        self.slots.append(ReplaySlot("replay-far", FAR, answer, fast._pace))
+        self.slots.append(ReplaySlot("replay-far", FAR, answer, fast._speed))
 
     def notices(self) -> list[str]:
         news, self._news = self._news, []

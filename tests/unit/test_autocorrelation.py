@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.measurement.autocorrelation import effective_sample_size, lag_one
-from autotune.measurement.estimate import estimate
+from autotune.measurement.estimate import effective_sample_size, estimate, lag_one
 
 SERIES = 2000
 

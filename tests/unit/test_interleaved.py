@@ -181,7 +181,7 @@ def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
     behaviour = noisy(running_at(lambda _: 1000.0), block=0.05)
     ReplayLauncher(behaviour).slots[0].run_interleaved(requests, group)
     for member in range(2):
-        kept = group.watch(member).kept
+        kept = group.stop_rule(member).kept
         assert each - 0.25 <= sum(block.seconds for block in kept) <= each + 0.15
 
 

@@ -1,6 +1,6 @@
-"""What it costs a trial of a script that it changes no file: launch to report, protected and not, in turn.
+"""What it costs a trial of a script to change no file: launch to report, protected and not, in turn.
 
-    python benchmarks/sandbox.py [PAIRS]
+python benchmarks/sandbox.py [PAIRS]
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""The commands over a script that writes: the user's folder and home change by what is announced alone."""
+"""The commands over a script that writes: user folder and home change by what is announced alone."""
 
 import os
 import shutil

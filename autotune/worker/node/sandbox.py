@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from autotune.worker.files import COMPILER_CACHES, TrialFiles
+from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import TrialRequest
-from autotune.worker.sandbox import kernel, overlay, redirect, scratch
+from autotune.worker.sandbox import caches, kernel, overlay, redirect, scratch
 from autotune.worker.sandbox.mounts import OF_SYSTEM, TEMPORARY, holds
 from autotune.worker.sandbox.overlay import View
 
@@ -150,7 +150,7 @@ def _write_copies(ticket: Ticket) -> None:
 def _wanted(request: TrialRequest) -> tuple[str, ...]:
     """Folders that a job is likely to write to: where it works, where its script is, its home."""
     workdir = Path(request.workdir).absolute()
-    several = [workdir, Path.home()]
+    several = [workdir, Path(os.path.expanduser("~"))]  # noqa: PTH111 (there may be none)
     if request.script and not request.script.is_module:
         several.append((workdir / request.script.path).parent)
     if request.command:
@@ -161,12 +161,7 @@ def _wanted(request: TrialRequest) -> tuple[str, ...]:
 
 def _kept(files: TrialFiles, told: Mapping[str, str]) -> tuple[str, ...]:
     """Folders that a trial really writes: its own, and caches of compilers that the study has made."""
-    caches = [
-        os.environ[name] for name in COMPILER_CACHES if name in os.environ and name not in told
-    ]
-    for cache in caches:
-        Path(cache).mkdir(parents=True, exist_ok=True)
-    return tuple(dict.fromkeys([str(files.folder), *map(os.path.realpath, caches)]))
+    return tuple(dict.fromkeys([str(files.folder), *caches.made(told)]))
 
 
 def _free(wanted: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:

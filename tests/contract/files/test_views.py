@@ -87,6 +87,12 @@ def test_mount_that_cannot_be_written_is_as_it_is() -> None:
     assert Cover("/data/fixed", AS_IT_IS) in found
 
 
+def test_file_system_in_memory_is_covered_in_memory_and_the_project_in_it_on_disk() -> None:
+    found = covers([DISK, Mount("/tmp", "tmpfs", True)], ["/tmp/project"], "/var/tmp/layers")
+    assert Cover("/tmp", MEMORY) in found
+    assert Cover("/tmp/project", OVERLAY) in found
+
+
 def test_devices_and_the_like_are_not_covered() -> None:
     mounts = [DISK, Mount("/dev/shm", "tmpfs", True), Mount("/run/lock", "tmpfs", True)]
     assert not [

@@ -39,6 +39,7 @@ from autotune.worker.protocol import (
     Turn,
     from_line,
 )
+from autotune.worker.sandbox import scratch
 
 # DDP and the optimizers import torch._dynamo on first use: a second per trial if it were not here.
 _PRELOADED = [
@@ -79,6 +80,7 @@ def main() -> NoReturn:
         processes.kill_descendants(set(), _FAREWELL_SECONDS)
     except processes.Survivors as survivors:
         print(f"left behind: {survivors}", file=sys.stderr)
+    scratch.finish(_FAREWELL_SECONDS)
     sys.stderr.flush()
     os._exit(status)  # an ordinary exit waits for ranks, which may not be able to die
 

@@ -1,7 +1,6 @@
 """The protection of the user's files on this node: chosen and set up before the ranks of a trial start,
 cleared away when they are gone."""
 
-import contextlib
 import json
 import multiprocessing.process
 import os
@@ -9,12 +8,11 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from autotune.worker.files import COMPILER_CACHES, TrialFiles
+from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import TrialRequest
-from autotune.worker.sandbox import kernel, overlay, redirect, scratch
+from autotune.worker.sandbox import caches, kernel, overlay, redirect, scratch
 from autotune.worker.sandbox.mounts import OF_SYSTEM, TEMPORARY, holds
 from autotune.worker.sandbox.overlay import View
 
@@ -28,46 +26,68 @@ class Ticket:
 
     Attributes:
         layers: folder of what the trial writes.
-        holder: process that is in the view of the trial; 0: there is none, and it writes copies.
-        free: folders that it writes as they are then.
+        view: to be made by the first rank on the node; None: it is made, or cannot be.
+        maker: process that has made it.
+        free: where there is no view, folders that are written as they are.
     """
 
     layers: str
-    holder: int = 0
+    view: View | None = None
+    maker: int = 0
     free: tuple[str, ...] = ()
 
 
 class Sandbox:
-    """The protection of one trial on one node."""
+    """The protection of one trial on one node.
 
-    def __init__(self, request: TrialRequest, context: ForkServerContext) -> None:
-        """Set it up.
+    Attributes:
+        ticket: for the next rank.
+    """
+
+    def __init__(self, request: TrialRequest) -> None:
+        """Make room for what the trial writes.
 
         Raises:
-            OSError: nothing can protect the files of the user here.
+            OSError: there is none.
         """
-        files = TrialFiles(Path(request.log_dir).absolute())
-        wanted, kept = _wanted(request), _kept(files, request.env)
-        place, on_disk = scratch.place(list(wanted))
+        self._files = TrialFiles(Path(request.log_dir).absolute())
+        self._wanted, self._kept = _wanted(request), _kept(self._files, request.env)
+        place, on_disk = scratch.place(list(self._wanted))
         self._scratch = scratch.Scratch(place)
-        layers = str(self._scratch.folder)
-        self._holder = _Holder(View(wanted, kept, layers, not on_disk), context)
-        if self._holder.problem:
-            self._holder.close()
+        self._layers, self._problem = str(self._scratch.folder), ""
+        view = View(self._wanted, self._kept, self._layers, not on_disk)
+        self.ticket = Ticket(self._layers, view)
+
+    def settle(self, maker: int, problem: str) -> bool:
+        """Choose what protects the files, by what has become of the view.
+
+        Args:
+            maker: process of the first rank.
+            problem: why it has no view; empty if it has.
+
+        Returns:
+            Whether that rank goes on; else it has ended, and is to be started again.
+
+        Raises:
+            OSError: nothing protects the files here.
+        """
+        self._problem = problem
+        if problem:
             self._check_fallback()
-            self.ticket = Ticket(layers, free=_free(wanted, kept))
+            self.ticket = Ticket(self._layers, free=_free(self._wanted, self._kept))
         else:
-            self.ticket = Ticket(layers, self._holder.process)
-        how = COPIES if self._holder.problem else OVERLAY
-        files.protection().write_text(json.dumps({"how": how, "why": self._holder.problem}))
+            self.ticket = Ticket(self._layers, maker=maker)
+        how = COPIES if problem else OVERLAY
+        self._files.protection().write_text(json.dumps({"how": how, "why": problem}))
+        return not problem
 
     def _check_fallback(self) -> None:
         try:
             kernel.Landlock.version()
         except OSError as error:
-            self._scratch.remove()
+            self.close()
             raise OSError(
-                f"nothing keeps your files as they are here ({self._holder.problem}; {error}): say "
+                f"nothing keeps your files as they are here ({self._problem}; {error}): say "
                 "`workload: {may_write: true}` if trials may change them, or run them in a container "
                 "with --cap-add SYS_ADMIN or on a newer kernel"
             ) from None
@@ -78,34 +98,47 @@ class Sandbox:
         Args:
             said: what the script has raised and printed.
         """
-        if self.ticket.holder or "Permission denied" not in said:
+        if not self._problem or "Permission denied" not in said:
             return ""
         return (
             "; what a script writes past Python is refused here, as no overlay can be mounted "
-            f"({self._holder.problem}): say `workload: {{may_write: true}}` if trials may change files"
+            f"({self._problem}): say `workload: {{may_write: true}}` if trials may change files"
         )
-
-    @property
-    def roots(self) -> list[int]:
-        """Processes of it, which have to live as long as the ranks."""
-        return [self.ticket.holder] if self.ticket.holder else []
 
     def close(self) -> None:
         """Discard all that the trial has written. Its processes are gone."""
-        self._holder.close()
         self._scratch.remove()
 
 
-def enter(ticket: Ticket) -> None:
+def enter(ticket: Ticket, connection: Connection) -> None:
     """Have this process, a rank that has one thread, write nothing of the user's.
 
+    Args:
+        ticket: of its trial.
+        connection: to the agent, which waits for a first rank to tell what has become of the view.
+
     Raises:
-        OSError: the holder of the view is gone.
+        OSError: the first rank is gone.
     """
     scratch.hold(Path(ticket.layers))
-    if ticket.holder:
-        overlay.join(ticket.holder)
-        return
+    if ticket.view:
+        _make(ticket.view, connection)
+    elif ticket.maker:
+        overlay.join(ticket.maker)
+    else:
+        _write_copies(ticket)
+
+
+def _make(view: View, connection: Connection) -> None:
+    try:
+        overlay.enter(view)
+    except OSError as error:
+        connection.send_bytes(str(error).encode())
+        os._exit(0)  # its view may be half made
+    connection.send_bytes(b"")
+
+
+def _write_copies(ticket: Ticket) -> None:
     rules = kernel.Landlock()
     for folder in (ticket.layers, *ticket.free):
         rules.allow(folder)
@@ -114,49 +147,10 @@ def enter(ticket: Ticket) -> None:
     rules.begin()
 
 
-class _Holder:
-    """A process that keeps a view for the ranks that join it.
-
-    Attributes:
-        problem: why it has none; empty if it has.
-        process: its id.
-    """
-
-    def __init__(self, view: View, context: ForkServerContext) -> None:
-        self._ours, theirs = context.Pipe()
-        self._process: ForkServerProcess = context.Process(target=_hold, args=(view, theirs))
-        self._process.start()
-        theirs.close()
-        try:
-            self.problem = self._ours.recv_bytes().decode()
-        except EOFError:
-            self.problem = "the process that was to mount overlays has died"
-        self.process = self._process.pid or 0
-
-    def close(self) -> None:
-        """Let it go."""
-        self._ours.close()
-        self._process.join()
-
-
-def _hold(view: View, connection: Connection) -> None:
-    """Keep a view for the ranks that join it, until the agent lets go of it or is gone."""
-    os.setsid()
-    try:
-        overlay.enter(view)
-    except OSError as error:
-        connection.send_bytes(str(error).encode())
-        return
-    connection.send_bytes(b"")
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv_bytes()
-    os._exit(0)
-
-
 def _wanted(request: TrialRequest) -> tuple[str, ...]:
     """Folders that a job is likely to write to: where it works, where its script is, its home."""
     workdir = Path(request.workdir).absolute()
-    several = [workdir, Path.home()]
+    several = [workdir, Path(os.path.expanduser("~"))]  # noqa: PTH111 (there may be none)
     if request.script and not request.script.is_module:
         several.append((workdir / request.script.path).parent)
     if request.command:
@@ -167,12 +161,7 @@ def _wanted(request: TrialRequest) -> tuple[str, ...]:
 
 def _kept(files: TrialFiles, told: Mapping[str, str]) -> tuple[str, ...]:
     """Folders that a trial really writes: its own, and caches of compilers that the study has made."""
-    caches = [
-        os.environ[name] for name in COMPILER_CACHES if name in os.environ and name not in told
-    ]
-    for cache in caches:
-        Path(cache).mkdir(parents=True, exist_ok=True)
-    return tuple(dict.fromkeys([str(files.folder), *map(os.path.realpath, caches)]))
+    return tuple(dict.fromkeys([str(files.folder), *caches.made(told)]))
 
 
 def _free(wanted: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:

@@ -84,10 +84,28 @@ class NodeTrial:
         self._ended_by_request = False
         self._ended_on_purpose = False
         self._turn = 0
-        self._sandbox = None if request.may_write else Sandbox(request, context)
-        self._ranks = [
-            self._start(context, local_rank) for local_rank in range(placement.local_world_size)
-        ]
+        self._sandbox = None if request.may_write else Sandbox(request)
+        others = range(1, placement.local_world_size)
+        self._ranks = [self._start_first(context), *(self._start(context, r) for r in others)]
+
+    def _start_first(self, context: ForkServerContext) -> _Rank:
+        """Start the rank that makes the sandbox, if there is to be one.
+
+        Raises:
+            OSError: there cannot be one.
+        """
+        first = self._start(context, 0)
+        if self._sandbox is None:
+            return first
+        try:
+            problem = first.connection.recv_bytes().decode()
+        except EOFError:
+            problem = "the process that was to mount overlays has died"
+        if self._sandbox.settle(first.process.pid or 0, problem):
+            return first
+        first.process.join()
+        first.connection.close()
+        return self._start(context, 0)
 
     def _start(self, context: ForkServerContext, local_rank: int) -> _Rank:
         ours, theirs = context.Pipe()
@@ -152,9 +170,8 @@ class NodeTrial:
 
     @property
     def roots(self) -> list[int]:
-        """Processes from which everything of the trial on this node descends."""
-        ranks = [member.process.pid for member in self._ranks if member.process.pid]
-        return [*ranks, *(self._sandbox.roots if self._sandbox else ())]
+        """Its ranks: everything of the trial on this node descends from them."""
+        return [member.process.pid for member in self._ranks if member.process.pid]
 
     def forgive(self, seconds: float) -> None:
         """So long nobody could watch: the machine was suspended, as far as anybody here can tell, and
@@ -298,7 +315,7 @@ def _become_a_rank(
 ) -> None:
     # Before there is a second thread: the kernel lets no other process into a namespace of users.
     if ticket:
-        enter(ticket)
+        enter(ticket, connection)
     # Imported by the fork server, not by the agent: that has no use for torch.
     from autotune.worker.rank.main import main
 

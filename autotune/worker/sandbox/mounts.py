@@ -16,6 +16,8 @@ LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", 
 """File systems that an upper layer may lie on: local, and with room for checkpoints."""
 _NO_FILES = frozenset({"autofs", "binfmt_misc", "cgroup", "cgroup2", "mqueue", "proc", "sysfs"})
 OVERLAY, MEMORY, AS_IT_IS = "overlay", "overlay in memory", "as it is"
+_OF_MOMENT = frozenset({"overlay", "ramfs", "tmpfs"})
+"""File systems of containers, which may be many, and in memory: memory will do for them, too."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -84,13 +86,18 @@ def covers(mounts: list[Mount], wanted: Iterable[str], layers: str) -> list[Cove
     found = {folder: _how(folder, layers) for folder in outer}
     for mount in mounts:
         if mount.path != "/" and not _of_system(mount.path):
-            as_it_is = not mount.writable or mount.kind in _NO_FILES
-            found[mount.path] = AS_IT_IS if as_it_is else _how(mount.path, layers)
+            found[mount.path] = _how_mount(mount, layers)
     for folder in wanted:
         around = [path for path in found if holds(path, folder)]
         if not around or found[max(around, key=len)] == MEMORY:
             found[folder] = _how(folder, layers)
     return [Cover(path, found[path]) for path in sorted(found, key=lambda path: path.count("/"))]
+
+
+def _how_mount(mount: Mount, layers: str) -> str:
+    if not mount.writable or mount.kind in _NO_FILES:
+        return AS_IT_IS
+    return MEMORY if mount.kind in _OF_MOMENT else _how(mount.path, layers)
 
 
 def _how(folder: str, layers: str) -> str:

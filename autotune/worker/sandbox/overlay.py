@@ -151,11 +151,24 @@ def _cover(
         if cover.path in wanted:
             raise
     if cover.path not in TEMPORARY:
-        kernel.bind(origins[cover.path], cover.path)
-        kernel.make_read_only(cover.path)
+        _close(origins[cover.path], cover.path)
     for folder in wanted:
         if holds(cover.path, folder):
             layers.lay(origins[folder], folder, in_memory=cover.how == MEMORY)
+
+
+def _close(origin: str, path: str) -> None:
+    """Make a folder read-only.
+
+    Raises:
+        OSError: it is not possible, and this user may write there.
+    """
+    try:
+        kernel.bind(origin, path)
+        kernel.make_read_only(path)
+    except OSError:
+        if os.access(path, os.W_OK):
+            raise
 
 
 class _Layers:

@@ -7,6 +7,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def _own(root: str) -> Path:
     return Path(root) / f"{_NAME}-{os.geteuid()}"
 
 
+_removals: list[threading.Thread] = []
+
+
+def finish(seconds: float) -> None:
+    """Wait for removals under way, but for no more than so many seconds: sweeping does the rest."""
+    give_up = time.monotonic() + seconds
+    for removal in _removals:
+        removal.join(max(0.0, give_up - time.monotonic()))
+
+
 class Scratch:
     """The folder of the layers of one trial.
 
@@ -65,7 +76,9 @@ class Scratch:
     def remove(self) -> None:
         """Remove it with everything in it, beside what this process does next: files may be large."""
         os.close(self._lock)
-        threading.Thread(target=_remove, args=(self.folder,), daemon=True).start()
+        _removals[:] = [removal for removal in _removals if removal.is_alive()]
+        _removals.append(threading.Thread(target=_remove, args=(self.folder,), daemon=True))
+        _removals[-1].start()
 
 
 def hold(folder: Path) -> int:

@@ -23,6 +23,7 @@ PREFIXES = {
     "overlay": (),
     "user": (sys.executable, "-m", "tests.ordinary_user"),
     "copies": (sys.executable, "-m", "tests.without_namespaces"),
+    "nothing": (sys.executable, "-m", "tests.without_namespaces", "--without-landlock"),
 }
 """Who runs trials and where -> what a command begins with."""
 TOLD = {"overlay": "overlay", "user": "overlay", "copies": "copies"}
@@ -77,7 +78,7 @@ def give_to_user(place: Place) -> None:
     place.before = place.now()
 
 
-@pytest.mark.parametrize("how", PREFIXES)
+@pytest.mark.parametrize("how", TOLD)
 def test_files_after_trials_that_write_are_as_before(place: Place, how: str) -> None:
     if how == "user":
         give_to_user(place)
@@ -94,6 +95,13 @@ def test_program_that_writes_past_copies_is_refused(place: Place) -> None:
     told = place.run("copies", "--programs")
     assert "may_write" in str(told[0]["cause"])
     assert "'by-cp.py': Permission denied" in (place.folder / "logs/0/rank-0.log").read_text()
+    assert place.now() == place.before
+
+
+def test_trial_that_nothing_protects_is_not_started(place: Place) -> None:
+    told = place.run("nothing")
+    assert told[0]["outcome"] == "ERROR"
+    assert "may_write" in str(told[0]["cause"])
     assert place.now() == place.before
 
 

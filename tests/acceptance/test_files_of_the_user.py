@@ -1,0 +1,70 @@
+"""The commands over a script that writes: user folder and home change by what is announced alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.contract.files.footprint import footprint, home, project
+from tests.steering import quick_measurement
+
+PREFIXES = {"overlay": [], "copies": [sys.executable, "-m", "tests.without_namespaces"]}
+OURS = ("autotune.db", "autotune.db-wal", "autotune.db-shm", "autotune.db.lock")
+ANNOUNCED = frozenset({".autotune", "study.yaml", "best.yaml", *OURS})
+ROOT = Path(__file__).parents[2]
+COMMAND = ["python", "train.py", "--batch-size", "4"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="autotune-files-"))
+    project(made / "project")
+    home(made / "home")
+    yield made
+    shutil.rmtree(made)
+
+
+def autotune(how: str, folder: Path, *arguments: str) -> str:
+    """Run a command there; what it printed."""
+    code = "import sys; from autotune.cli import run; run()"
+    found = subprocess.run(
+        [*PREFIXES[how], sys.executable, "-c", code, *arguments],
+        cwd=folder / "project",
+        env={**os.environ, "HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("how", PREFIXES)
+def test_files_after_init_doctor_and_start_are_as_before(folder: Path, how: str) -> None:
+    def seen() -> tuple[object, object]:
+        return footprint(folder / "project", without=ANNOUNCED), footprint(folder / "home")
+
+    before = seen()
+    autotune(how, folder, "init", "--", *COMMAND)
+    assert seen() == before
+    study = folder / "project" / "study.yaml"
+    text = study.read_text()
+    assert "It writes" not in text
+    short = yaml.safe_load(text) | {
+        "search_space": {"loader_workers": [0, 1]},
+        "budget": {"trials": 2, "least_gain": 0},
+        "measurement": quick_measurement(),
+    }
+    short["workload"].pop("flags", None)
+    study.write_text(yaml.safe_dump(short))
+    told = autotune(how, folder, "doctor", "study.yaml")
+    assert ("overlay of all file systems" if how == "overlay" else "goes to copies") in told
+    assert seen() == before
+    autotune(how, folder, "start", "study.yaml", "--foreground")
+    assert seen() == before

@@ -189,8 +189,8 @@ def _starts_ranks(words: Sequence[str], ranks: str) -> BadInput:
     instead = f"python {shlex.join(script)}" if ranks == "1" else by_torchrun(script, ranks)
     return BadInput(
         f"{words[0]} starts the processes of {_name(script)} and tells each in a way of its own which "
-        "it is; trials start ranks as torchrun does, with RANK and WORLD_SIZE. If the script takes those, "
-        f"give `{instead}`; else it goes into study.yaml as workload.command (docs/scripts.md, "
+        "it is; trials start ranks as torchrun does, with RANK and WORLD_SIZE. If the script takes "
+        f"those, give `{instead}`; else it goes into study.yaml as workload.command (docs/scripts.md, "
         "Commands)"
     )
 

@@ -60,7 +60,8 @@ def _run_file(path: str) -> None:
         return
     _search_first(Path(path).resolve().parent)
     # Since 3.9 python makes the name of the file absolute, and leaves sys.argv[0] as it was typed.
-    absolute = path if Path(path).is_absolute() else f"{Path.cwd()}/{path.removeprefix('./')}"
+    # pathlib would shorten it.
+    absolute = path if path.startswith("/") else f"{Path.cwd()}/{path}"
     loader = SourceFileLoader(_MAIN, absolute)
     main = vars(sys.modules[_MAIN])
     main.update(

@@ -87,6 +87,7 @@ class Bench:
         blocks: int = 4,
         env: dict[str, str] | None = None,
         samples: int = 0,
+        ranks: int = RANKS,
         trajectory: int = 0,
         told: dict[str, Any] | None = None,
         deadlines: Deadlines = PATIENT,
@@ -96,7 +97,7 @@ class Bench:
         request = trial(
             self._folder,
             "",
-            world_size=RANKS,
+            world_size=ranks,
             knobs=knobs(**changes),
             import_paths=self.import_paths,
             script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),

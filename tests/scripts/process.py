@@ -26,7 +26,7 @@ def main() -> None:
         "x options": sys._xoptions,
         "warnings": sys.warnoptions,
         "assertions": __debug__,
-        "executable": sys.executable,
+        "executable": [str(Path(sys.executable).parent), str(Path(sys.executable).resolve())],
         "prefix": sys.prefix,
         "folder": str(Path.cwd()),
         "file": __file__,

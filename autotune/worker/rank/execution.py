@@ -37,7 +37,8 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     # As in a process that python has started, where the script may choose: this one has taken over the
     # choice of its fork server.
     multiprocessing.set_start_method(None, force=True)
-    sys.modules[_MAIN] = ModuleType(_MAIN)
+    main = sys.modules[_MAIN] = ModuleType(_MAIN)
+    vars(main).update(__annotations__={}, __builtins__=builtins)
     try:
         (_run_module if script.is_module else _run_file)(target)
     except SystemExit as left:
@@ -64,13 +65,7 @@ def _run_file(path: str) -> None:
     absolute = path if path.startswith("/") else f"{Path.cwd()}/{path}"
     loader = SourceFileLoader(_MAIN, absolute)
     main = vars(sys.modules[_MAIN])
-    main.update(
-        __annotations__={},
-        __builtins__=builtins,
-        __cached__=None,
-        __file__=absolute,
-        __loader__=loader,
-    )
+    main.update(__cached__=None, __file__=absolute, __loader__=loader)
     exec(loader.source_to_code(Path(absolute).read_bytes(), absolute), main)
 
 

@@ -34,9 +34,7 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     arguments = [*launch.arguments(script, local_rank), *script.args]
     sys.argv = [named[0], *arguments]
     sys.orig_argv = [*sys.orig_argv, *named, *arguments]
-    # As in a process that python has started, where the script may choose: this one has taken over the
-    # choice of its fork server.
-    multiprocessing.set_start_method(None, force=True)
+    _be_first_process()
     main = sys.modules[_MAIN] = ModuleType(_MAIN)
     vars(main).update(__annotations__={}, __builtins__=builtins)
     try:
@@ -47,6 +45,15 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
         if left.code:
             return f"with exit status {left.code} "
     return ""
+
+
+def _be_first_process() -> None:
+    """Make this a main process to multiprocessing, which knows it as a child of the fork server."""
+    processes: Any = multiprocessing.process
+    processes._current_process = processes._MainProcess()
+    processes._parent_process = None
+    # The script may choose: the choice of the fork server was taken over.
+    multiprocessing.set_start_method(None, force=True)
 
 
 def _run_module(name: str) -> None:

@@ -7,7 +7,7 @@ from tests.contract.scripts.bench import Bench, assert_well
 
 STARTS = """
 import os, subprocess, sys
-variables = {words[0]: words[1] for words in (word.split("=") for word in sys.argv[1:]) if len(words) > 1}
+variables = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
 os.environ.update(LOCAL_RANK="0", WORLD_SIZE="2")
 subprocess.run([sys.executable, "-c", "", *sys.argv[1:]], env={**os.environ, **variables})
 """
@@ -39,11 +39,11 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
 def test_script_that_starts_ranks_is_ended_with_what_to_type(
     bench: Bench, script: str, args: tuple[str, ...], told: str
 ) -> None:
-    report = bench.run(bench.write(script), *args, ranks=1, told={"launch": PYTHON})
+    report = bench.run(bench.write(script), *args, told={"launch": PYTHON})
     assert report.outcome == Outcome.ERROR
     assert told in report.cause
 
 
 def test_process_of_the_same_rank_is_none_of_another(bench: Bench) -> None:
     script = bench.write(STARTS + TRAINS_ALONE)
-    assert_well(bench.run(script, "helper", ranks=1, told={"launch": PYTHON}))
+    assert_well(bench.run(script, "helper", told={"launch": PYTHON}))

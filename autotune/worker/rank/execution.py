@@ -34,7 +34,8 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     arguments = [*launch.arguments(script, local_rank), *script.args]
     sys.argv = [named[0], *arguments]
     sys.orig_argv = [*sys.orig_argv, *named, *arguments]
-    _be_first_process()
+    # The script may choose, as in its own process: the choice of the fork server was taken over.
+    multiprocessing.set_start_method(None, force=True)
     main = sys.modules[_MAIN] = ModuleType(_MAIN)
     vars(main).update(__annotations__={}, __builtins__=builtins)
     try:
@@ -45,15 +46,6 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
         if left.code:
             return f"with exit status {left.code} "
     return ""
-
-
-def _be_first_process() -> None:
-    """Make this a main process to multiprocessing, which knows it as a child of the fork server."""
-    processes: Any = multiprocessing.process
-    processes._current_process = processes._MainProcess()
-    processes._parent_process = None
-    # The script may choose: the choice of the fork server was taken over.
-    multiprocessing.set_start_method(None, force=True)
 
 
 def _run_module(name: str) -> None:

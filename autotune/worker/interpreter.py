@@ -2,11 +2,12 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import util
+from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ _ASKED = "AUTOTUNE_INTERPRETER"
 """Environment variable that tells an agent the options of its fork server, as JSON."""
 _TYPED_PATH = "AUTOTUNE_PYTHONPATH"
 """PYTHONPATH as the user has it, where the fork server needs another text of the same meaning."""
+_TYPED_THREADS = "AUTOTUNE_OMP_NUM_THREADS"
+"""OMP_NUM_THREADS as the user has it, where the fork server has one of ours; empty: they have none."""
 _PATH = "PYTHONPATH"
 _THREADS = "OMP_NUM_THREADS"
 QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -39,10 +42,12 @@ def of_ranks() -> Iterator[None]:
     if text is None:
         # Ranks of a workload have the threads of resources.cpus_per_worker, mostly one. Numerical
         # libraries read it as they are loaded; a rank that has more tells them so.
+        os.environ[_TYPED_THREADS] = os.environ.get(_THREADS, "")
         os.environ[_THREADS] = "1"
     options = json.loads(text) if text else []
     with _options(options), _absolute_path(), contextlib.chdir(_NOTHING_TO_IMPORT):
         yield
+    os.environ.pop(_TYPED_THREADS, None)
 
 
 @contextlib.contextmanager
@@ -80,10 +85,14 @@ class _Start:
     Attributes:
         path: sys.path, without the folder that `python -c` puts there.
         options: of python.
+        threads: OMP_NUM_THREADS of the user, where this process has another; empty: none.
+        process: this one, as multiprocessing knows it.
     """
 
     path: tuple[str, ...]
     options: tuple[str, ...]
+    threads: str | None
+    process: Any
 
 
 _start: _Start | None = None
@@ -96,7 +105,8 @@ def look() -> None:
     words = sys.orig_argv
     options = words[1 : words.index("-c")] if "-c" in words else []
     sys.path[:] = [entry for entry in sys.path if entry]
-    _start = _Start(tuple(sys.path), tuple(options))
+    threads = os.environ.pop(_TYPED_THREADS, None)
+    _start = _Start(tuple(sys.path), tuple(options), threads, multiprocessing.current_process())
     if (typed := os.environ.pop(_TYPED_PATH, None)) is not None:
         os.environ[_PATH] = typed
 
@@ -106,6 +116,18 @@ def restore() -> None:
     if _start:
         sys.path[:] = _start.path
         sys.orig_argv = [sys.executable, *_start.options]
+        _be_main_process(_start)
+        if _start.threads is not None:
+            os.environ[_THREADS] = _start.threads
+            if not _start.threads:
+                del os.environ[_THREADS]
     for name, value in QUIET.items():
         if os.environ.get(name) == value:
             del os.environ[name]
+
+
+def _be_main_process(start: _Start) -> None:
+    """Have multiprocessing take this fork for a process that python has started, and no child."""
+    processes: Any = process
+    processes._current_process = start.process
+    processes._parent_process = None

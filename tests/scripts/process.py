@@ -1,6 +1,7 @@
 """A training script that writes down, as JSON, what its process is; then it trains."""
 
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def main() -> None:
         "x options": sys._xoptions,
         "warnings": sys.warnoptions,
         "assertions": __debug__,
-        "executable": sys.executable,
+        "executable": [str(Path(sys.executable).parent), str(Path(sys.executable).resolve())],
         "prefix": sys.prefix,
         "folder": str(Path.cwd()),
         "file": __file__,
@@ -37,6 +38,8 @@ def main() -> None:
         "threads between operators": torch.get_num_interop_threads(),
         "pools": sorted((pool["prefix"], pool["num_threads"]) for pool in threadpool_info()),
         "product": numpy.ones((64, 64)).dot(numpy.ones((64, 64)))[0, 0],
+        "process": multiprocessing.current_process().name,
+        "parent": multiprocessing.parent_process(),
         "processors": sorted(os.sched_getaffinity(0)),
     }
     Path(os.environ["TOLD"] + os.environ.get("RANK", "")).write_text(json.dumps(told))

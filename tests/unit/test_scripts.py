@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from autotune.config import StudySpec, arguments, load, scripts
+from autotune.config.sections import WorkloadSpec
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.job import script_of, tuned
+from autotune.runs.plan import resources
 from autotune.worker.inject.batches import samples
 from autotune.worker.inject.job import Order, runs
 from search_spaces import defaults
@@ -313,3 +315,39 @@ def test_what_is_added_stands_before_what_is_no_option():
         *("--lr", "1", "--batch", "4", "--steps=2", "--compile"),
         *("--", "-x", "--batch"),
     )
+
+
+def test_console_script_of_a_job_is_the_first_word() -> None:
+    config = best(
+        target="/env/bin/yolo", flags={"micro_batch": "batch="}, turned={"micro_batch": 32}
+    )
+    job = tuned(config, ["yolo", "train", "batch=16"], {})
+    assert job.command == ("yolo", "train", "batch=32")
+    assert runs(["python3", "/env/bin/yolo", "train"]) == ("yolo", False)
+
+
+def test_python_that_looks_at_no_variable_is_refused_what_acts_from_outside() -> None:
+    with pytest.raises(BadInput, match="leave out PYTHONPATH"):
+        tuned(best(), ["python", "-uI", "src/train.py"], {})
+    assert tuned(best(changes=[]), ["python", "-I", "src/train.py"], {}).command[1] == "-I"
+
+
+@pytest.mark.parametrize(
+    ("workers", "launch", "started"),
+    [
+        (1, None, "python"),
+        (2, None, "torchrun"),
+        (None, None, "torchrun"),
+        (1, "torchrun", "torchrun"),
+    ],
+)
+def test_what_starts_a_script_goes_by_its_ranks_unless_it_is_said(workers, launch, started) -> None:
+    workload = WorkloadSpec(script="train.py", launch=launch)
+    assert scripts.launch_of(workload, workers) == started
+
+
+def test_plain_python_is_one_rank_whatever_the_machine_has(tmp_path: Path) -> None:
+    workload = {"script": "train.py", "launch": "python", "python_options": ["-O"]}
+    told = {"resources": {}, "search_space": {"cpu_threads": [0, 2]}, "baseline": {}}
+    spec = load(write_study(tmp_path, workload=workload, **told))
+    assert resources(spec).workers == 1

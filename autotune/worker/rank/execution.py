@@ -34,10 +34,10 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     arguments = [*launch.arguments(script, local_rank), *script.args]
     sys.argv = [named[0], *arguments]
     sys.orig_argv = [*sys.orig_argv, *named, *arguments]
-    # As in a process that python has started, where the script may choose: this one has taken over the
-    # choice of its fork server.
+    # The script may choose, as in its own process: the choice of the fork server was taken over.
     multiprocessing.set_start_method(None, force=True)
-    sys.modules[_MAIN] = ModuleType(_MAIN)
+    main = sys.modules[_MAIN] = ModuleType(_MAIN)
+    vars(main).update(__annotations__={}, __builtins__=builtins)
     try:
         (_run_module if script.is_module else _run_file)(target)
     except SystemExit as left:
@@ -60,16 +60,11 @@ def _run_file(path: str) -> None:
         return
     _search_first(Path(path).resolve().parent)
     # Since 3.9 python makes the name of the file absolute, and leaves sys.argv[0] as it was typed.
-    absolute = path if Path(path).is_absolute() else f"{Path.cwd()}/{path.removeprefix('./')}"
+    # pathlib would shorten it.
+    absolute = path if path.startswith("/") else f"{Path.cwd()}/{path}"
     loader = SourceFileLoader(_MAIN, absolute)
     main = vars(sys.modules[_MAIN])
-    main.update(
-        __annotations__={},
-        __builtins__=builtins,
-        __cached__=None,
-        __file__=absolute,
-        __loader__=loader,
-    )
+    main.update(__cached__=None, __file__=absolute, __loader__=loader)
     exec(loader.source_to_code(Path(absolute).read_bytes(), absolute), main)
 
 

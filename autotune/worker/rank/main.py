@@ -249,11 +249,11 @@ def _devices(request: TrialRequest, local_rank: int, ranks: int) -> tuple[torch.
 
 
 def _prepare_process(request: TrialRequest, placement: Placement, context: RankContext) -> None:
+    if request.script:
+        interpreter.restore()
     before = os.environ.get(process.THREADS)
     os.environ.update(environment(request, placement, context))
     os.chdir(request.workdir)
-    if request.script:
-        interpreter.restore()
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
     # A script has by now what its launcher leaves it, unless that sets another number than was there.
     if not request.script or os.environ.get(process.THREADS) != before:

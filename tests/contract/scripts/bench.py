@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.worker.protocol import BlockPlan, Deadlines, Script, TrialReport
+from autotune.worker.protocol import PYTHON, BlockPlan, Deadlines, Script, TrialReport
 from launchers import Slot
 from tests.trials import PATIENT, knobs, trial
 
@@ -96,7 +96,7 @@ class Bench:
         request = trial(
             self._folder,
             "",
-            world_size=RANKS,
+            world_size=1 if (told or {}).get("launch") == PYTHON else RANKS,
             knobs=knobs(**changes),
             import_paths=self.import_paths,
             script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),

@@ -54,7 +54,7 @@ def test_it_runs_as_python_runs_it(bench: Bench, tmp_path: Path) -> None:
             "WORLD_SIZE": str(RANKS),
         }
         assert told["cwd"] == told["path"] == str(tmp_path)
-        assert told["main"] == "telling.py"
+        assert told["main"] == str(tmp_path / "telling.py")
         assert told["extra"] == "more"
     assert not (tmp_path / "x").exists()
 

@@ -1,0 +1,49 @@
+"""Scripts that start ranks by themselves, under plain python: ended at once, with what to type."""
+
+import pytest
+
+from autotune.worker.protocol import PYTHON, Outcome
+from tests.contract.scripts.bench import Bench, assert_well
+
+STARTS = """
+import os, subprocess, sys
+variables = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
+os.environ.update(LOCAL_RANK="0", WORLD_SIZE="2")
+subprocess.run([sys.executable, "-c", "", *sys.argv[1:]], env={**os.environ, **variables})
+"""
+TRAINS_ALONE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for (x,) in DataLoader(TensorDataset(torch.randn(64, 8)), 4):
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "told"),
+    [
+        (
+            STARTS,
+            ("LOCAL_RANK=1", "b c"),
+            "`torchrun --nproc-per-node 2 own.py LOCAL_RANK=1 'b c'`",
+        ),
+        (STARTS, ("torchrun", "train.py"), "type what it starts"),
+        (SPAWNS, (), "torch.multiprocessing.spawn"),
+    ],
+)
+def test_script_that_starts_ranks_is_ended_with_what_to_type(
+    bench: Bench, script: str, args: tuple[str, ...], told: str
+) -> None:
+    report = bench.run(bench.write(script), *args, told={"launch": PYTHON})
+    assert report.outcome == Outcome.ERROR
+    assert told in report.cause
+
+
+def test_process_of_the_same_rank_is_none_of_another(bench: Bench) -> None:
+    script = bench.write(STARTS + TRAINS_ALONE)
+    assert_well(bench.run(script, "helper", told={"launch": PYTHON}))

@@ -24,7 +24,7 @@ class Source:
 
     Attributes:
         iterator: the loader's, while it exists.
-        origin: what all iterators of the same loader have in common.
+        origin: the data set.
         trained: its batches are trained on.
         exhausted: it has yielded its last batch.
         evaluating: the model was in evaluation mode at every draw since the last backward pass.
@@ -142,20 +142,20 @@ class Draws:
             return []
         self._window = []
         found = self._decide(window) if self._undecided else []
-        for batch in window:
-            if batch.source.trained:
-                self.samples += batch.samples
-                self.tokens += batch.tokens
-                self.sizes.add(batch.samples)
-        if self.trained is not None:
-            self.trained([batch for batch in window if batch.source.trained])
+        counted = [batch for batch in window if batch.source.trained]
+        for batch in counted:
+            self.samples += batch.samples
+            self.tokens += batch.tokens
+            self.sizes.add(batch.samples)
+        if self.trained is not None and counted:
+            self.trained(counted)
         return found
 
     def _decide(self, window: Sequence[Batch]) -> list[Source]:
         self._undecided = False
         sources = list(dict.fromkeys(batch.source for batch in window))
         undecided = [source for source in sources if not source.trained]
-        anchor = _anchor(sources)
+        anchor = _anchor(sources, window)
         begun = anchor is not None and anchor.trained
         found = []
         for source in undecided:
@@ -188,20 +188,26 @@ class Draws:
         return known is not None and known() is origin
 
 
-def _anchor(sources: Sequence[Source]) -> Source | None:
-    """Return the source that is surely trained on: one that was before and goes on; else the latest
-    that was not evaluated or left, and is not exhausted if there are others."""
+def _anchor(sources: Sequence[Source], window: Sequence[Batch]) -> Source | None:
+    """Return the source that is surely trained on: one that was before and goes on; else the one that
+    looks least like an evaluation, which disables gradients and draws many batches."""
     possible = [s for s in sources if s.trained or not (s.evaluated or s.left)]
     lasting = [source for source in possible if not source.ended]
-    before = [source for source in lasting if source.trained]
-    return next(reversed(before or lasting or possible), None)
+    if before := [source for source in lasting if source.trained]:
+        return before[-1]
+    counts = Counter(batch.source for batch in window)
+    return min(
+        reversed(lasting or possible),
+        key=lambda source: (source.quiet > 0, source.evaluating, counts[source]),
+        default=None,
+    )
 
 
 def _together(source: Source, anchor: Source, window: Sequence[Batch]) -> bool:
     """Whether as many batches came from both, with no pass without gradients in between."""
     both = [batch for batch in window if batch.source in (source, anchor)]
-    counts = Counter(id(batch.source) for batch in both)
-    if counts[id(source)] != counts[id(anchor)] or source.ended > anchor.ended:
+    counts = Counter(batch.source for batch in both)
+    if counts[source] != counts[anchor] or source.ended > anchor.ended:
         return False
     return all(after.asked == before.drawn for before, after in itertools.pairwise(both))
 
@@ -210,5 +216,5 @@ def of_one_pass(window: Iterable[Batch]) -> tuple[int, int]:
     """Samples of batches, and how many micro-batches they make: those of several loaders count
     together."""
     batches = list(window)
-    counts = Counter(id(batch.source) for batch in batches)
+    counts = Counter(batch.source for batch in batches)
     return sum(batch.samples for batch in batches), max(counts.values(), default=0)

@@ -60,12 +60,13 @@ class Survey:
 
     Attributes:
         steps: of the optimizer that were seen.
+        sight: of what the script shows step by step.
     """
 
     def __init__(self, knobs: Knobs) -> None:
         """Take in a value for every knob; none of them acts."""
         self._changes = Changes(knobs, ())
-        self._sight = Sight(self._changes.built, trained=self._counted)
+        self.sight = Sight(self._changes.built, trained=self._counted)
         self._options = Options()
         self.steps = 0
         self._within = False
@@ -102,7 +103,7 @@ class Survey:
 
         def after() -> None:
             self.steps += 1
-            self._counted_by_steps.append((self._sight.samples, len(self._batches)))
+            self._counted_by_steps.append((self.sight.samples, len(self._batches)))
             for passes in self._passes.values():
                 passes.of_steps.append(passes.since_step)
                 passes.since_step = 0
@@ -116,7 +117,7 @@ class Survey:
             if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
                 given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
 
-        self._sight.watch(went_on=alive, taken=after)
+        self.sight.watch(went_on=alive, taken=after)
         self._watch_backward()
 
     def _watch_backward(self) -> None:
@@ -131,7 +132,7 @@ class Survey:
 
     def so_far(self) -> str:
         """Say in words how far the script has come."""
-        drawn = "drew batches from a DataLoader and " if self._sight.draws.drawn else ""
+        drawn = "drew batches from a DataLoader and " if self.sight.draws.drawn else ""
         return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
 
     def _counted(self, batches: Sequence[Batch]) -> None:
@@ -143,7 +144,7 @@ class Survey:
 
     def surveyed(self, ended: str = "") -> Surveyed:
         """What was seen; to be called where the script is under way, as its variables are looked at."""
-        leader = self._sight.leader
+        leader = self.sight.leader
         trained = self._trained()
         micro_batch = self._micro_batch(trained)
         return Surveyed(
@@ -152,16 +153,16 @@ class Survey:
             columns=statistics.mode(self._columns) if self._columns else 0,
             accumulation_steps=self._accumulation(trained, micro_batch),
             varies=self._varies(),
-            guessed=self._sight.guessed,
+            guessed=self.sight.guessed,
             backwards=self._backwards,
-            loader=self._sight.saw_loader,
+            loader=self.sight.saw_loader,
             ddp=self._changes.built.model is not None,
             sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
             scaled=self._scaled,
             optimizer=type(leader).__name__ if leader else "",
             convolutions=trained is not None
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
-            own=self._sight.own(),
+            own=self.sight.own(),
             options=self._options.found(),
             written=tuple(self._written),
             settings=tuple(self._settings),
@@ -195,9 +196,9 @@ class Survey:
         return statistics.mode(passes) if passes else 1
 
     def _varies(self) -> bool:
-        """Return whether batches have different numbers of samples, but for the last one of an epoch."""
-        whole = (rows[:-1] if source.ended else rows for source, rows in self._rows.items())
-        return any(len(set(rows)) > 1 for rows in whole)
+        """Return whether batches have different numbers of samples. The latest one of each pass over a
+        loader may be the last, which has less."""
+        return any(len(set(rows[:-1])) > 1 for rows in self._rows.values())
 
     def _watch_passes(self) -> None:
         """Forward passes of what is trained, each by its outermost module. Not those that backward

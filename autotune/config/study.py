@@ -155,9 +155,22 @@ class StudySpec(Section):
             problems["budget",] = "at least one of trials, wall_time, device_hours must be set"
         if self.ray_address is not None and self.launcher != "ray":
             problems["ray_address",] = "has no effect without `launcher: ray`; add it"
+        if not problems:
+            problems |= self._of_steps()
         if problems:
             raise mistakes.Inconsistent(problems)
         return self
+
+    def _of_steps(self) -> mistakes.Problems:
+        """What is wrong with steps as the measure."""
+        if self.objective.metric != "steps_per_second":
+            return {}
+        if self.workload.command:
+            return {("objective", "metric"): "is for scripts: the steps of a command are not seen"}
+        if self.objective.global_batch == FREE:
+            text = "must be kept with steps_per_second: steps of other samples do not compare"
+            return {("objective", "global_batch"): text}
+        return {}
 
     def _of_turned(self) -> mistakes.Problems:
         """Knobs that neither the script or command, nor anybody from outside, can turn."""

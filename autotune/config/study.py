@@ -224,6 +224,21 @@ class StudySpec(Section):
         return _COUNTS[metric]
 
     @property
+    def note_on_tokens(self) -> str:
+        """How the tokens of a script are counted, in a sentence; empty where none are asked for."""
+        if self.objective.metric != "tokens_per_second" or not self.workload.is_script:
+            return ""
+        if self.counts == "samples":
+            return (
+                "Samples per second compare, as the global batch is kept: tokens may be padding, and "
+                "other micro-batches have more or less of it."
+            )
+        return (
+            "Tokens are counted by attention mask, labels or lengths; where a batch has none of them, "
+            "with padding."
+        )
+
+    @property
     def unit(self) -> str:
         """Unit of the rates, as it is printed."""
         return f"{self.counts}/s"

@@ -16,14 +16,18 @@ _DRAWN = 2_000
 _DRAWN_PER_VALUE = 500
 
 
-def outline(space: Space, global_batch: int | None) -> Iterator[str]:
-    """How many configurations remain, and which values have no partner among the others.
+def outline(space: Space, global_batch: int | None, *, batch_known: bool = True) -> Iterator[str]:
+    """Say how many configurations remain, and which values have no partner among the others.
 
     Args:
         space: of the study.
         global_batch: that all configurations have; None: any.
+        batch_known: whether samples of a step are known.
     """
-    yield f"{_counted(space)}, {_split(space, global_batch)}."
+    batches = (
+        _split(space, global_batch) if batch_known else "with batches as the script makes them"
+    )
+    yield f"{_counted(space)}, {batches}."
     for name, values in _varied(space).items():
         lonely = [value for value in values if not _has_partner(space, name, value)]
         if lonely:

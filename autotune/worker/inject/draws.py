@@ -35,6 +35,8 @@ class Source:
         agrees: of an iterable data set, whether tensors have shown as many samples as the loader asks
             for; then they also tell how many the last batch has.
         text: counts its tokens; None where they are not counted.
+        rows: samples of the batch before.
+        shorter: it had less than those before it: the last one, or batches vary.
         regular: backward passes in a row that it was read before without being trained on.
         dropped: number of the last of them.
     """
@@ -49,6 +51,8 @@ class Source:
     guessed: bool = False
     agrees: bool = False
     text: Tokens | None = None
+    rows: int = 0
+    shorter: bool = False
     regular: int = 0
     dropped: int = 0
 
@@ -92,6 +96,7 @@ class Draws:
     Attributes:
         samples: trained on so far.
         tokens: likewise.
+        varies: whether batches of one loader have different numbers of samples, but for the last one.
         sizes: samples of the batches that were trained on, each number once.
         drawn: whether any batch was drawn.
         quiet: times that gradients were disabled; to be counted by the owner.
@@ -101,6 +106,7 @@ class Draws:
     def __init__(self, trained: Callable[[Sequence[Batch]], None] | None = None) -> None:
         self.samples = 0
         self.tokens = 0
+        self.varies = False
         self.sizes: set[int] = set()
         self.drawn = False
         self.quiet = 0
@@ -146,10 +152,20 @@ class Draws:
         for batch in counted:
             self.samples += batch.samples
             self.tokens += batch.tokens
-            self.sizes.add(batch.samples)
+            if batch.samples != batch.source.rows:
+                self._note_size(batch)
         if self.trained is not None and counted:
             self.trained(counted)
         return found
+
+    def _note_size(self, batch: Batch) -> None:
+        """Take in a batch of another size than the one before."""
+        source, samples = batch.source, batch.samples
+        if source.rows:
+            self.varies = self.varies or source.shorter or samples > source.rows
+            source.shorter = True
+        source.rows = samples
+        self.sizes.add(samples)
 
     def _decide(self, window: Sequence[Batch]) -> list[Source]:
         self._undecided = False

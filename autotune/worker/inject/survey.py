@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from autotune.worker.inject.batches import samples, tensors
 from autotune.worker.inject.changes import Changes
-from autotune.worker.inject.draws import Batch, Source, of_one_pass
+from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.sight import Sight
 from autotune.worker.protocol import Knobs
@@ -74,7 +74,6 @@ class Survey:
         self._columns: list[int] = []
         self._passes: dict[int, _Passes] = {}
         self._batches: list[float] = []
-        self._rows: dict[Source, list[int]] = {}
         self._counted_by_steps: list[tuple[int, int]] = [(0, 0)]
         self._backwards = 0
         self._scaled = False
@@ -139,8 +138,6 @@ class Survey:
         """Take in what a backward pass trains on."""
         number, passes = of_one_pass(batches)
         self._batches += [number / passes] * passes
-        for batch in batches:
-            self._rows.setdefault(batch.source, []).append(batch.samples)
 
     def surveyed(self, ended: str = "") -> Surveyed:
         """What was seen; to be called where the script is under way, as its variables are looked at."""
@@ -152,7 +149,7 @@ class Survey:
             micro_batch=micro_batch,
             columns=statistics.mode(self._columns) if self._columns else 0,
             accumulation_steps=self._accumulation(trained, micro_batch),
-            varies=self._varies(),
+            varies=self.sight.draws.varies,
             guessed=self.sight.guessed,
             backwards=self._backwards,
             loader=self.sight.saw_loader,
@@ -188,17 +185,12 @@ class Survey:
             (after[0] - before[0], after[1] - before[1])
             for before, after in itertools.pairwise(self._counted_by_steps)
         ]
-        if self._varies():
+        if self.sight.draws.varies:
             return round(statistics.median(batches for _, batches in steps)) or 1
         if micro_batch and any(drawn for drawn, _ in steps):
             return max(1, round(statistics.median(drawn for drawn, _ in steps) / micro_batch))
         passes = [count for count in trained.of_steps if count] if trained else []
         return statistics.mode(passes) if passes else 1
-
-    def _varies(self) -> bool:
-        """Return whether batches have different numbers of samples. The latest one of each pass over a
-        loader may be the last, which has less."""
-        return any(len(set(rows[:-1])) > 1 for rows in self._rows.values())
 
     def _watch_passes(self) -> None:
         """Forward passes of what is trained, each by its outermost module. Not those that backward

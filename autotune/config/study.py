@@ -157,9 +157,22 @@ class StudySpec(Section):
             problems["budget",] = "at least one of trials, wall_time, device_hours must be set"
         if self.ray_address is not None and self.launcher != "ray":
             problems["ray_address",] = "has no effect without `launcher: ray`; add it"
+        if not problems:
+            problems |= self._of_steps()
         if problems:
             raise mistakes.Inconsistent(problems)
         return self
+
+    def _of_steps(self) -> mistakes.Problems:
+        """What is wrong with steps as the measure."""
+        if self.objective.metric != "steps_per_second":
+            return {}
+        if self.workload.command:
+            return {("objective", "metric"): "is for scripts: the steps of a command are not seen"}
+        if self.objective.global_batch == FREE:
+            text = "must be kept with steps_per_second: steps of other samples do not compare"
+            return {("objective", "global_batch"): text}
+        return {}
 
     def _of_turned(self) -> mistakes.Problems:
         """Knobs that neither the script or command, nor anybody from outside, can turn."""
@@ -211,6 +224,21 @@ class StudySpec(Section):
         if metric == "tokens_per_second" and keeps and self.workload.is_script:
             return "samples"
         return _COUNTS[metric]
+
+    @property
+    def note_on_tokens(self) -> str:
+        """How the tokens of a script are counted, in a sentence; empty where none are asked for."""
+        if self.objective.metric != "tokens_per_second" or not self.workload.is_script:
+            return ""
+        if self.counts == "samples":
+            return (
+                "Samples per second compare, as the global batch is kept: tokens may be padding, and "
+                "other micro-batches have more or less of it."
+            )
+        return (
+            "Tokens are counted by attention mask, labels or lengths; where a batch has none of them, "
+            "with padding."
+        )
 
     @property
     def unit(self) -> str:

@@ -16,14 +16,18 @@ _DRAWN = 2_000
 _DRAWN_PER_VALUE = 500
 
 
-def outline(space: Space, global_batch: int | None) -> Iterator[str]:
+def outline(space: Space, global_batch: int | None, *, batch_known: bool = True) -> Iterator[str]:
     """Yield the number of remaining configurations, and the values that are in none of them.
 
     Args:
         space: search space of the study.
         global_batch: global batch of all configurations; None: any.
+        batch_known: whether samples of a step are known.
     """
-    yield f"{_counted(space)}, {_split(space, global_batch)}."
+    batches = (
+        _split(space, global_batch) if batch_known else "with batches as the script makes them"
+    )
+    yield f"{_counted(space)}, {batches}."
     for name, values in _varied(space).items():
         lonely = [value for value in values if not _has_partner(space, name, value)]
         if lonely:

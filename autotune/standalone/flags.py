@@ -26,7 +26,10 @@ class Trial:
 
 
 def candidates(seen: Surveyed) -> dict[str, tuple[Trial, ...]]:
-    """Knob -> options that may turn it, the most probable first, each with a value to try."""
+    """Return knob -> options that may turn it, the most probable first, each with a value to try; none
+    where batches vary, as no option says how many samples they have."""
+    if seen.varies:
+        return {}
     own = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
     found = {}
     for knob, today in own.items():

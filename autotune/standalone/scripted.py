@@ -45,6 +45,7 @@ def study(command: Sequence[str], launched: Launched, found: Findings, cpus: int
         _env(launched),
         _search_space(space, found),
         _baseline(space, found),
+        _objective(found),
         f"budget:\n  trials: {_TRIALS}            # wall_time: 30m is a limit as well\n",
         "export: best.yaml\n",
     ]
@@ -59,8 +60,11 @@ def told(found: Findings) -> str:
     workers = counted(seen.own.get("loader_workers", 0), "worker")
     loader = f"a DataLoader with {workers}" if seen.loader else "no DataLoader"
     number = str(seen.own.get("precision", "number format unknown"))
+    samples = counted(seen.micro_batch, "sample")
+    if seen.varies:
+        samples = "varying numbers of samples"
     return (
-        f"{counted(seen.micro_batch, 'sample')} a micro-batch, "
+        f"{samples} a micro-batch{', by its tensors' if seen.guessed else ''}, "
         f"{counted(seen.accumulation_steps, 'micro-batch')} an optimizer step, "
         f"{counted(found.workers, 'rank')} on {found.device}; {wrapped}, {loader}, {seen.optimizer}, "
         f"{number}"
@@ -95,9 +99,20 @@ def _workload(launched: Launched, found: Findings) -> str:
         lines.append(f"  over_all_ranks: [{', '.join(found.over_all_ranks)}]")
     if not found.seen.loader:
         lines.append(
-            f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them"
+            f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: a guess "
+            "by the rows that the model is given"
         )
     return "\n".join([*lines, ""])
+
+
+def _objective(found: Findings) -> str:
+    """Return the objective where it is not the usual one."""
+    if not found.seen.varies:
+        return ""
+    return (
+        "# Its batches have different numbers of samples: optimizer steps compare.\n"
+        "objective: {metric: steps_per_second}\n"
+    )
 
 
 def _resources(launched: Launched, found: Findings) -> str:
@@ -162,7 +177,9 @@ def _search_space(space: dict[str, list[Any]], found: Findings) -> str:
 def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
     seen = found.seen
     if "micro_batch" not in space:
-        if seen.batch_dependent:
+        if seen.varies:
+            yield "micro_batch: batches have different numbers of samples"
+        elif seen.batch_dependent:
             yield (
                 f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes over which "
                 "rows that computes; with `objective: {batch_dependent: allow}` it can vary all the same"
@@ -196,17 +213,16 @@ def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
 def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
     """What the script does today, where it has been seen."""
     seen = found.seen
-    own = {
-        **seen.own,
-        "micro_batch": seen.micro_batch,
-        "accumulation_steps": seen.accumulation_steps,
-    }
-    kept = {
-        name: value
-        for name, value in own.items()
-        if name in space or name in ("micro_batch", "accumulation_steps")
-    }
-    lines = ["# What the script does today.", "baseline:"]
+    kept = {name: value for name, value in seen.own.items() if name in space}
+    if not seen.varies:
+        kept |= {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
+    lines = ["# What the script does today."]
+    if seen.guessed and not seen.varies:
+        lines.append(
+            "# micro_batch is a guess by the shapes of tensors: the DataLoader does not say how many "
+            "samples a batch has."
+        )
+    lines += ["baseline:"] if kept else ["baseline: {}"]
     lines += [f"  {name}: {written(value)}" for name, value in kept.items()]
     return "\n".join([*lines, ""])
 

@@ -177,8 +177,12 @@ class Tuner:
         if not ledger.trials():
             for reason in self._space.left_out:
                 self._job.say(f"Left out: {reason}.")
-            for line in outline(self._space, self._plan.facts.global_batch):
+            known = self._spec.counts != "steps"
+            batch = self._plan.facts.global_batch
+            for line in outline(self._space, batch, batch_known=known):
                 self._job.say(line)
+            if note := self._spec.note_on_tokens:
+                self._job.say(note)
             self._enqueue_baseline(ledger)
             ledger.name_objective(f"throughput, {self.unit}")
         return ledger

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from storage import Purpose, Repository, StoredAttempt
+from storage import Attempts, Purpose, Repository, StoredAttempt
 
 
 def measured_in(repository: Repository, attempts: Iterable[StoredAttempt]) -> dict[str, Any] | None:
@@ -19,10 +19,21 @@ def measured_in(repository: Repository, attempts: Iterable[StoredAttempt]) -> di
     return repository.environments.of_attempt(last[0].id) if last else None
 
 
-def measured_on(repository: Repository, attempts: Iterable[StoredAttempt]) -> str:
-    """The same in words; empty if nothing has been timed."""
+def measured_on(repository: Repository, attempts: Attempts) -> str:
+    """Say where an answer was measured, and whether in tokens that may be padding; empty if nothing has
+    been timed."""
     found = measured_in(repository, attempts)
-    return in_words(found) if found else ""
+    if not found:
+        return ""
+    padded = ", tokens with padding" if _padded(repository, attempts) else ""
+    return f"{in_words(found)}{padded}"
+
+
+def _padded(repository: Repository, attempts: Attempts) -> bool:
+    timed = (a for a in attempts if a.result.throughput is not None)
+    first = next(timed, None)
+    blocks = repository.attempts.blocks(first.id) if first else []
+    return any(block.observed.get("padded") for block in blocks)
 
 
 def in_words(environment: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ class Source:
 
     Attributes:
         iterator: the loader's, while it exists.
-        origin: what all iterators of the same loader have in common.
+        origin: the data set.
         trained: its batches are trained on.
         exhausted: it has yielded its last batch.
         evaluating: the model was in evaluation mode at every draw since the last backward pass.
@@ -35,6 +35,8 @@ class Source:
         agrees: of an iterable data set, whether tensors have shown as many samples as the loader asks
             for; then they also tell how many the last batch has.
         text: counts its tokens; None where they are not counted.
+        rows: samples of the batch before.
+        shorter: it had less than those before it: the last one, or batches vary.
         regular: backward passes in a row that it was read before without being trained on.
         dropped: number of the last of them.
     """
@@ -49,6 +51,8 @@ class Source:
     guessed: bool = False
     agrees: bool = False
     text: Tokens | None = None
+    rows: int = 0
+    shorter: bool = False
     regular: int = 0
     dropped: int = 0
 
@@ -92,6 +96,7 @@ class Draws:
     Attributes:
         samples: trained on so far.
         tokens: likewise.
+        varies: whether batches of one loader have different numbers of samples, but for the last one.
         sizes: samples of the batches that were trained on, each number once.
         drawn: whether any batch was drawn.
         quiet: times that gradients were disabled; to be counted by the owner.
@@ -101,6 +106,7 @@ class Draws:
     def __init__(self, trained: Callable[[Sequence[Batch]], None] | None = None) -> None:
         self.samples = 0
         self.tokens = 0
+        self.varies = False
         self.sizes: set[int] = set()
         self.drawn = False
         self.quiet = 0
@@ -142,20 +148,30 @@ class Draws:
             return []
         self._window = []
         found = self._decide(window) if self._undecided else []
-        for batch in window:
-            if batch.source.trained:
-                self.samples += batch.samples
-                self.tokens += batch.tokens
-                self.sizes.add(batch.samples)
-        if self.trained is not None:
-            self.trained([batch for batch in window if batch.source.trained])
+        counted = [batch for batch in window if batch.source.trained]
+        for batch in counted:
+            self.samples += batch.samples
+            self.tokens += batch.tokens
+            if batch.samples != batch.source.rows:
+                self._note_size(batch)
+        if self.trained is not None and counted:
+            self.trained(counted)
         return found
+
+    def _note_size(self, batch: Batch) -> None:
+        """Take in a batch of another size than the one before."""
+        source, samples = batch.source, batch.samples
+        if source.rows:
+            self.varies = self.varies or source.shorter or samples > source.rows
+            source.shorter = True
+        source.rows = samples
+        self.sizes.add(samples)
 
     def _decide(self, window: Sequence[Batch]) -> list[Source]:
         self._undecided = False
         sources = list(dict.fromkeys(batch.source for batch in window))
         undecided = [source for source in sources if not source.trained]
-        anchor = _anchor(sources)
+        anchor = _anchor(sources, window)
         begun = anchor is not None and anchor.trained
         found = []
         for source in undecided:
@@ -188,20 +204,26 @@ class Draws:
         return known is not None and known() is origin
 
 
-def _anchor(sources: Sequence[Source]) -> Source | None:
-    """Return the source that is surely trained on: one that was before and goes on; else the latest
-    that was not evaluated or left, and is not exhausted if there are others."""
+def _anchor(sources: Sequence[Source], window: Sequence[Batch]) -> Source | None:
+    """Return the source that is surely trained on: one that was before and goes on; else the one that
+    looks least like an evaluation, which disables gradients and draws many batches."""
     possible = [s for s in sources if s.trained or not (s.evaluated or s.left)]
     lasting = [source for source in possible if not source.ended]
-    before = [source for source in lasting if source.trained]
-    return next(reversed(before or lasting or possible), None)
+    if before := [source for source in lasting if source.trained]:
+        return before[-1]
+    counts = Counter(batch.source for batch in window)
+    return min(
+        reversed(lasting or possible),
+        key=lambda source: (source.quiet > 0, source.evaluating, counts[source]),
+        default=None,
+    )
 
 
 def _together(source: Source, anchor: Source, window: Sequence[Batch]) -> bool:
     """Whether as many batches came from both, with no pass without gradients in between."""
     both = [batch for batch in window if batch.source in (source, anchor)]
-    counts = Counter(id(batch.source) for batch in both)
-    if counts[id(source)] != counts[id(anchor)] or source.ended > anchor.ended:
+    counts = Counter(batch.source for batch in both)
+    if counts[source] != counts[anchor] or source.ended > anchor.ended:
         return False
     return all(after.asked == before.drawn for before, after in itertools.pairwise(both))
 
@@ -210,5 +232,5 @@ def of_one_pass(window: Iterable[Batch]) -> tuple[int, int]:
     """Samples of batches, and how many micro-batches they make: those of several loaders count
     together."""
     batches = list(window)
-    counts = Counter(id(batch.source) for batch in batches)
+    counts = Counter(batch.source for batch in batches)
     return sum(batch.samples for batch in batches), max(counts.values(), default=0)

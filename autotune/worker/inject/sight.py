@@ -53,6 +53,7 @@ class Sight:
     """What was seen so far.
 
     Attributes:
+        counts_tokens: whether `tokens` are counted.
         draws: batches of loaders, and which of them are trained on.
         saw_loader: whether any batch that was trained on came from a loader.
         guessed: whether samples were counted by tensors, as a loader did not know them.
@@ -88,7 +89,7 @@ class Sight:
         self.looks_at_loss = True
         self.leader: Optimizer | None = None
         self.first_backward: int | None = None
-        self._counts_tokens = counts_tokens
+        self.counts_tokens = counts_tokens
         self._texts: list[Tokens] = []
         self._unscaled: torch.Tensor | None = None
         self._overflows: Counter[int] = Counter()
@@ -260,8 +261,8 @@ class Sight:
         """
         source = loader.__dict__.get(_SOURCE)
         if source is None:
-            source = Source(weakref.ref(loader), loader._index_sampler)
-            if self._counts_tokens:
+            source = Source(weakref.ref(loader), loader._dataset)
+            if self.counts_tokens:
                 source.text = Tokens()
                 self._texts.append(source.text)
             loader.__dict__[_SOURCE] = source

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from autotune.worker.inject.batches import samples, tensors
 from autotune.worker.inject.changes import Changes
-from autotune.worker.inject.draws import Batch, Source, of_one_pass
+from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.options import Options
 from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.statistics import Statistics
@@ -60,12 +60,13 @@ class Survey:
 
     Attributes:
         steps: of the optimizer that were seen.
+        sight: of what the script shows step by step.
     """
 
     def __init__(self, knobs: Knobs) -> None:
         """Take in a value for every knob; none of them acts."""
         self._changes = Changes(knobs, ())
-        self._sight = Sight(self._changes.built, trained=self._counted)
+        self.sight = Sight(self._changes.built, trained=self._counted)
         self._options = Options()
         self._statistics = Statistics()
         self.steps = 0
@@ -74,7 +75,6 @@ class Survey:
         self._columns: list[int] = []
         self._passes: dict[int, _Passes] = {}
         self._batches: list[float] = []
-        self._rows: dict[Source, list[int]] = {}
         self._counted_by_steps: list[tuple[int, int]] = [(0, 0)]
         self._backwards = 0
         self._scaled = False
@@ -103,7 +103,7 @@ class Survey:
 
         def after() -> None:
             self.steps += 1
-            self._counted_by_steps.append((self._sight.samples, len(self._batches)))
+            self._counted_by_steps.append((self.sight.samples, len(self._batches)))
             for passes in self._passes.values():
                 passes.of_steps.append(passes.since_step)
                 passes.since_step = 0
@@ -117,7 +117,7 @@ class Survey:
             if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
                 given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
 
-        self._sight.watch(went_on=alive, taken=after)
+        self.sight.watch(went_on=alive, taken=after)
         self._watch_backward()
 
     def _watch_backward(self) -> None:
@@ -132,19 +132,17 @@ class Survey:
 
     def so_far(self) -> str:
         """Say in words how far the script has come."""
-        drawn = "drew batches from a DataLoader and " if self._sight.draws.drawn else ""
+        drawn = "drew batches from a DataLoader and " if self.sight.draws.drawn else ""
         return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
 
     def _counted(self, batches: Sequence[Batch]) -> None:
         """Take in what a backward pass trains on."""
         number, passes = of_one_pass(batches)
         self._batches += [number / passes] * passes
-        for batch in batches:
-            self._rows.setdefault(batch.source, []).append(batch.samples)
 
     def surveyed(self, ended: str = "") -> Surveyed:
         """What was seen; to be called where the script is under way, as its variables are looked at."""
-        leader = self._sight.leader
+        leader = self.sight.leader
         trained = self._trained()
         micro_batch = self._micro_batch(trained)
         return Surveyed(
@@ -152,10 +150,10 @@ class Survey:
             micro_batch=micro_batch,
             columns=statistics.mode(self._columns) if self._columns else 0,
             accumulation_steps=self._accumulation(trained, micro_batch),
-            varies=self._varies(),
-            guessed=self._sight.guessed,
+            varies=self.sight.draws.varies,
+            guessed=self.sight.guessed,
             backwards=self._backwards,
-            loader=self._sight.saw_loader,
+            loader=self.sight.saw_loader,
             ddp=self._changes.built.model is not None,
             sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
             scaled=self._scaled,
@@ -163,7 +161,7 @@ class Survey:
             convolutions=trained is not None
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
             batch_dependent=self._statistics.found(trained.module if trained else None),
-            own=self._sight.own(),
+            own=self.sight.own(),
             options=self._options.found(),
             settings=tuple(self._settings),
             ended=ended,
@@ -188,17 +186,12 @@ class Survey:
             (after[0] - before[0], after[1] - before[1])
             for before, after in itertools.pairwise(self._counted_by_steps)
         ]
-        if self._varies():
+        if self.sight.draws.varies:
             return round(statistics.median(batches for _, batches in steps)) or 1
         if micro_batch and any(drawn for drawn, _ in steps):
             return max(1, round(statistics.median(drawn for drawn, _ in steps) / micro_batch))
         passes = [count for count in trained.of_steps if count] if trained else []
         return statistics.mode(passes) if passes else 1
-
-    def _varies(self) -> bool:
-        """Return whether batches have different numbers of samples, but for the last one of an epoch."""
-        whole = (rows[:-1] if source.ended else rows for source, rows in self._rows.items())
-        return any(len(set(rows)) > 1 for rows in whole)
 
     def _watch_passes(self) -> None:
         """Forward passes of what is trained, each by its outermost module. Not those that backward

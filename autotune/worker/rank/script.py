@@ -329,8 +329,8 @@ class ScriptRun:
 
     def _why_others(self) -> str:
         """Return the likely reason for which a step has not the samples that it should have."""
-        sizes = self._sight.draws.sizes
-        if len(sizes) > _SIZES_OF_EQUAL_BATCHES:
+        if self._sight.draws.varies:
+            sizes = self._sight.draws.sizes
             return (
                 f"its batches have {min(sizes)} to {max(sizes)} samples; leave micro_batch and "
                 "accumulation_steps out of the study, and say `objective: {metric: steps_per_second}`"
@@ -371,5 +371,3 @@ _SET_BACK = (
 )
 _TOLERANCE = 0.1
 """Of samples per step, in the long run."""
-_SIZES_OF_EQUAL_BATCHES = 2
-"""Different sizes of batches that are all alike: the last one of an epoch may have less."""

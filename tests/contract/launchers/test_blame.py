@@ -41,7 +41,11 @@ def test_a_hang_is_blamed_on_the_rank_behind_though_another_node_sees_it_first(s
     with waking_agents(site, after=2.5 * HASTY.step):
         report = site.run("odd:build", args={"deed": "stop agent, hang"}, deadlines=HASTY)
     assert report.outcome is Outcome.HANG
-    assert report.cause == f"rank 1: a step took more than {HASTY.step:g} s; the others wait for it"
+    assert (
+        report.cause
+        == f"rank 1: a step took more than {HASTY.step:g} s (measurement.step_deadline); "
+        "the others wait for it"
+    )
 
 
 @sites("local")

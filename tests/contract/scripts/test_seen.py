@@ -359,3 +359,61 @@ def test_what_a_script_imports_is_imported_once_for_all_trials(tmp_path: Path) -
     said = [(trial / "rank-0.log").read_text() for trial in trials]
     assert "imported already: False" in said[0]
     assert "imported already: True" in said[2]
+
+
+_UNEVEN = TRAINS.replace(
+    "DataLoader(TensorDataset(torch.randn(64, 8)), 4)",
+    "DataLoader(TensorDataset(torch.randn(64, 8)), batch_sampler=[[0], [1, 2], [3, 4, 5]])",
+)
+
+
+def test_step_is_the_unit_where_batches_vary(bench: Bench) -> None:
+    report = bench.run(bench.write(_UNEVEN), told={"counts": "steps"})
+    assert_well(report)
+    assert all(block.steps > 0 for block in report.blocks)
+
+
+def test_batches_that_vary_are_named_as_the_reason(bench: Bench) -> None:
+    report = bench.run(bench.write(_UNEVEN), samples=6)
+    assert report.outcome == Outcome.ERROR
+    assert "its batches have 1 to 3 samples" in report.cause
+    assert "arguments" not in report.cause
+
+
+def test_checkpoint_that_was_read_is_named_as_the_reason(bench: Bench) -> None:
+    saved = "torch.save({}, 'last.pt')\ntorch.load('last.pt')\nwhile True"
+    report = bench.run(bench.write(TRAINS.replace("while True", saved)), samples=16)
+    assert report.outcome == Outcome.ERROR
+    assert "it has read last.pt, which may bring the settings of an earlier run" in report.cause
+
+
+def test_arguments_are_the_reason_only_where_they_were_changed(bench: Bench) -> None:
+    turned = bench.run(bench.write(TRAINS), samples=16, told={"turned": ("--batch 16",)})
+    assert "its arguments do not reach the training: --batch 16" in turned.cause
+    as_it_is = bench.run(bench.write(TRAINS), samples=16)
+    assert "nothing was changed in its arguments" in as_it_is.cause
+
+
+_COMPILES = """
+import time
+step = optimizer.step
+def compiled():
+    time.sleep(4)
+    optimizer.step = step
+    step()
+optimizer.step = compiled
+"""
+
+
+def test_first_step_belongs_to_the_start(bench: Bench) -> None:
+    """It compiles its optimizer for longer than a step may take."""
+    script = bench.write(TRAINS.replace("while True", f"{_COMPILES}while True"))
+    assert_well(bench.run(script, samples=4, deadlines=Deadlines(startup=120, step=2)))
+
+
+def test_long_step_is_told_with_its_setting_and_the_usual_reasons(bench: Bench) -> None:
+    evaluates = TRAINS + "        if number == 5:\n            import time; time.sleep(60)\n"
+    script = bench.write(evaluates)
+    report = bench.run(script, blocks=1000, deadlines=Deadlines(startup=120, step=2))
+    assert report.outcome == Outcome.HANG
+    assert "measurement.step_deadline; an evaluation or a checkpoint" in report.cause

@@ -1,0 +1,364 @@
+"""Samples and tokens of unmodified scripts: what a backward pass trains on, as its loader counts it."""
+
+import pytest
+
+from tests.seeing import look
+
+_SET_UP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train(x):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_FOREVER = f"""{_SET_UP}
+while True:
+    for x in DataLoader(torch.randn(64, 8), 4):
+        train(x)
+"""
+
+
+def of_loader(loader: str, batch: str = "x") -> str:
+    """A script that trains on what a loader yields, whatever its batches are made of."""
+    return f"""{_SET_UP}
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        return index
+def collate(indices):
+    raise NotImplementedError
+{loader}
+while True:
+    for x in loader:
+        train(torch.ones(8) * float({batch}))
+"""
+
+
+_DETECTION = of_loader(
+    """
+class Pictures(Rows):
+    def __getitem__(self, index):
+        return torch.randn(3, 16 + index % 5, 8), {"boxes": torch.rand(3, 4)}
+loader = DataLoader(Pictures(), 4, collate_fn=lambda batch: tuple(zip(*batch)))
+""",
+    "len(x)",
+)
+_TIME_FIRST = of_loader(
+    """
+class Series(Rows):
+    def __getitem__(self, index):
+        return torch.randn(23, 8)
+loader = DataLoader(Series(), 4, collate_fn=lambda batch: torch.stack(batch, 1))
+""",
+    "x.mean()",
+)
+_BOXES = of_loader(
+    """
+def collate(indices):
+    boxes = torch.rand(sum(1 + index % 6 for index in indices), 4)
+    return {"cls": boxes[:, :1], "bboxes": boxes, "img": torch.ones(len(indices), 3, 8, 8)}
+loader = DataLoader(Rows(), 4, collate_fn=collate)
+""",
+    "x['img'].mean()",
+)
+_GRAPHS = of_loader(
+    """
+class Batch:
+    def __init__(self, sizes):
+        self.x = torch.randn(sum(sizes), 8)
+        self.batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    def __len__(self):
+        return 2
+loader = DataLoader(Rows(), 4, collate_fn=lambda rows: Batch([3 + row % 4 for row in rows]))
+""",
+    "x.x.mean()",
+)
+_SAMPLED = of_loader(
+    """
+batches = [list(range(start, start + 4)) for start in range(0, 400, 4)]
+loader = DataLoader(Rows(), batch_sampler=batches)
+""",
+    "x.sum()",
+)
+_BULK = of_loader(
+    """
+class Bulk(Rows):
+    def __getitem__(self, indices):
+        return torch.ones(23, len(indices))
+batches = [list(range(start, start + 4)) for start in range(0, 400, 4)]
+loader = DataLoader(Bulk(), sampler=batches, batch_size=None)
+""",
+    "x.sum()",
+)
+_WORKERS = _DETECTION.replace(", 4,", ", 4, num_workers=2, persistent_workers=True,")
+_STREAM = of_loader(
+    """
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.randn(400, 23, 8))
+loader = DataLoader(Stream(), 4, collate_fn=lambda batch: torch.stack(batch, 1))
+""",
+    "x.mean()",
+)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(_DETECTION, id="tuples of pictures"),
+        pytest.param(_TIME_FIRST, id="time first"),
+        pytest.param(_BOXES, id="a row per box"),
+        pytest.param(_GRAPHS, id="graphs"),
+        pytest.param(_SAMPLED, id="a list of batches"),
+        pytest.param(_BULK, id="a sampler of lists"),
+        pytest.param(_WORKERS, id="workers"),
+        pytest.param(_STREAM, id="iterable"),
+        pytest.param(_STREAM.replace("), 4,", "), 4, num_workers=2,"), id="iterable with workers"),
+    ],
+)
+def test_samples_are_those_that_the_loader_asks_for(script: str) -> None:
+    found = look(script)
+    assert found.samples == [4] * 6
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 1)
+    assert (found.seen.guessed, found.seen.varies, found.seen.loader) == (False, False, True)
+
+
+def test_samples_without_batch_size_are_guessed_and_said_to_be() -> None:
+    script = of_loader("loader = DataLoader(torch.randn(64, 4, 8), batch_size=None)", "x.mean()")
+    found = look(script)
+    assert found.samples == [4] * 6
+    assert found.seen.guessed
+
+
+def test_last_batch_of_an_iterable_data_set_has_what_is_left() -> None:
+    script = f"""{_SET_UP}
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.randn(10, 8))
+while True:
+    for x in DataLoader(Stream(), 4):
+        train(x)
+"""
+    found = look(script)
+    assert found.samples == [4, 4, 2] * 2
+    assert not found.seen.varies
+
+
+_EVALUATION = f"""{_SET_UP}
+training = DataLoader(torch.randn(64, 8), 4)
+KEEPS = DataLoader(torch.randn(40, 8), 10, num_workers=1, persistent_workers=True)
+PLAIN = DataLoader(torch.randn(40, 8), 10)
+def evaluate(loader, batches=4):
+    HOW
+    for place, y in enumerate(loader, 1):
+        INSIDE
+        if place == batches:
+            break
+    model.train()
+"""
+_HOWS = {
+    "without gradients": ("model.eval()", "with torch.no_grad(): model(y)"),
+    "by set_grad_enabled": ("model.eval()", "with torch.set_grad_enabled(False): model(y)"),
+    "without evaluation mode": ("pass", "with torch.inference_mode(): model(y)"),
+    "with gradients": ("model.eval()", "model(y)"),
+    "with nothing but a pass": ("pass", "model(y)"),
+}
+_WHENS = {
+    "before the training": "evaluate(LOADER)\nwhile True:\n    for x in training:\n        train(x)\n",
+    "between steps": "while True:\n    for x in training:\n        train(x)\n        evaluate(LOADER)\n",
+    "partly": "while True:\n    for x in training:\n        train(x)\n        evaluate(LOADER, 3)\n",
+    "within a step": """
+while True:
+    for x in training:
+        evaluate(LOADER)
+        train(x)
+""",
+}
+
+
+@pytest.mark.parametrize("loader", ["KEEPS", "PLAIN"])
+@pytest.mark.parametrize("when", _WHENS)
+@pytest.mark.parametrize("how", _HOWS)
+def test_evaluation_is_not_counted(how: str, when: str, loader: str) -> None:
+    mode, inside = _HOWS[how]
+    text = _EVALUATION.replace("HOW", mode).replace("INSIDE", inside)
+    found = look(text + _WHENS[when].replace("LOADER", loader), steps=4)
+    assert found.samples == [4] * 4
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 1)
+
+
+@pytest.mark.parametrize("how", ["without gradients", "by set_grad_enabled"])
+def test_loader_that_only_evaluates_is_none_of_the_training(how: str) -> None:
+    mode, inside = _HOWS[how]
+    text = _EVALUATION.replace("HOW", mode).replace("INSIDE", inside)
+    own = "while True:\n    evaluate(KEEPS)\n    train(torch.randn(4, 8))\n"
+    found = look(text + own, steps=3)
+    assert found.samples == [0] * 3
+    assert not found.seen.loader
+    assert found.seen.micro_batch == 4
+
+
+def test_batches_drawn_while_the_model_evaluates_are_counted_where_they_are_trained_on() -> None:
+    """As transformers 5 draws them: those of a step, before the model is told to train."""
+    script = f"""{_SET_UP}
+model.eval()
+class Ahead:
+    def __iter__(self):
+        batches = iter(DataLoader(torch.randn(64, 8), 4))
+        latest = next(batches)
+        for following in batches:
+            yield latest
+            latest = following
+        yield latest
+while True:
+    batches = iter(Ahead())
+    for _ in range(8):
+        step = [next(batches) for _ in range(2)]
+        for x in step:
+            model.train()
+            model(x).square().mean().backward()
+        optimizer.step()
+"""
+    found = look(script, steps=8)
+    assert found.samples == [12, *[8] * 6, 4], "one batch is drawn ahead"
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+
+
+_BOTH = """
+data = TensorDataset(torch.randn(36, 8))
+def batches(size):
+    while True:
+        for (x,) in DataLoader(data, size):
+            yield x
+small, large = batches(3), batches(9)
+while True:
+    x, y = ORDER
+    train(torch.cat([x, y]))
+"""
+
+
+@pytest.mark.parametrize("order", ["next(small), next(large)", "(next(large), next(small))[::-1]"])
+def test_batches_of_two_loaders_count_together(order: str) -> None:
+    """The one with fewer batches is begun anew meanwhile."""
+    found = look(_SET_UP + _BOTH.replace("ORDER", order), steps=13)
+    assert found.samples == [12] * 13
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (12, 1)
+
+
+def test_accumulated_batches_are_micro_batches() -> None:
+    script = f"""{_SET_UP}
+while True:
+    for number, x in enumerate(DataLoader(torch.randn(66, 8), 4), 1):
+        (model(x).square().mean() / 3).backward()
+        if number % 3 == 0:
+            optimizer.step()
+"""
+    found = look(script)
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 3)
+    assert not found.seen.varies
+
+
+def test_batch_that_is_passed_on_in_parts_has_as_many_micro_batches() -> None:
+    script = f"""{_SET_UP}
+while True:
+    for x in DataLoader(torch.randn(64, 8), 8):
+        for part in x.chunk(4):
+            model(part).square().mean().backward()
+        optimizer.step()
+"""
+    found = look(script)
+    assert found.samples == [8] * 6
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (2, 4)
+
+
+def test_batches_that_vary_are_said_to() -> None:
+    script = of_loader(
+        """
+batches = [list(range(start, start + 2 + start % 3)) for start in range(0, 390, 2)]
+loader = DataLoader(Rows(), batch_sampler=batches)
+""",
+        "x.sum()",
+    )
+    found = look(script)
+    assert found.samples == [2, 4, 3] * 2
+    assert found.seen.varies
+    assert found.seen.accumulation_steps == 1
+
+
+def test_frameworks_read_the_arguments_of_classes_that_are_watched() -> None:
+    script = f"""
+import inspect
+from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel
+assert list(inspect.signature(DataLoader.__init__).parameters)[:3] == ["self", "dataset", "batch_size"]
+assert list(inspect.signature(DistributedDataParallel.__init__).parameters)[:2] == ["self", "module"]
+{_FOREVER}"""
+    assert look(script, steps=1).samples == [4]
+
+
+@pytest.mark.parametrize("drawn", ["", "\nloader = iter(DataLoader(torch.randn(64, 8), 4))"])
+def test_script_without_an_optimizer_is_left_after_a_few_passes(drawn: str) -> None:
+    batch = "next(loader)" if drawn else "torch.randn(4, 8)"
+    script = f"""{_SET_UP.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.01)", drawn)}
+for _ in range(12):
+    model({batch}).square().mean().backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.01)
+raise RuntimeError("it was to be left before")
+"""
+    found = look(script)
+    assert found.seen.backwards == 8
+    assert "8 backward passes, and built no optimizer of torch.optim" in found.seen.ended
+    assert ("DataLoader" in found.seen.ended) == bool(drawn)
+
+
+_TEXT = """
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence, pad_sequence
+from torch.utils.data import DataLoader, Dataset
+class Sentences(Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        return torch.ones(2 + index % 4, dtype=torch.long)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+def collate(rows):
+    text = pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return BATCH
+while True:
+    for batch in DataLoader(Sentences(), 4, collate_fn=collate):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "padded"),
+    [
+        ("{'input_ids': text, 'attention_mask': (text > 0).long()}", 14, False),
+        ("{'input_ids': text, 'labels': text.masked_fill(text == 0, -100)}", 14, False),
+        ("{'input_ids': text, 'lengths': lengths}", 14, False),
+        ("(text, lengths)", 14, False),
+        ("(text.T.contiguous(), lengths)", 14, False),
+        ("pack_sequence(rows, enforce_sorted=False)", 14, False),
+        ("text", 20, False),
+        ("nn.functional.pad(text, (0, int(torch.randint(9, ()))))", None, True),
+        ("text.float()", 0, False),
+    ],
+)
+def test_padding_is_no_token_where_a_batch_tells_it(
+    batch: str, tokens: int | None, padded: bool
+) -> None:
+    found = look(_TEXT.replace("BATCH", batch), counts_tokens=True)
+    if tokens is not None:
+        assert found.tokens == [tokens] * 6
+    assert found.padded == padded
+    assert found.samples == [4] * 6

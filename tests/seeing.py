@@ -1,0 +1,90 @@
+"""Small training scripts, each run in a process of its own until a survey has seen enough of it."""
+
+import itertools
+import multiprocessing
+import os
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from autotune.worker.surveyed import Surveyed
+
+_SECONDS = 60
+_PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.survey", "search_spaces"]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a survey has seen of a script.
+
+    Attributes:
+        seen: of the whole.
+        samples: counted from the beginning to the end of each step.
+        tokens: likewise; they are counted with `counts_tokens` only.
+        padded: whether padding may be among the tokens.
+    """
+
+    seen: Surveyed
+    samples: list[int]
+    tokens: list[int]
+    padded: bool
+
+
+def look(text: str, *, steps: int = 6, counts_tokens: bool = False) -> Looked:
+    """Run a script for so many optimizer steps.
+
+    Args:
+        text: of the script, which is run as `__main__`.
+        steps: after which it is left.
+        counts_tokens: whether its tokens are counted.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(text, steps, counts_tokens, theirs))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(_SECONDS), "nothing was seen in time"
+        found = ours.recv()
+    finally:
+        process.kill()
+        process.join()
+    assert isinstance(found, Looked), found
+    return found
+
+
+def _run(text: str, steps: int, counts_tokens: bool, connection: Connection) -> None:
+    from autotune.worker.inject.sight import Sight
+    from autotune.worker.inject.survey import Survey
+    from search_spaces import defaults
+
+    # Loaders start their workers as in a process of their own.
+    multiprocessing.set_start_method("fork", force=True)
+    survey = Survey(defaults())
+    sight: Sight = survey.sight
+    sight.counts_tokens = counts_tokens
+    counted = [(0, 0)]
+
+    def leave(ended: str = "") -> NoReturn:
+        per_step = [
+            (after[0] - before[0], after[1] - before[1])
+            for before, after in itertools.pairwise(counted)
+        ]
+        samples, tokens = ([step[place] for step in per_step] for place in (0, 1))
+        connection.send(Looked(survey.surveyed(ended), samples, tokens, sight.padded))
+        os._exit(0)
+
+    def taken(number: int) -> None:
+        counted.append((sight.samples, sight.tokens))
+        if number == steps:
+            leave()
+
+    survey.watch(lambda: None, taken, leave)
+    try:
+        exec(compile(text, "train.py", "exec"), {"__name__": "__main__"})
+    except BaseException:
+        connection.send(traceback.format_exc())
+        os._exit(1)
+    leave("the script ended")

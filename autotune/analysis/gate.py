@@ -143,10 +143,13 @@ def missing_runs(
     return missing
 
 
-def unchecked(attempts: Attempts, baseline: Knobs) -> dict[int, str]:
-    """Trials of the search that have no reference to be compared with, each with the reason why: the
-    reference was run and failed."""
+def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:
+    """Trials of the search of which nothing shows whether they are right, each with the reason why: the
+    reference was run and failed, or a run began with other weights or rows than the reference."""
     found = {}
+    for attempt in attempts.of(Purpose.NUMERICS).recorded().complete():
+        if why := compared(attempt, attempts, blocks).unproven:
+            found[attempt.trial] = why
     # Looked for once: there may be thousands of trials, and it is asked after each.
     references = _references(attempts)
     for trial in attempts.searched().complete() if references else ():
@@ -175,14 +178,14 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
     for attempt in attempts.of(Purpose.NUMERICS).recorded():
         if attempt.result.state == AttemptState.COMPLETE:
             agreed = compared(attempt, attempts, blocks)
-            if not agreed.open:
+            if not agreed.open and not agreed.unproven:
                 passed[attempt.trial] = agreed
         else:
             cause = attempt.result.cause or attempt.result.state
             # It is checked with a smaller micro-batch.
             own = attempts.of(Purpose.SEARCH).of_trial(attempt.trial).first or attempt
             refused.append(Refusal(attempt.trial, own.knobs, cause))
-    without = unchecked(attempts, baseline)
+    without = unchecked(attempts, blocks, baseline)
     if rules.refuse_unchecked:
         refused += _refused_unchecked(without, attempts)
         without = {}

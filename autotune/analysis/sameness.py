@@ -123,8 +123,8 @@ class Comparison:
             found.append(self._unverified(names, self._seen(trial), knobs))
         if (names := _changed(knobs, self._today, STATISTICS)) and self._base.batch_dependent:
             found.append(
-                f"The model has {self._base.batch_dependent}: {', '.join(names)} changes over which rows "
-                "that computes."
+                f"The model has {self._base.batch_dependent}: {', '.join(names)} changes over which "
+                "rows that computes."
             )
         return [sentence for sentence in found if sentence]
 

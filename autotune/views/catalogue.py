@@ -46,9 +46,9 @@ def _page(effects: Mapping[str, Effects]) -> Iterator[str]:
         )
     yield ""
     yield "The last column says what of the training a knob may change. Each of these has a check, which"
-    yield "a value passes before it is recommended ([measurement.md](measurement.md)). What may change the"
-    yield "number format is compared with an fp32 run; beside a value that trains something else, that"
-    yield "run has it, too."
+    yield "a value passes before it is recommended ([measurement.md](measurement.md)). What may change"
+    yield "the number format is compared with an fp32 run; beside a value that trains something else,"
+    yield "that run has it, too."
     yield ""
     yield "How many ranks share a layer (tensor parallelism), a sequence (context parallelism) or the"
     yield "list of layers (pipeline parallelism) is a matter of the model's code: no knob can set it"

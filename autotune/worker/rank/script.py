@@ -25,7 +25,7 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.first_steps import FirstSteps
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
 from autotune.worker.rank.leader import LeaderNorms
-from autotune.worker.rank.quiet import without_dropout_functions
+from autotune.worker.rank.quiet import without_dropout_anywhere
 from autotune.worker.rank.training import Training
 from autotune.worker.rank.trajectory import run_trajectory
 
@@ -194,7 +194,7 @@ class ScriptRun:
         self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
         self._first_steps.watch()
         if norms:
-            self._quiet.enter_context(without_dropout_functions())
+            self._quiet.enter_context(without_dropout_anywhere())
 
     def _goes_on(self) -> None:
         # Until a pass has gone forth and back it starts up: it may compile, or load what is large.

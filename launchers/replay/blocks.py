@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialReport, TrialRequest
 from autotune.worker.rank.trace import PARTS
@@ -37,8 +38,12 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
             wait_seconds=seconds * answer.parts.get("loader", 0.0),
             loss=loss,
             peak_bytes=answer.peak_bytes,
-            observed=_observed(request, answer, seconds / steps)
-            | ({"tells_longest": 1} if answer.tells_longest and not index else {}),
+            observed=Observed(
+                **{
+                    **_observed(request, answer, seconds / steps),
+                    **({} if index else _of_first_block(answer)),
+                }
+            ),
         )
         loss *= _FALLING if request.trajectory else 1.0
 
@@ -84,6 +89,10 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
     if request.replicas > 1:
         observed["replicas"] = request.replicas
     return observed
+
+
+def _of_first_block(answer: Answer) -> Mapping[str, Any]:
+    return {**answer.first_steps, **({"tells_longest": 1} if answer.tells_longest else {})}
 
 
 def ended(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:

@@ -1,83 +1,125 @@
-"""Which nodes of a cluster may make slots."""
+"""Which finalists train something else than the baseline, by what ranks have reported."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.errors import NotHere
-from autotune.worker.node import kind
-from launchers.look import look
-from launchers.replay import ENVIRONMENT
-from launchers.sameness import Same, check, commonest, kind_of, listed, most_ranks
+from autotune.analysis.sameness import Comparison, Rules
+from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
-H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
-
-
-def node(**changes: Any) -> dict[str, Any]:
-    usual = {"autotune": "0.1.0", "python": "3.12.1", "torch": "2.11.0", "cpu": "EPYC"}
-    return {**usual, "devices": [H100] * 8, **changes}
+TODAY = {**defaults(), "micro_batch": 8, "find_unused_parameters": True}
+ROWS = {"rows": 48, "contents": "a", "indices": "", "order": "o", "counted": 48, "copies": 0}
 
 
-def test_a_look_says_what_an_agent_says() -> None:
-    found = look()
-    assert found["cpu"] == kind.processor()
-    assert Same(found["autotune"], found["python"], found["torch"]).misfit(found) == ""
+def seen(**changes: Any) -> dict[str, Any]:
+    rows = {**ROWS, **changes.pop("consumed", {})}
+    usual = {"consumed": rows, "unused_parameters": 0, "batch_dependent": "", "replica_spread": 0.0}
+    return {**usual, **changes}
 
 
-@pytest.mark.fault(29)
+def comparison(
+    today: dict[str, Any], *trials: tuple[dict[str, Any], dict[str, Any]], **rules: bool
+) -> Comparison:
+    """Of trials 1 to n, each with its changes and what was observed of it."""
+    runs = [({}, today), ({}, today), *trials]
+    attempts, observed = [], {}
+    for number, (knobs, told) in enumerate(runs, 1):
+        trial = max(0, number - 2)
+        purpose = Purpose.CALIBRATE if number == 2 else Purpose.SEARCH
+        result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number)
+        attempts.append(
+            StoredAttempt(number, trial, purpose, 0, 1, {**TODAY, **knobs}, 0.0, 1.0, result)
+        )
+        observed[number] = told
+    return Comparison(
+        Attempts(attempts, TODAY),
+        lambda id_: [StoredBlock(0, 1, 1, 0, 1.0, [1.0], 0.0, 1.0, 1, False, False, observed[id_])],
+        TODAY,
+        Rules(**rules),
+    )
+
+
+WORKERS = {"loader_workers": 2}
+
+
 @pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"autotune": "0.0.9"}, "autotune 0.0.9 is installed there and 0.1.0 here"),
-        ({"autotune": ""}, "autotune is not installed there"),
-        ({"python": "3.11.4"}, "Python 3.11.4 is installed there and 3.12.1 on others"),
-        ({"torch": ""}, "torch (none) is installed there and 2.11.0 on others"),
-        ({"devices": [A100] * 8}, f"it has {A100}, and this study runs on {H100}"),
-        ({"devices": [H100] * 7 + [A100]}, f"it has {A100} + {H100}, and this study runs on"),
-        ({}, ""),
-        ({"cpu": "another"}, ""),
-    ],
+    ("of_baseline", "of_trial", "refused"),
+    [(0, 24, True), (0, 2, False), (24, 24, False), (24, 40, True), (8, 12, False)],
 )
-def test_one_that_differs_is_left_out_with_the_reason(changes: dict[str, Any], why: str) -> None:
-    odd = node(**changes)
-    same = commonest("0.1.0", [odd, node(), node(), {}])
-    assert (same.python, same.torch) == ("3.12.1", "2.11.0")
-    found = Same(same.autotune, same.python, same.torch, H100, on_gpu=True).misfit(odd)
-    assert found.startswith(why)
-    assert bool(found) == bool(why)
+def test_more_copies_than_the_baseline_has_are_refused(
+    of_baseline: int, of_trial: int, refused: bool
+) -> None:
+    today = seen(consumed={"copies": of_baseline})
+    found = comparison(today, (WORKERS, seen(consumed={"copies": of_trial})))
+    assert bool(found.refused()) == refused
 
 
-def test_one_that_does_not_answer_is_judged_by_its_agent() -> None:
-    assert Same("0.1.0", "3.12.1", "2.11.0", H100, on_gpu=True).misfit({}) == ""
+def test_a_knob_that_cannot_change_data_is_not_judged_by_it() -> None:
+    found = comparison(seen(), ({"bucket_cap_mb": 100}, seen(consumed={"copies": 24})))
+    assert found.refused() == {}
 
 
-def test_what_the_driver_does_not_tell_is_not_held_against_a_node() -> None:
-    assert Same("0.1.0", kind=H100, on_gpu=True).misfit(node(devices=[])) == ""
+@pytest.mark.parametrize(
+    ("today", "trial", "word"),
+    [
+        (seen(), seen(), ""),
+        (seen(consumed={"indices": "i"}), seen(consumed={"contents": "b", "indices": "i"}), ""),
+        (seen(), seen(consumed={"contents": "b"}), "other rows than yours"),
+        ({**seen(), "consumed": None}, seen(), "were not seen"),
+    ],
+    ids=["equal rows", "equal indices", "other rows", "not seen"],
+)
+def test_data_that_is_not_shown_to_be_the_same_is_named(
+    today: dict[str, Any], trial: dict[str, Any], word: str
+) -> None:
+    today = {name: value for name, value in today.items() if value is not None}
+    found = comparison(today, (WORKERS, trial))
+    sentences = found.open(1, {**TODAY, **WORKERS})
+    assert bool(sentences) == bool(word)
+    assert word in " ".join(sentences)
 
 
-def test_the_kind_on_which_most_ranks_run_is_taken() -> None:
-    ranks = {"one big": 8, "small": 4}
-    assert most_ranks(["small", "small", "one big", ""], ranks.__getitem__) == "one big"
-    assert most_ranks(["b", "a", "a", "b", "b"], lambda _: 2) == "b"
-    assert most_ranks([""], lambda _: 2) == ""
-    assert listed(["a", "b", "a", ""]) == "a on 2 nodes, b on 1, unknown devices on 1"
+def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
+    knobs = {"loader_workers": 1, "persistent_workers": True}
+    found = comparison(
+        seen(),
+        (knobs, seen(epochs=1, stale=["dataset.epoch"])),
+        (knobs, seen(epochs=3, stale=[])),
+        (knobs, seen()),
+    )
+    assert list(found.refused()) == [1]
+    configuration = {**TODAY, **knobs}
+    assert not found.lacks_epoch(2, configuration)
+    assert found.lacks_epoch(3, configuration)
+    assert "no second epoch" in " ".join(found.open(3, configuration))
 
 
-def test_a_machine_of_another_kind_is_refused() -> None:
-    there = {**ENVIRONMENT, "devices": [{"name": H100}]}
-    check(H100, there, on_gpu=True)
-    check(ENVIRONMENT["cpu"], there, on_gpu=False)
-    check(None, there, on_gpu=True)
-    with pytest.raises(NotHere, match=f"resources.device: {A100} is asked for, and here is {H100}"):
-        check(A100, there, on_gpu=True)
+def test_a_graph_that_the_script_does_not_call_static_stays_a_risk() -> None:
+    knobs = {"find_unused_parameters": False}
+    found = comparison(seen(), (knobs, seen()))
+    assert found.refused() == {}
+    assert "find_unused_parameters=false" in " ".join(found.open(1, {**TODAY, **knobs}))
+    assert found.open(1, {**TODAY, "bucket_cap_mb": 5}) == []
+    assert list(comparison(seen(unused_parameters=2), (knobs, seen())).refused()) == [1]
 
 
-def test_devices_are_named_by_the_driver(tmp_path: Path) -> None:
-    for number, name in enumerate([H100, A100]):
-        folder = tmp_path / f"0000:0{number}:00.0"
-        folder.mkdir()
-        (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 1\n")
-    assert kind.devices(tmp_path) == [H100, A100]
-    assert kind.devices(tmp_path / "none") == []
-    assert kind_of({"devices": [A100, H100, H100]}, on_gpu=True) == f"{A100} + {H100}"
+def test_replicas_that_drift_apart_are_refused_unless_those_of_the_baseline_do() -> None:
+    knobs, apart = {"micro_batch": 4, "accumulation_steps": 2}, seen(replica_spread=1e-4)
+    assert list(comparison(seen(), (knobs, apart)).refused()) == [1]
+    assert comparison(apart, (knobs, apart)).refused() == {}
+
+
+def test_another_micro_batch_under_batch_normalisation_is_refused_unless_allowed() -> None:
+    today, other = seen(batch_dependent="BatchNorm"), {"micro_batch": 4, "accumulation_steps": 2}
+    trials = ((other, today), ({"bucket_cap_mb": 5}, today))
+    assert list(comparison(today, *trials).refused()) == [1]
+    allowed = comparison(today, *trials, refuse_batch_dependent=False)
+    assert allowed.refused() == {}
+    assert "BatchNorm" in " ".join(allowed.open(1, {**TODAY, **other}))
+
+
+def test_a_study_whose_ranks_tell_nothing_refuses_nothing() -> None:
+    found = comparison({}, (WORKERS, {}), ({"persistent_workers": True}, {}))
+    assert found.refused() == {}
+    assert found.open(1, {**TODAY, **WORKERS}) == []

@@ -80,13 +80,14 @@ def next_check(
     candidates: Sequence[Candidate], baseline: Knobs, attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """The run that is missing before these candidates may be confirmed; None if none is."""
+    unproven = [schedule for schedule, _ in _unproven(attempts, blocks)]
     for candidate in candidates:
         if not touched(candidate.knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(candidate.knobs, baseline, _references(attempts))
         if reference is None:
             return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
-        if reference.result.state != AttemptState.COMPLETE:
+        if reference.result.state != AttemptState.COMPLETE or _trained(checked) in unproven:
             continue
         check = _next_seed(candidate.trial, checked, reference.knobs, attempts, blocks)
         if check is not None:
@@ -147,20 +148,28 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
     """Trials of the search of which nothing shows whether they are right, each with the reason why: the
     reference was run and failed, or a run began with other weights or rows than the reference."""
     found = {}
-    for attempt in attempts.of(Purpose.NUMERICS).recorded().complete():
-        if why := compared(attempt, attempts, blocks).unproven:
-            found[attempt.trial] = why
+    unproven = _unproven(attempts, blocks)
     # Looked for once: there may be thousands of trials, and it is asked after each.
     references = _references(attempts)
     for trial in attempts.searched().complete() if references else ():
         if not touched(trial.knobs, baseline, attempts.harmless):
             continue
-        reference = _checkable(trial.knobs, baseline, references)[1]
+        checked, reference = _checkable(trial.knobs, baseline, references)
         if reference is not None and reference.result.state != AttemptState.COMPLETE:
             found[trial.trial] = (
                 f"the reference ended in {reference.result.state}: {reference.result.cause}"
             )
+        elif why := next((why for own, why in unproven if own == _trained(checked)), ""):
+            found[trial.trial] = why
     return found
+
+
+def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[dict[str, Any], str]]:
+    """What is trained in runs that could not be compared with their reference, each with the reason why:
+    nor can others of the same training."""
+    runs = attempts.of(Purpose.NUMERICS).recorded().complete()
+    reasons = [(_trained(run.knobs), compared(run, attempts, blocks).unproven) for run in runs]
+    return [(trained, why) for trained, why in reasons if why]
 
 
 def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> GateRecord:

@@ -13,14 +13,15 @@ import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 dist.init_process_group("gloo")
 class Shards(IterableDataset):
+    def __init__(self, rank):
+        self.rank = rank
     def __iter__(self):
-        for i in range(dist.get_rank() if dist.is_initialized() else RANK, 4000, 2):
+        for i in range(self.rank, 4000, 2):
             yield torch.full((8,), float(i))
-RANK = dist.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 while True:
-    for x in DataLoader(Shards(), 4):
+    for x in DataLoader(Shards(dist.get_rank()), 4):
         model(x).square().mean().backward()
         optimizer.step()
 """
@@ -29,7 +30,6 @@ import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 dist.init_process_group("gloo")
 class Crops(Dataset):
-    epoch = 0
     def __init__(self):
         self.epoch = 0
     def __len__(self):

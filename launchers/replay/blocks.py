@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialReport, TrialRequest
@@ -38,12 +38,8 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
             wait_seconds=seconds * answer.parts.get("loader", 0.0),
             loss=loss,
             peak_bytes=answer.peak_bytes,
-            observed=Observed(
-                **{
-                    **_observed(request, answer, seconds / steps),
-                    **({} if index else _of_first_block(answer)),
-                }
-            ),
+            observed=_observed(request, answer, seconds / steps)
+            | (Observed() if index else _of_first_block(answer)),
         )
         loss *= _FALLING if request.trajectory else 1.0
 
@@ -91,8 +87,10 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
     return observed
 
 
-def _of_first_block(answer: Answer) -> Mapping[str, Any]:
-    return {**answer.first_steps, **({"tells_longest": 1} if answer.tells_longest else {})}
+def _of_first_block(answer: Answer) -> Observed:
+    found: Any = {**answer.first_steps, **({"tells_longest": 1} if answer.tells_longest else {})}
+    observed: Observed = found
+    return observed
 
 
 def ended(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:

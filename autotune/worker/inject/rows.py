@@ -4,6 +4,7 @@ A row is known by a hash of a bounded part of its contents and, of a dataset tha
 its index. Hashes are sums of products, so that a whole batch is hashed by a few operations.
 """
 
+import functools
 import hashlib
 import itertools
 from collections import Counter, deque
@@ -169,6 +170,7 @@ class Rows:
     def _change(self, owner: Any, name: str, watched: Callable[..., Any]) -> None:
         before = getattr(owner, name)
 
+        @functools.wraps(before)
         def now(own: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._open:
                 return before(own, *args, **kwargs)

@@ -64,3 +64,25 @@ def test_another_micro_batch_under_batch_normalisation_needs_to_be_allowed(
     )
     assert verdict["kind"] == kind
     assert "BatchNorm" in verdict["sentence"]
+
+
+def in_short_epochs(launch: Launch) -> bool:
+    script = launch.request.script
+    return script is not None and script.batches_per_epoch > 0
+
+
+@pytest.mark.parametrize(("stale", "kind"), [([], "better"), (["dataset.epoch"], "nothing_better")])
+def test_workers_that_stay_are_looked_at_in_short_epochs(
+    played: Replayed, stale: list[str], kind: str
+) -> None:
+    (played.folder / "train.py").touch()
+    faster = where(LIKE_TODAY, lambda launch: launch.knobs["persistent_workers"], rate=500.0)
+    told = {"epochs": 1, "stale": stale}
+    verdict = played.on(where(faster, in_short_epochs, first_steps=told)).run(
+        workload={"script": "train.py"},
+        search_space={"persistent_workers": [False, True]},
+        baseline={"micro_batch": 2, "accumulation_steps": 1, "loader_workers": 1},
+    )
+    assert [run.knobs["persistent_workers"] for run in played.recorded("epochs")] == [True]
+    assert verdict["kind"] == kind
+    assert "Not verified" not in verdict["sentence"]

@@ -80,13 +80,14 @@ def next_check(
     candidates: Sequence[Candidate], baseline: Knobs, attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """The run that is missing before these candidates may be confirmed; None if none is."""
+    unproven = [schedule for schedule, _ in _unproven(attempts, blocks)]
     for candidate in candidates:
         if not touched(candidate.knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(candidate.knobs, baseline, _references(attempts))
         if reference is None:
             return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
-        if reference.result.state != AttemptState.COMPLETE:
+        if reference.result.state != AttemptState.COMPLETE or _trained(checked) in unproven:
             continue
         check = _next_seed(candidate.trial, checked, reference.knobs, attempts, blocks)
         if check is not None:
@@ -143,21 +144,32 @@ def missing_runs(
     return missing
 
 
-def unchecked(attempts: Attempts, baseline: Knobs) -> dict[int, str]:
-    """Trials of the search that have no reference to be compared with, each with the reason why: the
-    reference was run and failed."""
+def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:
+    """Trials of the search of which nothing shows whether they are right, each with the reason why: the
+    reference was run and failed, or a run began with other weights or rows than the reference."""
     found = {}
+    unproven = _unproven(attempts, blocks)
     # Looked for once: there may be thousands of trials, and it is asked after each.
     references = _references(attempts)
     for trial in attempts.searched().complete() if references else ():
         if not touched(trial.knobs, baseline, attempts.harmless):
             continue
-        reference = _checkable(trial.knobs, baseline, references)[1]
+        checked, reference = _checkable(trial.knobs, baseline, references)
         if reference is not None and reference.result.state != AttemptState.COMPLETE:
             found[trial.trial] = (
                 f"the reference ended in {reference.result.state}: {reference.result.cause}"
             )
+        elif why := next((why for own, why in unproven if own == _trained(checked)), ""):
+            found[trial.trial] = why
     return found
+
+
+def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[dict[str, Any], str]]:
+    """What is trained in runs that could not be compared with their reference, each with the reason why:
+    nor can others of the same training."""
+    runs = attempts.of(Purpose.NUMERICS).recorded().complete()
+    reasons = [(_trained(run.knobs), compared(run, attempts, blocks).unproven) for run in runs]
+    return [(trained, why) for trained, why in reasons if why]
 
 
 def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) -> GateRecord:
@@ -175,14 +187,14 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
     for attempt in attempts.of(Purpose.NUMERICS).recorded():
         if attempt.result.state == AttemptState.COMPLETE:
             agreed = compared(attempt, attempts, blocks)
-            if not agreed.open:
+            if not agreed.open and not agreed.unproven:
                 passed[attempt.trial] = agreed
         else:
             cause = attempt.result.cause or attempt.result.state
             # It is checked with a smaller micro-batch.
             own = attempts.of(Purpose.SEARCH).of_trial(attempt.trial).first or attempt
             refused.append(Refusal(attempt.trial, own.knobs, cause))
-    without = unchecked(attempts, baseline)
+    without = unchecked(attempts, blocks, baseline)
     if rules.refuse_unchecked:
         refused += _refused_unchecked(without, attempts)
         without = {}

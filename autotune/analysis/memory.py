@@ -96,7 +96,7 @@ def barred(
         today: the baseline.
         rules: of the study.
     """
-    unchecked = gate.unchecked(attempts, today) if rules.refuse_unchecked else ()
+    unchecked = gate.unchecked(attempts, blocks, today) if rules.refuse_unchecked else ()
     other = Comparison(attempts, blocks, today, rules).refused()
     return (*outgrown(attempts), *unchecked, *other)
 

@@ -4,6 +4,7 @@ batch statistics. Pure, over what ranks have reported of their first steps.
 The number format has a gate of its own: autotune.analysis.gate.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from storage import Attempts, Purpose, StoredAttempt, StoredBlock
 Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 Knobs = Mapping[str, Any]
+_MOST_RUNS = 8
+"""Of the baseline that are read: where it takes turns with every trial, there are thousands."""
 _FEWEST_COPIES = 2
 """Rows that come twice by chance, at most, where the baseline has none."""
 _DEVIATIONS = 3.0
@@ -106,7 +109,8 @@ class Comparison:
         self._today = today
         self._rules = rules
         runs = attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.CONFIRM)
-        self._base = Seen.of(runs.of_baseline().recorded(), blocks)
+        own = itertools.islice(runs.of_baseline().recorded(), _MOST_RUNS)
+        self._base = Seen.of(own, blocks)
 
     def refused(self) -> dict[int, str]:
         """Trials that do not train the same, each with the reason; the fastest first."""
@@ -123,8 +127,8 @@ class Comparison:
             found.append(self._unverified(names, self._seen(trial), knobs))
         if (names := _changed(knobs, self._today, STATISTICS)) and self._base.batch_dependent:
             found.append(
-                f"The model has {self._base.batch_dependent}: {', '.join(names)} changes over which "
-                "rows that computes."
+                f"The model has {self._base.batch_dependent}, and {', '.join(names)} changes its "
+                "statistics: compare how far whole trainings come."
             )
         return [sentence for sentence in found if sentence]
 
@@ -204,7 +208,7 @@ class Comparison:
         if not (names and what and self._rules.refuse_batch_dependent):
             return ""
         return (
-            f"the model has {what}, and {', '.join(names)} changes over which rows that computes; "
+            f"the model has {what}, and {', '.join(names)} changes its statistics; "
             "objective.batch_dependent: allow would recommend it all the same"
         )
 

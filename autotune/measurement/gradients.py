@@ -78,11 +78,14 @@ class FirstSteps:
         gradients: gradients of each of the first steps.
         moved: change of the weights over these steps.
         weights: norm of every tensor before them.
+        start: digest of the weights and rows that they began with; empty where those are known to be
+            the same in every run.
     """
 
     gradients: tuple[tuple[Tensor, ...], ...]
     moved: tuple[Tensor, ...]
     weights: tuple[float, ...]
+    start: str = ""
 
     @classmethod
     def seen(cls, observed: Sequence[Mapping[str, Any]]) -> "FirstSteps | None":
@@ -94,6 +97,7 @@ class FirstSteps:
             tuple(tuple(map(Tensor.of, one["gradient"])) for one in told),
             tuple(map(Tensor.of, told[-1]["moved"])),
             tuple(told[-1]["weights"]),
+            str(told[-1].get("start", "")),
         )
 
 
@@ -133,8 +137,10 @@ def tolerance(*configurations: Mapping[str, Any]) -> float:
 
 
 def comparable(run: FirstSteps | None, reference: FirstSteps | None) -> bool:
-    """Return whether both have observations of the same tensors."""
+    """Return whether both observe the same tensors, and began with the same weights and rows."""
     if run is None or reference is None or len(run.gradients) != len(reference.gradients):
+        return False
+    if run.start != reference.start:
         return False
     return [t.size for t in run.moved] == [t.size for t in reference.moved]
 

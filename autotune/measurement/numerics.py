@@ -97,11 +97,13 @@ def not_to_compare(reference: Trajectory) -> str:
     """Return why nothing can be compared with a reference; empty if something can."""
     if reference.fallen or reference.first is not None:
         return ""
+    return f"{_hardly_fallen(reference)}, and its gradients cannot be compared"
+
+
+def _hardly_fallen(reference: Trajectory) -> str:
     share = reference.progress / max(abs(statistics.fmean(reference.losses[:_START])), 1e-30)
-    return (
-        f"its loss fell by {share:.1%} in {len(reference.losses)} steps, less than {ENOUGH:.0%}, and "
-        "its gradients cannot be compared"
-    )
+    steps = len(reference.losses)
+    return f"the loss of the reference fell by {share:.1%} in {steps} steps, less than {ENOUGH:.0%}"
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Agreement:
         gradient_error: relative error in the first step; None where gradients were not compared.
         share_of_progress: distance of the loss in the last quarter, in units of the reference's
             progress; None where that had not fallen.
+        unproven: why nothing of this tells whether the configuration is right, in words; empty if
+            something does.
     """
 
     problem: str
@@ -126,6 +130,7 @@ class Agreement:
     steps: int = 0
     gradient_error: float | None = None
     share_of_progress: float | None = None
+    unproven: str = ""
 
 
 Pair = tuple[Trajectory, Trajectory]
@@ -167,6 +172,13 @@ def agreement(
         steps=len(run.losses),
         gradient_error=first.error if first else None,
         share_of_progress=course.share if course else None,
+        unproven=_unproven(reference) if first is None and not reference.fallen else "",
+    )
+
+
+def _unproven(reference: Trajectory) -> str:
+    return (
+        f"{_hardly_fallen(reference)}, and it began with other weights or rows than the reference"
     )
 
 

@@ -181,8 +181,8 @@ def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
             yield "micro_batch: batches have different numbers of samples"
         elif seen.batch_dependent:
             yield (
-                f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes over which "
-                "rows that computes; with `objective: {batch_dependent: allow}` it can vary all the same"
+                f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes its "
+                "statistics; with `objective: {batch_dependent: allow}` it can vary all the same"
             )
         elif "micro_batch" in found.flags:
             yield (

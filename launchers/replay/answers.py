@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.worker.protocol import Knobs, Outcome, TrialRequest
 
@@ -58,6 +59,7 @@ class Answer:
         not_its_own: description of what has happened to its node.
         slows: share of the rate that it loses over minutes, as devices grow hot.
         tells_longest: True if its workload says which samples are the longest.
+        first_steps: what else is observed of the first block.
         stays: True if its processes become a warm worker where they are asked to.
     """
 
@@ -79,6 +81,7 @@ class Answer:
     lost_agent: bool = False
     not_its_own: str = ""
     tells_longest: bool = False
+    first_steps: Mapping[str, Any] = field(default_factory=dict)
     slows: float = 0.0
     stays: bool = True
 

@@ -5,6 +5,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialReport, TrialRequest
 from autotune.worker.rank.trace import PARTS
@@ -45,7 +46,7 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
             loss=loss,
             peak_bytes=answer.peak_bytes,
             observed=_observed(request, answer, seconds / steps)
-            | ({"tells_longest": 1} if answer.tells_longest and not index else {}),
+            | (Observed() if index else _of_first_block(answer)),
         )
         loss *= _FALLING if request.trajectory else 1.0
 
@@ -90,6 +91,12 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
         observed["step_p50"] = observed["step_p95"] = observed["step_max"] = step
     if request.replicas > 1:
         observed["replicas"] = request.replicas
+    return observed
+
+
+def _of_first_block(answer: Answer) -> Observed:
+    found: Any = {**answer.first_steps, **({"tells_longest": 1} if answer.tells_longest else {})}
+    observed: Observed = found
     return observed
 
 

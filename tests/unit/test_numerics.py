@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from autotune.measurement.gradients import FirstSteps, Tensor
 from autotune.measurement.numerics import (
     FEWEST_STEPS,
     MOST_SEEDS,
@@ -141,3 +142,24 @@ def test_seeds_that_change_nothing_tell_nothing_new():
     assert once.open
     assert again.share_of_progress == once.share_of_progress
     assert again.open
+
+
+def _first(start):
+    """A gradient of one tensor, and the update by it."""
+    tensor = Tensor("weight", 4, 1.0, (1.0, 0.0))
+    return FirstSteps(((tensor,),), (tensor,), (1.0,), start)
+
+
+@pytest.mark.parametrize(
+    ("fall", "start", "proven"),
+    [(0.0, "a", True), (0.0, "b", False), (0.3, "b", True)],
+    ids=["equal start", "another start", "another start, and a loss that falls"],
+)
+def test_a_loss_that_hardly_falls_needs_gradients_from_an_equal_start(fall, start, proven):
+    reference, run = (
+        dataclasses.replace(falling(fall=fall), first=_first(of)) for of in ("a", start)
+    )
+    assert not_to_compare(reference) == ""
+    found = agreement(run, reference)
+    assert found.problem == ""
+    assert bool(found.unproven) != proven

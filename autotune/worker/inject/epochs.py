@@ -18,6 +18,8 @@ _MOST_ENTRIES = 32
 _MOST_BYTES = 1 << 16
 """Of an array."""
 _SCALARS = (bool, int, float, complex, str, bytes)
+_MOST_COMPARED = 3
+"""Epochs: what a script changes, it changes in each."""
 _STATE = "_state_seen_by_autotune"
 """Of an iterator with workers: what they have been given."""
 _YIELDED = "_yielded_of_autotune"
@@ -47,7 +49,8 @@ class Epochs:
 
         @functools.wraps(begin)
         def begun(loader: DataLoader[Any]) -> Any:
-            if not (loader.persistent_workers and loader.num_workers):
+            stays = loader.persistent_workers and loader.num_workers
+            if not stays or self.compared >= _MOST_COMPARED:
                 return self._counted(begin(loader))
             now = state_of({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
             kept = getattr(loader, "_iterator", None)

@@ -4,6 +4,7 @@ A row is known by a hash of a bounded part of its contents and, of a dataset tha
 its index. Hashes are sums of products, so that a whole batch is hashed by a few operations.
 """
 
+import functools
 import hashlib
 import itertools
 from collections import Counter, deque
@@ -23,7 +24,8 @@ _MOST_TOKENS = 4096
 """The same of a row of whole numbers, from its beginning."""
 _PADDING = (0, -100)
 """Values that collation adds to a row of tokens; how many depends on the batch."""
-_MOST_CHARACTERS = 4096
+_MOST_BYTES = 4096
+"""Of a text."""
 _MOST_COUNTED = 8192
 """Rows of all ranks among which copies are looked for, about: those whose hash a number divides."""
 _BITS = (1 << 63) - 1
@@ -168,6 +170,7 @@ class Rows:
     def _change(self, owner: Any, name: str, watched: Callable[..., Any]) -> None:
         before = getattr(owner, name)
 
+        @functools.wraps(before)
         def now(own: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._open:
                 return before(own, *args, **kwargs)
@@ -225,10 +228,7 @@ def row_hashes(batch: Any, rows: int) -> Tensor | None:
     """
     if not rows:
         return None
-    columns = [found for part in _parts(batch) if (found := _by_row(part, rows)) is not None]
-    if not columns:
-        entries = list(batch) if isinstance(batch, list | tuple) and len(batch) == rows else []
-        columns = [torch.tensor([_entry(one) for one in entries])] if entries else []
+    columns = _columns(batch, rows)
     if not columns:
         return None
     total = torch.zeros(rows, dtype=torch.int64)
@@ -237,27 +237,28 @@ def row_hashes(batch: Any, rows: int) -> Tensor | None:
     return _mixed(total) & _BITS
 
 
-def _parts(batch: Any) -> Iterable[Any]:
-    """Tensors and lists of texts of a batch, in its order."""
-    if isinstance(batch, Tensor) or _is_texts(batch):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _parts(part)
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from _parts(part)
+def _columns(part: Any, rows: int) -> list[Tensor]:
+    """Of each field of a batch a hash for every row; none of fields that have no such rows."""
+    if isinstance(part, Tensor):
+        found = _by_row(part, rows)
+        return [] if found is None else [found]
+    if isinstance(part, Mapping):
+        part = list(part.values())
+    elif not isinstance(part, list | tuple):
+        return []
+    elif len(part) == rows and _are_samples(part):
+        return [torch.tensor([_entry(one) for one in part])]
+    return [column for inner in part for column in _columns(inner, rows)]
 
 
-def _is_texts(part: Any) -> bool:
-    texts = str | bytes
-    return isinstance(part, list | tuple) and bool(part) and all(isinstance(p, texts) for p in part)
+def _are_samples(entries: Sequence[Any]) -> bool:
+    """Whether each is a sample of its own: a text, or tensors that are not all as long as the list."""
+    inside = list(tensors(entries))
+    return not inside or any(t.dim() == 0 or t.shape[0] != len(entries) for t in inside)
 
 
-def _by_row(part: Any, rows: int) -> Tensor | None:
+def _by_row(part: Tensor, rows: int) -> Tensor | None:
     """A hash of each row; None where none of its dimensions is that of the rows."""
-    if not isinstance(part, Tensor):
-        return torch.tensor([_text(one) for one in part]) if len(part) == rows else None
     if part.is_sparse or part.is_quantized or rows not in part.shape:
         return None
     whole = part.detach().movedim(list(part.shape).index(rows), 0).reshape(rows, -1)
@@ -287,14 +288,15 @@ def _as_whole_numbers(values: Tensor) -> Tensor:
 
 def _entry(entry: Any) -> int:
     """Hash of a sample that is an entry of a list."""
+    if isinstance(entry, bytes):
+        return _digest_number(entry)
     found = [_by_row(tensor.reshape(1, -1), 1) for tensor in tensors([entry])]
     parts = [int(one[0]) for one in found if one is not None]
-    return _text(repr(parts or entry))
+    return _digest_number(repr(parts or entry).encode(errors="surrogatepass"))
 
 
-def _text(text: str | bytes) -> int:
-    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
-    found = hashlib.blake2b(data[:_MOST_CHARACTERS], digest_size=8).digest()
+def _digest_number(data: bytes) -> int:
+    found = hashlib.blake2b(data[:_MOST_BYTES], digest_size=8).digest()
     return int.from_bytes(found, "big", signed=True)
 
 

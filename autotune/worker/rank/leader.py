@@ -48,8 +48,9 @@ class LeaderNorms:
 
     def first_taken(self) -> None:
         """Take in how far the first step has moved the weights. Every rank must call it."""
+        # On every rank, whatever is known of the rows: parts of parameters are put together.
+        moved = [now.less(at) for now, at in zip(self._sketched(), self._weights, strict=True)]
         if rows := self._rows():
-            moved = [now.less(at) for now, at in zip(self._sketched(), self._weights, strict=True)]
             weights = [one.as_row() for one in self._weights]
             start = hashlib.blake2b(json.dumps([rows, weights]).encode(), digest_size=8)
             self._seen["start"] = start.hexdigest()

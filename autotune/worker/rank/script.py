@@ -23,7 +23,7 @@ from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstSteps
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
 from autotune.worker.rank.leader import LeaderNorms
-from autotune.worker.rank.quiet import without_dropout_functions
+from autotune.worker.rank.quiet import without_dropout_anywhere
 from autotune.worker.rank.training import Training
 from autotune.worker.rank.trajectory import run_trajectory
 
@@ -199,7 +199,7 @@ class ScriptRun:
         self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
         self._first_steps.watch()
         if norms:
-            self._quiet.enter_context(without_dropout_functions())
+            self._quiet.enter_context(without_dropout_anywhere())
 
     def _goes_on(self) -> None:
         # The first step belongs to the start: passes and optimizer may be compiled in it.

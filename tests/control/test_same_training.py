@@ -1,0 +1,88 @@
+"""A finalist that trains something else than the baseline is no choice, and the verdict says why."""
+
+import json
+from typing import Any
+
+import pytest
+
+from autotune.views.recompute import recomputed_verdict
+from launchers.replay import Launch
+from launchers.replay.behaviours import where
+from tests.control.replayed import PLAIN, Replayed
+
+ROWS = {"rows": 48, "contents": "a", "indices": "", "order": "o", "counted": 48, "copies": 0}
+SEEN: dict[str, Any] = {"consumed": ROWS, "unused_parameters": 0, "batch_dependent": ""}
+LIKE_TODAY = where(PLAIN, lambda _: True, first_steps=SEEN)
+
+
+def changed(launch: Launch) -> bool:
+    knobs = launch.knobs
+    return bool(knobs["loader_workers"] or not knobs["find_unused_parameters"])
+
+
+def is_faster(**seen: Any) -> Any:
+    """What is not the baseline runs at twice its speed, and shows this."""
+    return where(LIKE_TODAY, changed, rate=500.0, first_steps={**SEEN, **seen})
+
+
+BASELINE = {"micro_batch": 2, "find_unused_parameters": True}
+
+
+def test_a_finalist_that_trains_rows_twice_is_refused(played: Replayed) -> None:
+    twice = is_faster(consumed={**ROWS, "copies": 24})
+    verdict = played.on(twice).run(
+        search_space={"loader_workers": [0, 2], "micro_batch": [2]}, baseline=BASELINE
+    )
+    assert verdict["kind"] == "nothing_better"
+    assert [refused["knobs"]["loader_workers"] for refused in verdict["refused"]] == [2]
+    assert "24 of 48 rows" in verdict["refused"][0]["reason"]
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == verdict
+
+
+def test_the_risk_of_a_static_graph_stands_in_the_verdict(played: Replayed) -> None:
+    verdict = played.on(is_faster()).run(
+        search_space={"find_unused_parameters": [True, False], "micro_batch": [2]},
+        baseline=BASELINE,
+    )
+    assert verdict["kind"] == "better"
+    assert verdict["knobs"]["find_unused_parameters"] is False
+    assert "find_unused_parameters=false holds only while" in verdict["sentence"]
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == verdict
+
+
+@pytest.mark.parametrize(("rule", "kind"), [("refuse", "nothing_better"), ("allow", "better")])
+def test_another_micro_batch_under_batch_normalisation_needs_to_be_allowed(
+    played: Replayed, rule: str, kind: str
+) -> None:
+    normalised = where(PLAIN, lambda _: True, first_steps={**SEEN, "batch_dependent": "BatchNorm"})
+    verdict = played.on(normalised).run(
+        search_space={"micro_batch": [1, 2, 4, 8], "accumulation_steps": [1, 2, 4, 8]},
+        baseline={"micro_batch": 2, "accumulation_steps": 4},
+        objective={"batch_dependent": rule},
+    )
+    assert verdict["kind"] == kind
+    assert "BatchNorm" in verdict["sentence"]
+
+
+def in_short_epochs(launch: Launch) -> bool:
+    script = launch.request.script
+    return script is not None and script.batches_per_epoch > 0
+
+
+@pytest.mark.parametrize(("stale", "kind"), [([], "better"), (["dataset.epoch"], "nothing_better")])
+def test_workers_that_stay_are_looked_at_in_short_epochs(
+    played: Replayed, stale: list[str], kind: str
+) -> None:
+    (played.folder / "train.py").touch()
+    faster = where(LIKE_TODAY, lambda launch: launch.knobs["persistent_workers"], rate=500.0)
+    told = {"epochs": 1, "stale": stale}
+    verdict = played.on(where(faster, in_short_epochs, first_steps=told)).run(
+        workload={"script": "train.py"},
+        search_space={"persistent_workers": [False, True]},
+        baseline={"micro_batch": 2, "accumulation_steps": 1, "loader_workers": 1},
+    )
+    assert [run.knobs["persistent_workers"] for run in played.recorded("epochs")] == [True]
+    assert verdict["kind"] == kind
+    assert "Not verified" not in verdict["sentence"]

@@ -1,0 +1,170 @@
+"""Rows that the first steps of a training consume, as digests."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    get_worker_info,
+)
+
+from autotune.worker.inject.rows import RankRows, Rows, row_hashes, together
+
+ROWS = 24
+TABLE = TensorDataset(torch.arange(96 * 3.0).reshape(96, 3), torch.arange(96) % 5)
+
+
+class Stream(IterableDataset[Any]):
+    """Rows in their order; shared among loader workers if they are to be."""
+
+    def __init__(self, shared: bool) -> None:
+        self.shared = shared
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info() if self.shared else None
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        return iter([TABLE[i] for i in range(first, 96, step)])
+
+
+class Augmented(Dataset[Any]):
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3)
+
+
+def consumed(
+    dataset: Any, size: int, workers: int = 0, seed: int = 0, wanted: int = ROWS, **arguments: Any
+) -> dict[str, Any]:
+    """Of a rank that trains on batches of this size until it has had enough rows."""
+    rows = Rows(wanted)
+    rows.watch()
+    torch.manual_seed(seed)
+    weight = torch.zeros(3, requires_grad=True)
+    try:
+        loader = DataLoader(dataset, size, num_workers=workers, **arguments)
+        for number, batch in enumerate(loader, 1):
+            x = batch if isinstance(batch, torch.Tensor) else batch[0]
+            (x * weight).sum().backward()
+            if number * size >= ROWS:
+                break
+        mine = rows.first(wanted)
+    finally:
+        rows.close()
+    assert mine is not None
+    return together([RankRows.from_list(mine.as_list())])
+
+
+def test_rows_are_the_same_whatever_the_micro_batch() -> None:
+    whole, halves = (consumed(TABLE, size, shuffle=True) for size in (8, 4))
+    assert whole == halves
+    assert (whole["rows"], whole["copies"]) == (ROWS, 0)
+    other = consumed(TABLE, 8, seed=1, shuffle=True)
+    assert other["contents"] != whole["contents"]
+
+
+def test_the_same_rows_in_another_order_have_the_same_sum() -> None:
+    forward, backward = (
+        consumed(TABLE, 4, sampler=order) for order in (range(ROWS), range(ROWS)[::-1])
+    )
+    assert forward["contents"] == backward["contents"]
+    assert forward["order"] != backward["order"]
+
+
+@pytest.mark.parametrize(("shared", "copies"), [(True, 0), (False, ROWS // 2)])
+def test_workers_that_do_not_share_a_stream_are_seen_by_its_copies(
+    shared: bool, copies: int
+) -> None:
+    assert consumed(Stream(shared), 4)["copies"] == 0
+    assert consumed(Stream(shared), 4, workers=2)["copies"] == copies
+
+
+def test_ranks_that_do_not_share_a_stream_are_seen_by_its_copies() -> None:
+    rows = RankRows(2, 30, None, "a", [(0, 10, None), (0, 20, None)])
+    assert together([rows, rows])["copies"] == 2
+
+
+def test_augmented_rows_are_known_by_their_index() -> None:
+    one, other = (consumed(Augmented(), 4, shuffle=True, workers=workers) for workers in (0, 1))
+    assert one["contents"] != other["contents"]
+    assert one["indices"] == other["indices"]
+
+
+def test_an_index_that_a_sampler_draws_twice_is_no_copy() -> None:
+    sampler = RandomSampler(range(3), replacement=True, num_samples=ROWS)
+    assert consumed(TABLE, 4, sampler=sampler)["copies"] == 0
+
+
+def test_rows_of_the_next_epoch_are_no_copies() -> None:
+    few = TensorDataset(torch.rand(4, 3))
+    rows = Rows(ROWS)
+    rows.watch()
+    for _ in range(3):
+        for (x,) in DataLoader(few, 2):
+            x.requires_grad_().sum().backward()
+    rows.close()
+    mine = rows.first(0)
+    assert mine is not None
+    assert together([mine])["rows"] == 12
+    assert together([mine])["copies"] == 0
+
+
+def test_what_is_drawn_ahead_or_evaluated_does_not_count() -> None:
+    ahead = consumed(TABLE, 8, wanted=16)
+    assert ahead["rows"] == 16
+    rows = Rows(0)
+    rows.watch()
+    with torch.no_grad():
+        list(DataLoader(TABLE, 8))
+    rows.close()
+    assert rows.first(0) is None
+
+
+def test_closed_it_leaves_the_classes_of_torch_as_they_were() -> None:
+    before = (DataLoader.__iter__, torch.Tensor.backward)
+    rows = Rows(0)
+    rows.watch()
+    assert torch.Tensor.backward is not before[1]
+    rows.close()
+    assert (DataLoader.__iter__, torch.Tensor.backward) == before
+
+
+def test_padding_of_tokens_does_not_change_a_row() -> None:
+    row = torch.tensor([[5, 6, 7]])
+    padded = torch.tensor([[5, 6, 7, 0, 0], [1, 2, 3, 4, 5]])
+    alone, beside = row_hashes({"input_ids": row}, 1), row_hashes({"input_ids": padded}, 2)
+    assert alone is not None
+    assert beside is not None
+    assert alone[0] == beside[0] != beside[1]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [{"image": torch.ones(3, 4, 5)}, {"image": torch.zeros(3, 2, 2)}],
+        (torch.arange(10).reshape(5, 2), torch.zeros(1)),
+        {"text": ["one", "two"], "number": torch.zeros(3)},
+        torch.randn(2, 100_000).to(torch.bfloat16),
+        torch.tensor([True, False]),
+    ],
+    ids=["list of samples", "time first", "texts", "long rows", "booleans"],
+)
+def test_rows_of_many_kinds_have_a_hash_of_their_own(batch: Any) -> None:
+    found, again = row_hashes(batch, 2), row_hashes(batch, 2)
+    assert found is not None
+    assert again is not None
+    assert found.tolist() == again.tolist()
+    assert len(set(found.tolist())) == 2
+    assert all(0 <= one < 2**63 for one in found.tolist())
+
+
+def test_a_batch_without_rows_has_none() -> None:
+    assert row_hashes({"edges": torch.zeros(7)}, 2) is None
+    assert row_hashes(object(), 0) is None

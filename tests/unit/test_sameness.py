@@ -1,0 +1,125 @@
+"""Which finalists train something else than the baseline, by what ranks have reported."""
+
+from typing import Any
+
+import pytest
+
+from autotune.analysis.sameness import Comparison, Rules
+from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
+
+TODAY = {**defaults(), "micro_batch": 8, "find_unused_parameters": True}
+ROWS = {"rows": 48, "contents": "a", "indices": "", "order": "o", "counted": 48, "copies": 0}
+
+
+def seen(**changes: Any) -> dict[str, Any]:
+    rows = {**ROWS, **changes.pop("consumed", {})}
+    usual = {"consumed": rows, "unused_parameters": 0, "batch_dependent": "", "replica_spread": 0.0}
+    return {**usual, **changes}
+
+
+def comparison(
+    today: dict[str, Any], *trials: tuple[dict[str, Any], dict[str, Any]], **rules: bool
+) -> Comparison:
+    """Of trials 1 to n, each with its changes and what was observed of it."""
+    runs = [({}, today), ({}, today), *trials]
+    attempts, observed = [], {}
+    for number, (knobs, told) in enumerate(runs, 1):
+        trial = max(0, number - 2)
+        purpose = Purpose.CALIBRATE if number == 2 else Purpose.SEARCH
+        result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number)
+        attempts.append(
+            StoredAttempt(number, trial, purpose, 0, 1, {**TODAY, **knobs}, 0.0, 1.0, result)
+        )
+        observed[number] = told
+    return Comparison(
+        Attempts(attempts, TODAY),
+        lambda id_: [StoredBlock(0, 1, 1, 0, 1.0, [1.0], 0.0, 1.0, 1, False, False, observed[id_])],
+        TODAY,
+        Rules(**rules),
+    )
+
+
+WORKERS = {"loader_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("of_baseline", "of_trial", "refused"),
+    [(0, 24, True), (0, 2, False), (24, 24, False), (24, 40, True), (8, 12, False)],
+)
+def test_more_copies_than_the_baseline_has_are_refused(
+    of_baseline: int, of_trial: int, refused: bool
+) -> None:
+    today = seen(consumed={"copies": of_baseline})
+    found = comparison(today, (WORKERS, seen(consumed={"copies": of_trial})))
+    assert bool(found.refused()) == refused
+
+
+def test_a_knob_that_cannot_change_data_is_not_judged_by_it() -> None:
+    found = comparison(seen(), ({"bucket_cap_mb": 100}, seen(consumed={"copies": 24})))
+    assert found.refused() == {}
+
+
+@pytest.mark.parametrize(
+    ("today", "trial", "word"),
+    [
+        (seen(), seen(), ""),
+        (seen(consumed={"indices": "i"}), seen(consumed={"contents": "b", "indices": "i"}), ""),
+        (seen(), seen(consumed={"contents": "b"}), "other rows than yours"),
+        ({**seen(), "consumed": None}, seen(), "were not seen"),
+    ],
+    ids=["equal rows", "equal indices", "other rows", "not seen"],
+)
+def test_data_that_is_not_shown_to_be_the_same_is_named(
+    today: dict[str, Any], trial: dict[str, Any], word: str
+) -> None:
+    today = {name: value for name, value in today.items() if value is not None}
+    found = comparison(today, (WORKERS, trial))
+    sentences = found.open(1, {**TODAY, **WORKERS})
+    assert bool(sentences) == bool(word)
+    assert word in " ".join(sentences)
+
+
+def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
+    knobs = {"loader_workers": 1, "persistent_workers": True}
+    found = comparison(
+        seen(),
+        (knobs, seen(epochs=1, stale=["dataset.epoch"])),
+        (knobs, seen(epochs=3, stale=[])),
+        (knobs, seen()),
+    )
+    assert list(found.refused()) == [1]
+    configuration = {**TODAY, **knobs}
+    assert not found.lacks_epoch(2, configuration)
+    assert found.lacks_epoch(3, configuration)
+    assert "no second epoch" in " ".join(found.open(3, configuration))
+
+
+def test_a_graph_that_the_script_does_not_call_static_stays_a_risk() -> None:
+    knobs = {"find_unused_parameters": False}
+    found = comparison(seen(), (knobs, seen()))
+    assert found.refused() == {}
+    assert "find_unused_parameters=false" in " ".join(found.open(1, {**TODAY, **knobs}))
+    assert found.open(1, {**TODAY, "bucket_cap_mb": 5}) == []
+    assert list(comparison(seen(unused_parameters=2), (knobs, seen())).refused()) == [1]
+
+
+def test_replicas_that_drift_apart_are_refused_unless_those_of_the_baseline_do() -> None:
+    knobs, apart = {"micro_batch": 4, "accumulation_steps": 2}, seen(replica_spread=1e-4)
+    assert list(comparison(seen(), (knobs, apart)).refused()) == [1]
+    assert comparison(apart, (knobs, apart)).refused() == {}
+
+
+def test_another_micro_batch_under_batch_normalisation_is_refused_unless_allowed() -> None:
+    today, other = seen(batch_dependent="BatchNorm"), {"micro_batch": 4, "accumulation_steps": 2}
+    trials = ((other, today), ({"bucket_cap_mb": 5}, today))
+    assert list(comparison(today, *trials).refused()) == [1]
+    allowed = comparison(today, *trials, refuse_batch_dependent=False)
+    assert allowed.refused() == {}
+    assert "BatchNorm" in " ".join(allowed.open(1, {**TODAY, **other}))
+
+
+def test_a_study_whose_ranks_tell_nothing_refuses_nothing() -> None:
+    found = comparison({}, (WORKERS, {}), ({"persistent_workers": True}, {}))
+    assert found.refused() == {}
+    assert found.open(1, {**TODAY, **WORKERS}) == []

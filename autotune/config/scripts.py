@@ -9,14 +9,13 @@ from typing import Any
 import yaml
 
 from autotune.config import arguments, commands, fields, mistakes
+from autotune.config.keeping import COUNTED, derived, of_derived
 from autotune.config.sections import WorkloadSpec
 from autotune.worker.surveyed import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
 from search_spaces.scripts import refusal
 
-_COUNTED = ("micro_batch", "accumulation_steps")
-"""Knobs that all ranks may have together, in a script's words."""
 _KINDS = ("name", "script", "module", "command")
 _FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
 _FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
@@ -55,10 +54,10 @@ def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
         if problem := mistakes.unknown_knob(knob) or wrong:
             problems["workload", "flags", knob] = problem
     for place, knob in enumerate(() if workload.command else workload.over_all_ranks):
-        if knob not in workload.flags or knob not in _COUNTED:
+        if knob not in workload.flags or knob not in COUNTED:
             shown = mistakes.in_yaml(knob)
             problems["workload", "over_all_ranks", place] = (
-                f"must be {' or '.join(_COUNTED)}, if workload.flags have it; got {shown}"
+                f"must be {' or '.join(COUNTED)}, if workload.flags have it; got {shown}"
             )
     return problems
 
@@ -67,7 +66,7 @@ def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
-    for field in ("flags", "over_all_ranks", "samples"):
+    for field in ("flags", "over_all_ranks", "keeps_global_batch", "samples"):
         if getattr(workload, field):
             problems["workload", field] = "is for scripts only; take it out"
     return problems
@@ -127,6 +126,8 @@ def of_knobs(
     told = of_arguments(workload)
     for name, values in space.items():
         flag = workload.flags.get(name)
+        if flag is None and name == derived(workload):
+            continue  # which of_derived refuses
         if flag is None:
             why = refusal(name, values, full_baseline[name])
             if why:
@@ -142,12 +143,10 @@ def of_knobs(
                 f"{who} say what {flag} is today; add it there, or say under baseline "
                 f"what the script takes without it"
             )
-    sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
-    if fixed_batch and len(sizes) > 1 and "accumulation_steps" not in workload.flags:
-        problems["objective", "global_batch"] = (
-            "stays only if the script accumulates more where micro_batch is less: say under "
-            "workload.flags by which argument accumulation_steps is turned, or `global_batch: free`"
-        )
+    if workload.keeps_global_batch:
+        problems |= of_derived(workload.flags, space, baseline, fixed_batch=fixed_batch)
+    else:
+        problems |= _of_split(workload, space, full_baseline, fixed_batch=fixed_batch)
     for name in baseline:
         if name in told and told[name] != baseline[name]:
             problems["baseline", name] = (
@@ -155,6 +154,28 @@ def of_knobs(
                 f"{mistakes.in_yaml(told[name])}; make them agree"
             )
     return problems
+
+
+def _of_split(
+    workload: WorkloadSpec,
+    space: Mapping[str, Sequence[Any]],
+    full_baseline: Mapping[str, Any],
+    *,
+    fixed_batch: bool,
+) -> mistakes.Problems:
+    """Find a micro-batch that varies under a fixed global batch, with nothing to accumulate more."""
+    sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
+    if not fixed_batch or len(sizes) == 1 or "accumulation_steps" in workload.flags:
+        return {}
+    return {
+        (
+            "objective",
+            "global_batch",
+        ): "stays only if the script accumulates more where micro_batch is "
+        "less: say under workload.flags by which argument accumulation_steps is turned; or "
+        "`workload: {keeps_global_batch: true}` if the script does that by itself; or "
+        "`global_batch: free`"
+    }
 
 
 @dataclass(frozen=True)
@@ -203,7 +224,7 @@ def recipe(
         is_module=workload.script is None,
         flags=dict(flags),
         turned=turned,
-        changes=tuple(sorted(differing.keys() - turned.keys())),
+        changes=tuple(sorted(differing.keys() - turned.keys() - {derived(workload)})),
     )
 
 
@@ -230,7 +251,7 @@ def told(flags: Mapping[str, str]) -> bool:
     Args:
         flags: of the knobs that it turns.
     """
-    return not {*_COUNTED} & flags.keys()
+    return not {*COUNTED} & flags.keys()
 
 
 def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:

@@ -77,6 +77,11 @@ class WorkloadSpec(Section):
         description="Those of `flags` whose argument counts what all ranks have together: it is given "
         "the knob's value times the ranks.",
     )
+    keeps_global_batch: bool = Field(
+        default=False,
+        description="Whether the script keeps its global batch by itself: told one of micro_batch and "
+        "accumulation_steps, it derives the other. Map that one alone, and say both under `baseline`.",
+    )
     samples: int | None = Field(
         default=None,
         ge=1,

@@ -30,6 +30,8 @@ from search_spaces.constraints import global_batch
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
+_LOOKED_AT = 4
+"""Optimizer steps of a script under survey."""
 _COMPILING, _AUTOTUNING = 3.0, 10.0
 """Times the start-up deadline. A compiled step takes tens of seconds the first time where the plain one
 takes one, and minutes for large models; max-autotune times some twenty kernels for every shape of a
@@ -305,6 +307,12 @@ def profiled(asked: TrialRequest) -> TrialRequest:
     """The same trial under the profiler instead of timed."""
     blocks = dataclasses.replace(asked.blocks, max_blocks=1)
     return dataclasses.replace(asked, profile=_PROFILED_STEPS, blocks=blocks)
+
+
+def surveyed(asked: TrialRequest) -> TrialRequest:
+    """The same trial of a script, looked at instead of timed."""
+    assert asked.script is not None
+    return dataclasses.replace(asked, script=dataclasses.replace(asked.script, survey=_LOOKED_AT))
 
 
 def stepwise(asked: TrialRequest) -> TrialRequest:

@@ -46,6 +46,10 @@ class Surveyed:
         optimizer: its class; empty if none has stepped.
         convolutions: whether the model has any.
         own: knob -> what the script has by itself, as far as that shows.
+        settled: knobs of the process that the script sets by itself.
+        threads: of an operator on the CPU.
+        attends: whether scaled_dot_product_attention was called.
+        reads_loss: whether a number was read from a tensor, as a loss is for a log.
         options: all that were found, in the order of the script.
         written: files that it opened for writing.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
@@ -64,6 +68,10 @@ class Surveyed:
     optimizer: str = ""
     convolutions: bool = False
     own: dict[str, Any] = field(default_factory=dict)
+    settled: tuple[str, ...] = ()
+    threads: int = 0
+    attends: bool = False
+    reads_loss: bool = False
     options: tuple[Option, ...] = ()
     written: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ def filled(path: Path, **more: str) -> StudySpec:
 
 def written(folder: Path, *command: str) -> Path:
     path = folder / "study.yaml"
-    assert "marked TODO" in write_of_command(path, command)
+    assert "marked TODO" in write_of_command(path, command).seen
     return path
 
 

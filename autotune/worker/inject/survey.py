@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from autotune.worker.inject.batches import size, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.options import Options
+from autotune.worker.inject.setting_files import may_hold_settings
+from autotune.worker.inject.settled import Settled
 from autotune.worker.inject.sight import Sight
 from autotune.worker.protocol import Knobs
 from autotune.worker.surveyed import SETTINGS, Surveyed
@@ -56,6 +58,7 @@ class Survey:
         self._changes = Changes(knobs, ())
         self._sight = Sight(self._changes.built)
         self._options = Options()
+        self._settled = Settled()
         self._steps = 0
         self._within = False
         self._signs = 0
@@ -82,6 +85,7 @@ class Survey:
             given_up: called where there is much of a training, and never a step; with that in words.
         """
         self._options.watch()
+        self._settled.watch()
         self._changes.begin()
         self._watch_passes()
         self._watch_scalers()
@@ -121,6 +125,10 @@ class Survey:
             convolutions=trained is not None
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
             own=self._sight.own(),
+            settled=self._settled.found(),
+            threads=torch.get_num_threads(),
+            attends=self._settled.attends,
+            reads_loss=self._settled.reads,
             options=self._options.found(),
             written=tuple(self._written),
             settings=tuple(self._settings),
@@ -206,7 +214,7 @@ class Survey:
 
     def _read(self, path: Path) -> None:
         """A file that may hold settings: not one of a library or of a cache."""
-        if path.is_relative_to(sys.prefix) or not path.is_file():
+        if not may_hold_settings(path):
             return
         if path.is_relative_to(self._folder):
             self._settings[str(path.relative_to(self._folder))] = None

@@ -4,6 +4,7 @@ A setting is a candidate if its value today equals what was seen; its name says 
 tried. What counts is what the script does with another value.
 """
 
+import dataclasses
 import itertools
 import os
 import re
@@ -164,11 +165,12 @@ def _ranks(knob: str, option: Option, seen: Surveyed, today: int, workers: int) 
     return workers if value == today * workers else 0
 
 
-def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, int]:
+def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, bool, int]:
     """Least for what is tried first."""
     option, words = trial.option, _words_of(trial.option)
     return (
         not _is_named(knob, option),
+        not option.sure,
         bool(words & _ELSEWHERE),
         trial.ranks > 1,
         bool(words & _GLOBAL),
@@ -235,12 +237,22 @@ def _words(name: str) -> list[str]:
 
 def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
     """Whether the script did with that value what the knob is, and nothing else."""
-    return _turned(knob, trial, after) and _of(_other(knob), after) == _of(_other(knob), before)
+    other = _other(knob)
+    return _turned(knob, trial, before, after) and _of(other, after) == _of(other, before)
 
 
 def keeps(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
     """Whether the script did what the knob is, and held the samples of a step by the other one."""
-    return _turned(knob, trial, after) and after.samples == before.samples
+    return _turned(knob, trial, before, after) and after.samples == before.samples
+
+
+def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> Trial | None:
+    """The trial of a setting that may count all ranks together, where it was taken to count one: a
+    variable of a script without a parser may have been divided by the ranks since it was set."""
+    may_be = workers > 1 and trial.ranks == 1 and not trial.option.sure
+    if not may_be or _of(knob, after) * workers != trial.given:
+        return None
+    return dataclasses.replace(trial, ranks=workers)
 
 
 def split_as(micro_batch: int, steps: int, after: Surveyed) -> bool:
@@ -255,8 +267,8 @@ def turned_round(trial: Trial, before: Surveyed, after: Surveyed) -> bool:
     return changed and not before.loader and after.micro_batch == before.micro_batch
 
 
-def _turned(knob: str, trial: Trial, after: Surveyed) -> bool:
-    return _of(knob, after) == trial.value
+def _turned(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+    return _of(knob, after) == trial.value != _of(knob, before)
 
 
 def _of(knob: str, seen: Surveyed) -> int:

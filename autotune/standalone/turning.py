@@ -63,6 +63,7 @@ class _Search:
     def __init__(self, look: Look, seen: Surveyed, workers: int) -> None:
         self._look = look
         self._seen = seen
+        self._workers = workers
         self._candidates = flags.candidates(seen, workers)
         self._found = Turning()
         self._doubts: list[str] = []
@@ -103,6 +104,8 @@ class _Search:
             self._add({kept: trial}, keeps_global_batch=True)
         elif knob == MICRO_BATCH and flags.turned_round(trial, before, after):
             self._add({knob: trial}, columns=True)
+        elif together := flags.shared(knob, trial, after, self._workers):
+            self._try(knob, together)
         elif trial.option.sure:  # else it was a guess
             self._doubts.append(
                 f"{flag} is not {knob}: with {trial.given} there were "

@@ -81,7 +81,8 @@ def write_of_command(
     except NoScript as reason:
         if shutil.which(command[0]) is None:
             raise BadInput(f"{reason}; there is no program {command[0]} either") from None
-        if not _written(path, unseen.study(command)):
+        name = _free_name(unseen.name_of(command), storage, say)
+        if not _written(path, unseen.study(command, name)):
             raise _exists(path) from None
         seen = f"a study over a command; fill in what is marked {unseen.TODO} there"
         return Written(seen, is_complete=False)

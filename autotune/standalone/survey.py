@@ -150,7 +150,7 @@ class _Look:
             settings: flag -> its value; others are as the command has them.
 
         Raises:
-            BadInput: the script fails.
+            BadInput: the script fails, or with other settings takes no step.
         """
         self._runs += 1
         name, target = f"survey-{self._runs}", self._launched.target
@@ -173,7 +173,10 @@ class _Look:
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
         self._usual = self._usual or result.wall_seconds
-        return Surveyed.from_text(files.survey(0).read_text())
+        seen = Surveyed.from_text(files.survey(0).read_text())
+        if settings and not seen.steps:
+            raise BadInput(seen.ended or "no optimizer step was seen")
+        return seen
 
     def _limit(self) -> float:
         """Seconds for the start of the next run: of one with another setting, which may wait for ever,

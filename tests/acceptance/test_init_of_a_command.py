@@ -228,7 +228,7 @@ def test_script_that_accumulates_by_itself_is_tuned_by_its_micro_batch(folder: S
         "log_interval": "--log-every",
     }
     assert study["workload"]["keeps_global_batch"] is True
-    assert study["search_space"]["micro_batch"] == [2, 4, 8, 16]
+    assert study["search_space"]["micro_batch"] == [1, 2, 4, 8, 16]
     assert study["search_space"]["log_interval"] == [5, 50]
     assert study["baseline"]["accumulation_steps"] == 2
     assert not study["search_space"].keys() & {
@@ -237,7 +237,7 @@ def test_script_that_accumulates_by_itself_is_tuned_by_its_micro_batch(folder: S
         "cpu_threads",
     }
     told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
-    assert "knob micro_batch: 2 takes effect, as 2 x 8 of the same global batch" in told, told
+    assert "knob micro_batch: 1 takes effect, as 1 x 16 of the same global batch" in told, told
 
 
 @pytest.mark.errand
@@ -263,7 +263,7 @@ def test_fields_that_a_check_of_the_script_ties_are_changed_together(folder: Stu
         "accumulation_steps": "settings/tied.json::gradient_accumulation_steps",
     }
     told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
-    assert "ok    knob micro_batch: 2 takes effect, as 2 x 8 of the same global batch" in told, told
+    assert "ok    knob micro_batch: 1 takes effect, as 1 x 16 of the same global batch" in told, told
 
 
 _SHORT = """
@@ -271,6 +271,7 @@ import gc, torch
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.{optimizer}(model.parameters())
 gc.disable()
+torch.set_num_threads(1)
 for _ in range({steps}):
     model(torch.randn(8, 8)).mean().backward()
     optimizer.step()

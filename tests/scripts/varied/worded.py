@@ -26,17 +26,17 @@ def said(names, otherwise):
 
 
 json.loads((Path(__file__).parent / "tokenizer.json").read_text())
-batch, steps = said(BATCH, 8), said(STEPS, 1)
+rows, every = said(BATCH, 8), said(STEPS, 1)
 data = TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
-loader = DataLoader(data, batch_size=batch, drop_last=True)
+loader = DataLoader(data, batch_size=rows, drop_last=True)
 model = nn.Linear(8, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 done = 0
 while True:
     for x, y in loader:
-        loss = nn.functional.cross_entropy(model(x), y) / steps
+        loss = nn.functional.cross_entropy(model(x), y) / every
         loss.backward()
         done += 1
-        if done % steps == 0:
+        if done % every == 0:
             optimizer.step()
             optimizer.zero_grad()

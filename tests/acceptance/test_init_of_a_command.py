@@ -263,7 +263,9 @@ def test_fields_that_a_check_of_the_script_ties_are_changed_together(folder: Stu
         "accumulation_steps": "settings/tied.json::gradient_accumulation_steps",
     }
     told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
-    assert "ok    knob micro_batch: 1 takes effect, as 1 x 16 of the same global batch" in told, told
+    assert "ok    knob micro_batch: 1 takes effect, as 1 x 16 of the same global batch" in told, (
+        told
+    )
 
 
 _SHORT = """

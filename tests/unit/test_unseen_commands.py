@@ -58,7 +58,7 @@ def test_what_accumulates_keeps_the_global_batch(tmp_path: Path) -> None:
 def test_command_that_fixes_its_global_batch_keeps_it(tmp_path: Path) -> None:
     command = ["litgpt", "--train.micro_batch_size", "2", "--train.global_batch_size", "16"]
     path = written(tmp_path, "env", *command)
-    with pytest.raises(SpecError, match="baseline.accumulation_steps: must be"):
+    with pytest.raises(SpecError, match=r"baseline\.accumulation_steps: must be"):
         load(path)
     spec = filled(path, **{"accumulation_steps: TODO": "accumulation_steps: 4"})
     assert spec.workload.keeps_global_batch

@@ -14,7 +14,7 @@ from search_spaces.knob import written
 FOLDER = "folder"
 """The placeholder that is no knob: a folder of the trial's own."""
 _BRACES = re.compile(r"(\{\{)|(\}\})|\{([^{}]*)\}|([{}])")
-_OF_SCRIPTS = ("args", "over_all_ranks", "samples")
+_OF_SCRIPTS = ("args", "over_all_ranks", "in_proportion", "samples")
 
 
 def placeholders(text: str) -> list[str]:

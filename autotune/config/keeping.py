@@ -59,7 +59,7 @@ def derived(workload: WorkloadSpec) -> str | None:
     """The knob that the script derives from the one that it is told; None if there is none."""
     if not workload.keeps_global_batch:
         return None
-    return next((name for name in COUNTED if name not in workload.flags), None)
+    return next((name for name in COUNTED if name not in workload.turned_by), None)
 
 
 def split_otherwise(baseline: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:

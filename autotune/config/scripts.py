@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from autotune.config import arguments, commands, fields, mistakes
+from autotune.config import arguments, commands, fields, mistakes, proportion
 from autotune.config.keeping import COUNTED, derived, of_derived
 from autotune.config.sections import WorkloadSpec
 from autotune.worker.surveyed import SETTINGS
@@ -48,7 +48,7 @@ def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
 
 
 def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
-    problems: mistakes.Problems = {}
+    problems = proportion.of_workload(workload, of_flag)
     for knob, flag in workload.flags.items():
         wrong = of_flag(flag) if workload.command is None else of_field(flag)
         if problem := mistakes.unknown_knob(knob) or wrong:
@@ -66,7 +66,7 @@ def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
-    for field in ("flags", "over_all_ranks", "keeps_global_batch", "samples"):
+    for field in ("flags", "over_all_ranks", "in_proportion", "keeps_global_batch", "samples"):
         if getattr(workload, field):
             problems["workload", field] = "is for scripts only; take it out"
     return problems
@@ -122,10 +122,10 @@ def of_knobs(
         full_baseline: a value for every knob.
         fixed_batch: only configurations with the baseline's global batch compete.
     """
-    problems: mistakes.Problems = {}
+    problems = proportion.of_baseline(workload, baseline)
     told = of_arguments(workload)
     for name, values in space.items():
-        flag = workload.flags.get(name)
+        flag = workload.turned_by.get(name)
         if flag is None and name == derived(workload):
             continue  # which of_derived refuses
         if flag is None:
@@ -144,7 +144,7 @@ def of_knobs(
                 f"what the script takes without it"
             )
     if workload.keeps_global_batch:
-        problems |= of_derived(workload.flags, space, baseline, fixed_batch=fixed_batch)
+        problems |= of_derived(workload.turned_by, space, baseline, fixed_batch=fixed_batch)
     else:
         problems |= _of_split(workload, space, full_baseline, fixed_batch=fixed_batch)
     for name in baseline:
@@ -165,7 +165,7 @@ def _of_split(
 ) -> mistakes.Problems:
     """Find a micro-batch that varies under a fixed global batch, with nothing to accumulate more."""
     sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
-    if not fixed_batch or len(sizes) == 1 or "accumulation_steps" in workload.flags:
+    if not fixed_batch or len(sizes) == 1 or "accumulation_steps" in workload.turned_by:
         return {}
     return {
         (
@@ -186,7 +186,8 @@ class Recipe:
         target: the script's file, or the module behind -m.
         is_module: which of them.
         flags: of the knobs that the script turns.
-        turned: those that it turns to another value, each as its argument says it.
+        turned: those that it turns to another value, each as its argument says it; settings that make
+            up a knob together by their own names.
         changes: names of knobs that act from outside.
     """
 
@@ -217,14 +218,16 @@ def recipe(
     turned = {
         name: value * workers if name in workload.over_all_ranks else value
         for name, value in differing.items()
-        if name in flags
+        if name in flags and name not in workload.in_proportion
     }
+    parts = proportion.turned(workload, baseline, differing)
+    outside = differing.keys() - turned.keys() - {*workload.in_proportion, derived(workload)}
     return Recipe(
         target=workload.script or workload.module or "",
         is_module=workload.script is None,
-        flags=dict(flags),
-        turned=turned,
-        changes=tuple(sorted(differing.keys() - turned.keys() - {derived(workload)})),
+        flags={**flags, **{setting: setting for setting in parts}},
+        turned={**turned, **parts},
+        changes=tuple(sorted(outside)),
     )
 
 

@@ -96,7 +96,7 @@ class Plan:
         self.facts = dataclasses.replace(
             facts_of(launcher),
             global_batch=spec.global_batch(launcher.workers),
-            rules=tuple(spec.constraints),
+            rules=spec.rules,
         )
 
     @property
@@ -185,7 +185,7 @@ class Plan:
             workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
         )
         counted = scripts.samples_of_step(workload, self.baseline, asked.knobs)
-        if counted is None and "micro_batch" in {*workload.flags, *self.spec.baseline}:
+        if counted is None and "micro_batch" in {*workload.turned_by, *self.spec.baseline}:
             counted = global_batch(asked.knobs, 1)
         given = fields.given(
             workload.arguments,

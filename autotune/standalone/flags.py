@@ -15,11 +15,13 @@ from pathlib import Path
 from autotune.config import settings
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, numbers
 from autotune.config.keeping import COUNTED
+from autotune.config.proportion import granule
 from autotune.worker.surveyed import Option, Surveyed
 
 MICRO_BATCH, ACCUMULATION = COUNTED
 _MOST_TRIED = 3
 """Of a knob: each costs a start of the script."""
+_MOST_IN_PROPORTION = 2
 _SAYS_NOTHING = 1
 """A value that is everywhere in a command: with it the name must fit as well."""
 _ELSEWHERE = {"eval", "evaluation", "val", "valid", "validation", "test", "generation"}
@@ -136,6 +138,49 @@ def candidates(seen: Surveyed, workers: int = 1) -> dict[str, tuple[Trial, ...]]
         fitting.sort(key=lambda trial: _order(knob, trial))
         found[knob] = tuple(fitting[:_MOST_TRIED])
     return {knob: several for knob, several in found.items() if several}
+
+
+def parts(seen: Surveyed) -> tuple[dict[str, int], ...]:
+    """Find settings that may make up a micro-batch together, each with its value: all that are named for
+    it where they sum up to it, or one of which it is a multiple (`--batch-size 4 --ratio 3`).
+
+    Args:
+        seen: of the script, its settings among the options.
+    """
+    size = seen.micro_batch
+    named = {
+        option.flag: value
+        for option in seen.options
+        if option.sure and not option.switch and _is_named(MICRO_BATCH, option)
+        if 0 < (value := _whole(option)) < size
+    }
+    if len(named) > 1 and sum(named.values()) == size:
+        return (named,)
+    single = ({flag: value} for flag, value in named.items() if size % value == 0)
+    return tuple(itertools.islice(single, _MOST_IN_PROPORTION))
+
+
+def named(knob: str, seen: Surveyed) -> dict[str, int]:
+    """Settings that are named for a knob and have its value, each with that; a field of a file once.
+
+    Args:
+        knob: of micro_batch and accumulation_steps one.
+        seen: of the script, its settings among the options.
+    """
+    today = _of(knob, seen)
+    found = {
+        option.flag.rpartition(FIELD)[2]: option.flag
+        for option in reversed(seen.options)
+        if option.sure and not option.switch and _is_named(knob, option)
+        if _whole(option) == today
+    }
+    return dict.fromkeys(found.values(), today)
+
+
+def other_whole(size: int, settings: Mapping[str, int]) -> int:
+    """Another micro-batch with which all settings that make it up are whole numbers."""
+    step = granule(size, settings.values())
+    return max(step, size // 2 // step * step) if size > step else 2 * size
 
 
 def another_split(seen: Surveyed) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.wording import counted
+from autotune.config.proportion import granule
 from autotune.errors import BadInput
 from autotune.standalone.command import Launched
 from autotune.standalone.survey import Findings
@@ -120,6 +121,11 @@ def _workload(launched: Launched, found: Findings) -> str:
         flags.append(f"    log_interval: {_text(interval.flag)}   # by its name")
     if flags:
         lines += ["  flags:", *flags]
+    if turning.in_proportion:
+        lines.append("  in_proportion:   # together they were seen to turn it")
+        for knob, parts in turning.in_proportion.items():
+            told = ", ".join(f"{json.dumps(setting)}: {today}" for setting, today in parts.items())
+            lines.append(f"    {knob}: {{{told}}}")
     if turning.over_all_ranks:
         lines.append(f"  over_all_ranks: [{', '.join(turning.over_all_ranks)}]")
     if turning.keeps_global_batch:
@@ -172,7 +178,9 @@ def _offers(found: Findings, cpus: int) -> _Offers:
 
 def _of_batch(found: Findings) -> _Offers:
     seen = found.seen
-    batches = _batches(seen.micro_batch, seen.samples)
+    parts = found.turning.in_proportion.get("micro_batch", {})
+    step = granule(seen.micro_batch, parts.values())
+    batches = _batches(seen.micro_batch, seen.samples, step)
     steps = sorted(seen.samples // batch for batch in batches)
     values = {"micro_batch": batches, "accumulation_steps": steps}
     if found.turning.keeps_global_batch or values.keys() <= found.flags.keys():
@@ -236,9 +244,9 @@ def _is_interval(option: Option) -> bool:
     return bool(named) and often and not domain.problem(int(text))
 
 
-def _batches(today: int, samples: int) -> list[int]:
-    """Micro-batches that give the same samples per step, the nearest to today's."""
-    whole = [size for size in range(1, samples + 1) if samples % size == 0]
+def _batches(today: int, samples: int, step: int) -> list[int]:
+    """Micro-batches that give the same samples per step, multiples of `step`, the nearest to today's."""
+    whole = [size for size in range(step, samples + 1, step) if samples % size == 0]
     near = sorted(whole, key=lambda size: max(size / today, today / size))
     return sorted(near[:_BATCHES])
 

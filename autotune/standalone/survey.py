@@ -48,7 +48,7 @@ class Findings:
     @property
     def flags(self) -> dict[str, str]:
         """Of the knobs that the script turns: each is the setting that was seen to do so."""
-        return self.turning.flags
+        return self.turning.turned_by
 
 
 def survey(

@@ -30,6 +30,7 @@ class Turning:
     Attributes:
         flags: knob -> the setting that was seen to turn it.
         over_all_ranks: those of them whose setting counts all ranks together.
+        in_proportion: knob -> the settings that make it up together, each with its value of today.
         keeps_global_batch: the script derives the one that is not in `flags`.
         columns: the samples of a batch lie in its columns.
         doubts: why other settings do not turn them, a line each.
@@ -37,9 +38,15 @@ class Turning:
 
     flags: dict[str, str] = field(default_factory=dict)
     over_all_ranks: tuple[str, ...] = ()
+    in_proportion: dict[str, dict[str, int]] = field(default_factory=dict)
     keeps_global_batch: bool = False
     columns: bool = False
     doubts: tuple[str, ...] = ()
+
+    @property
+    def turned_by(self) -> dict[str, str]:
+        """Knob -> the setting that turns it, or the first one of several."""
+        return {**self.flags, **{k: next(iter(parts)) for k, parts in self.in_proportion.items()}}
 
 
 def turning(look: Look, seen: Surveyed, workers: int, say: Callable[[str], None]) -> Turning:
@@ -65,15 +72,22 @@ class _Search:
         self._seen = seen
         self._workers = workers
         self._candidates = flags.candidates(seen, workers)
+        self._parts = flags.parts(seen)
         self._found = Turning()
         self._doubts: list[str] = []
+        self._tried_all = False
 
     def planned(self) -> str:
         """How many runs may follow, of what."""
-        runs = sum(map(len, self._candidates.values()))
+        runs = sum(map(len, self._candidates.values())) + len(self._parts)
         tried = "; ".join(
-            f"{', '.join(trial.option.flag for trial in several)} for {knob}"
-            for knob, several in self._candidates.items()
+            [
+                *(
+                    f"{', '.join(trial.option.flag for trial in several)} for {knob}"
+                    for knob, several in self._candidates.items()
+                ),
+                *(f"{' and '.join(parts)} in proportion" for parts in self._parts),
+            ]
         )
         return f"At most {counted(runs, 'more run')} of a few steps: {tried}." if runs else ""
 
@@ -85,10 +99,13 @@ class _Search:
                     break
                 if trial.option.flag not in self._found.flags.values():
                     self._try(knob, trial)
+        for parts in self._parts:
+            if not self._is_done(MICRO_BATCH):
+                self._try_parts(parts)
         return dataclasses.replace(self._found, doubts=tuple(self._doubts))
 
     def _is_done(self, knob: str) -> bool:
-        return self._found.keeps_global_batch or knob in self._found.flags
+        return self._found.keeps_global_batch or knob in self._found.turned_by
 
     def _try(self, knob: str, trial: Trial) -> None:
         before, flag = self._seen, trial.option.flag
@@ -129,7 +146,50 @@ class _Search:
             if flags.split_as(size, steps, after):
                 self._add({MICRO_BATCH: trial, ACCUMULATION: partner})
                 return True
-        return False
+        return self._found_all_together(size, steps)
+
+    def _found_all_together(self, size: int, steps: int) -> bool:
+        """Try all settings that are named for the two and have their values: a script that says each in
+        its arguments and in a file refuses what differs."""
+        if self._tried_all:
+            return False
+        self._tried_all = True
+        batches, counts = (flags.named(knob, self._seen) for knob in COUNTED)
+        if len(batches) < 2 or not counts:
+            return False
+        given = {**dict.fromkeys(batches, size), **dict.fromkeys(counts, steps)}
+        try:
+            after = self._look(given)
+        except BadInput:
+            return False
+        if not flags.split_as(size, steps, after):
+            return False
+        together = {MICRO_BATCH: batches, ACCUMULATION: counts}
+        self._found = dataclasses.replace(self._found, in_proportion=together)
+        return True
+
+    def _try_parts(self, parts: Mapping[str, int]) -> None:
+        """Try settings that may make up a micro-batch together: two loaders in proportion."""
+        size, other = self._seen.micro_batch, flags.other_whole(self._seen.micro_batch, parts)
+        given = {setting: today * other // size for setting, today in parts.items()}
+        named = " and ".join(parts)
+        try:
+            after = self._look(given)
+        except BadInput as error:
+            self._doubts.append(f"{named} in proportion fails: {_first_line(error)}")
+            return
+        if after.micro_batch != other:
+            self._doubts.append(f"{named} do not make up the micro-batch")
+            return
+        kept = after.samples == self._seen.samples
+        if kept or after.accumulation_steps == self._seen.accumulation_steps:
+            self._found = dataclasses.replace(
+                self._found,
+                flags={} if kept else self._found.flags,
+                over_all_ranks=() if kept else self._found.over_all_ranks,
+                in_proportion={MICRO_BATCH: dict(parts)},
+                keeps_global_batch=kept,
+            )
 
     def _add(
         self,

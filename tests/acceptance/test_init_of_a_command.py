@@ -268,6 +268,45 @@ def test_fields_that_a_check_of_the_script_ties_are_changed_together(folder: Stu
     )
 
 
+_TWO_LOADERS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--labeled-bs", type=int, default=4)
+parser.add_argument("--unlabeled-bs", type=int, default=12)
+told = parser.parse_args()
+data = torch.utils.data.TensorDataset(torch.randn(4800, 8))
+loaders = [
+    torch.utils.data.DataLoader(data, batch_size=size, drop_last=True)
+    for size in (told.labeled_bs, told.unlabeled_bs)
+]
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    for (some,), (others,) in zip(*loaders):
+        model(torch.cat([some, others])).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.errand
+def test_two_loaders_are_turned_in_proportion(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_TWO_LOADERS)
+    study = written(folder, "python own.py")
+    assert study["workload"]["in_proportion"] == {
+        "micro_batch": {"--labeled-bs": 4, "--unlabeled-bs": 12}
+    }
+    assert study["baseline"]["micro_batch"] == 16
+    free = {
+        **study,
+        "objective": {"global_batch": "free"},
+        "search_space": {"micro_batch": [8, 16]},
+    }
+    (folder.folder / "study.yaml").write_text(yaml.safe_dump(free))
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "ok    knob micro_batch: 8 takes effect, by --labeled-bs" in told, told
+
+
 _SHORT = """
 import gc, torch
 model = torch.nn.Linear(8, 1)

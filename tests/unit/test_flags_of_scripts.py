@@ -123,3 +123,13 @@ def test_variable_that_was_divided_by_the_ranks_is_tried_over_all_of_them():
     assert together.given == 8
     sure = dataclasses.replace(guess, sure=True)
     assert flags.shared(ACCUMULATION, flags.Trial(sure, 4), halved, 2) is None
+
+
+def test_settings_that_sum_up_to_the_batch_may_make_it_up_together():
+    found = seen(("labeled_bs", 4), ("unlabeled_bs", 12), ("epochs", 9), micro_batch=16)
+    (both,) = flags.parts(found)
+    assert both == {"--labeled_bs": 4, "--unlabeled_bs": 12}
+    assert flags.other_whole(16, both) == 8
+    assert flags.other_whole(4, {"--labeled_bs": 1, "--unlabeled_bs": 3}) == 8
+    alone = seen(("batch_size", 4), ("mu", 3), micro_batch=16)
+    assert flags.parts(alone) == ({"--batch_size": 4},)

@@ -1,4 +1,5 @@
-"""Scripts that keep their global batch: what a study of one says, and how a configuration reaches it."""
+"""Scripts that keep their global batch, and knobs that several settings make up: what a study says of
+them, and how a configuration reaches them."""
 
 from pathlib import Path
 from typing import Any
@@ -93,4 +94,41 @@ def test_contradiction_is_refused(
 ) -> None:
     with pytest.raises(SpecError) as refused:
         study(tmp_path, {**KEEPING, **workload}, **changes)
+    assert told in str(refused.value)
+
+
+TWO_LOADERS = {
+    "script": "train.py",
+    "args": ["--labeled-bs", "4", "--unlabeled-bs=12"],
+    "flags": {"accumulation_steps": "--accum"},
+    "in_proportion": {"micro_batch": {"--labeled-bs": 4, "--unlabeled-bs": 12}},
+}
+
+
+def test_settings_that_make_up_a_micro_batch_are_changed_by_its_factor(tmp_path: Path) -> None:
+    today = {"micro_batch": 16, "accumulation_steps": 1}
+    spec = study(tmp_path, TWO_LOADERS, baseline=today, search_space={"micro_batch": [8, 16]})
+    baseline = spec.full_baseline()
+    knobs = {**baseline, "micro_batch": 8, "accumulation_steps": 2}
+    recipe = scripts.recipe(spec.workload, spec.flags, baseline, knobs, 2)
+    words = arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned)
+    assert words == ("--labeled-bs", "2", "--unlabeled-bs=6", "--accum", "2")
+    assert recipe.changes == ()
+    assert spec.rules == ("micro_batch % 4 == 0",)
+
+
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        ({"flags": {"micro_batch": "--bs"}}, "is among flags or over_all_ranks as well"),
+        ({"in_proportion": {"precision": {"--p": 1}}}, "must be micro_batch or accumulation_steps"),
+        ({"in_proportion": {"micro_batch": {}}}, "has no settings"),
+        ({"in_proportion": {"micro_batch": {"a b": 1}}}, "must be --flag"),
+    ],
+)
+def test_settings_that_cannot_make_up_a_knob_are_refused(
+    tmp_path: Path, workload: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        study(tmp_path, {**TWO_LOADERS, **workload})
     assert told in str(refused.value)

@@ -202,7 +202,7 @@ def _ranks(knob: str, option: Option, seen: Surveyed, today: int, workers: int) 
     if option.switch or not value or not today:
         return 0
     named = _is_named(knob, option)
-    if not named and (value <= _SAYS_NOTHING or not option.sure):
+    if not named and (today <= _SAYS_NOTHING or not option.sure):
         return 0
     sequence_first = knob == MICRO_BATCH and named and not seen.loader
     if value == today or (sequence_first and value == seen.columns):

@@ -15,7 +15,7 @@ from autotune.standalone import doctor, flags
 from autotune.standalone.command import Launched
 from autotune.standalone.patience import reported
 from autotune.standalone.turning import Turning, turning
-from autotune.worker.protocol import TrialRequest
+from autotune.worker.protocol import Deadlines, TrialRequest
 from autotune.worker.surveyed import Option, Surveyed
 from search_spaces import Facts
 from storage import AttemptResult, AttemptState
@@ -203,7 +203,7 @@ def _with(given: fields.Given, startup: float) -> Shape:
             script=dataclasses.replace(asked.script, args=given.arguments),
             env={**asked.env, **given.variables},
             copies=given.copies,
-            deadlines=dataclasses.replace(asked.deadlines, startup=startup),
+            deadlines=Deadlines(startup, step=startup),  # nothing is timed
         )
         return surveyed(changed)
 

@@ -54,6 +54,8 @@ def test_value_that_is_no_whole_number_is_not_tried():
 def test_value_of_one_is_tried_only_where_the_name_fits():
     found = seen(("nodes", 1), ("accumulate", 1), accumulation_steps=1)
     assert tried(found, ACCUMULATION) == ["--accumulate"]
+    layers = seen(("layers", 2), ("accumulate", 1), accumulation_steps=1)
+    assert tried(layers, ACCUMULATION, workers=2) == ["--accumulate"]
 
 
 def test_words_of_the_command_are_candidates_whatever_parses_them():

@@ -3,6 +3,7 @@
 from storage.attempts import AttemptFeed
 from storage.database import Database
 from storage.history import Attempts
+from storage.names import study_names
 from storage.records import (
     DAEMON_DIED,
     NOT_ITS_OWN,
@@ -52,4 +53,5 @@ __all__ = [
     "StudyState",
     "Summary",
     "TrialLedger",
+    "study_names",
 ]

@@ -36,15 +36,25 @@ def init(
             help="File to write (study.yaml), and your own launch command.",
         ),
     ] = None,
+    startup_timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="What a start of the command may take, e.g. 20m, where it compiles or loads much; "
+            "written into the study. Default: 5m."
+        ),
+    ] = None,
 ) -> None:
     """Write a commented study.yaml to start from: of your launch command after `--`, which is run for a
     few steps and looked at; else an example, and one of a workload of your own."""
     from autotune.standalone.starter import write_of_command, write_study, write_workload
 
     path, command = _path_and_command(words or [])
+    startup = _seconds(startup_timeout)
     if command:
-        print(f"{path} written: {write_of_command(path, command, _tell)}")
-        print(f"next: autotune doctor {path}, or at once: autotune start {path}")
+        found = write_of_command(path, command, _tell, storage=url_of(None), startup=startup)
+        print(f"{path} written: {found.seen}")
+        at_once = f", or at once: autotune start {path}" if found.is_complete else ""
+        print(f"next: autotune doctor {path}{at_once}")
         return
     write_study(path)
     print(f"{path} written; edit it, then: autotune start {path}")
@@ -75,7 +85,8 @@ def start(
     if command:
         from autotune.standalone.starter import write_of_command
 
-        said = f"{study} written: {write_of_command(study, command, _tell)}"
+        found = write_of_command(study, command, _tell, storage=url_of(storage))
+        said = f"{study} written: {found.seen}"
         print(said, flush=True, file=sys.stderr if as_json else sys.stdout)
     spec = load(study)
     # Imported once the file is known to be right: with it come Optuna and SQLAlchemy.
@@ -101,6 +112,27 @@ def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
     if words and (is_file or Path(words[0]).suffix in (".yaml", ".yml")):
         return Path(words[0]), words[1:]
     return Path("study.yaml"), words
+
+
+def _seconds(text: str | None) -> float | None:
+    """A time as the command line has it: `90`, `90s`, `20m`.
+
+    Raises:
+        BadInput: it is none.
+    """
+    if text is None:
+        return None
+    from pydantic import TypeAdapter, ValidationError
+
+    from autotune.config.units import Seconds
+
+    try:
+        return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)
+    except ValidationError:
+        raise BadInput(
+            "--startup-timeout must be seconds, or a number with a unit such as 90s, 30m, 2h, got "
+            f"{text}"
+        ) from None
 
 
 def _tell(text: str) -> None:

@@ -1,6 +1,8 @@
 """A configuration as arguments of the user's script: what the script turns by itself."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from search_spaces.knob import written
@@ -10,6 +12,8 @@ ASSIGNMENT = "="
 FIELD = "::"
 """Between what names a file and a field in it: see `autotune.config.fields`."""
 _END = "--"
+_NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
+"""What a word gives a value to."""
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
 
@@ -65,6 +69,17 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
         elif one.startswith(f"{flag}="):
             values.append(one.removeprefix(f"{flag}="))
     return values[-1] if values else None
+
+
+def numbers(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Every word that gives something a whole number, `--flag 8`, `--flag=8`, `key=8`: the flag as
+    `changed` takes it, and the number. No parser is asked: a script may have one of its own."""
+    for before, word in itertools.pairwise(["", *arguments]):
+        name, sign, value = word.partition(ASSIGNMENT)
+        if sign and _NAME.fullmatch(name) and value.isdecimal():
+            yield name + sign, int(value)
+        elif word.isdecimal() and before.startswith("-") and _NAME.fullmatch(before):
+            yield before, int(word)
 
 
 def truth(text: str | None) -> bool | None:

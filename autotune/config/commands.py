@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.config import mistakes
+from autotune.config.keeping import of_derived
 from autotune.config.sections import ThroughputSpec, WorkloadSpec
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
@@ -13,7 +14,7 @@ from search_spaces.knob import written
 FOLDER = "folder"
 """The placeholder that is no knob: a folder of the trial's own."""
 _BRACES = re.compile(r"(\{\{)|(\}\})|\{([^{}]*)\}|([{}])")
-_OF_SCRIPTS = ("args", "over_all_ranks", "samples", "launch", "python_options")
+_OF_SCRIPTS = ("args", "over_all_ranks", "in_proportion", "samples", "launch", "python_options")
 
 
 def placeholders(text: str) -> list[str]:
@@ -119,7 +120,11 @@ def of_knobs(
             section = "knobs" if name in own else "search_space"
             text = f"nothing in workload.command takes it; write {{{name}}} there"
             problems[section, name] = text
-    return {**dict(_of_batch(space, taken, baseline, fixed_batch=fixed_batch)), **problems}
+    if workload.keeps_global_batch:
+        of_batch = of_derived(taken, space, baseline, fixed_batch=fixed_batch)
+    else:
+        of_batch = dict(_of_batch(space, taken, baseline, fixed_batch=fixed_batch))
+    return {**of_batch, **problems}
 
 
 def _of_placeholder(name: str, own: Collection[str], baseline: Mapping[str, Any]) -> str | None:
@@ -150,5 +155,6 @@ def _of_batch(
         yield (
             ("objective", "global_batch"),
             "stays only if the command accumulates more where micro_batch is less: have "
-            "workload.command take {accumulation_steps}, or say `global_batch: free`",
+            "workload.command take {accumulation_steps}, say `keeps_global_batch: true` under workload "
+            "if it does that by itself, or say `global_batch: free`",
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from autotune.config import arguments, commands, fields, interpreter, mistakes
+from autotune.config import arguments, commands, fields, interpreter, mistakes, proportion
+from autotune.config.keeping import COUNTED, derived, of_derived
 from autotune.config.sections import ResourcesSpec, WorkloadSpec
 from autotune.worker.protocol import PYTHON, TORCHRUN
 from autotune.worker.surveyed import SETTINGS
@@ -16,8 +17,6 @@ from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
 from search_spaces.scripts import refusal
 
-_COUNTED = ("micro_batch", "accumulation_steps")
-"""Knobs that all ranks may have together, in a script's words."""
 _KINDS = ("name", "script", "module", "command")
 _FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
 _FILE = re.compile(rf"[^-$].*({'|'.join(map(re.escape, SETTINGS))})", re.IGNORECASE)
@@ -51,16 +50,16 @@ def of_workload(workload: WorkloadSpec) -> mistakes.Problems:
 
 
 def _of_flags(workload: WorkloadSpec) -> mistakes.Problems:
-    problems: mistakes.Problems = {}
+    problems = proportion.of_workload(workload, of_flag)
     for knob, flag in workload.flags.items():
         wrong = of_flag(flag) if workload.command is None else of_field(flag)
         if problem := mistakes.unknown_knob(knob) or wrong:
             problems["workload", "flags", knob] = problem
     for place, knob in enumerate(() if workload.command else workload.over_all_ranks):
-        if knob not in workload.flags or knob not in _COUNTED:
+        if knob not in workload.flags or knob not in COUNTED:
             shown = mistakes.in_yaml(knob)
             problems["workload", "over_all_ranks", place] = (
-                f"must be {' or '.join(_COUNTED)}, if workload.flags have it; got {shown}"
+                f"must be {' or '.join(COUNTED)}, if workload.flags have it; got {shown}"
             )
     return problems
 
@@ -128,7 +127,10 @@ def _of_factory(workload: WorkloadSpec) -> mistakes.Problems:
     problems: mistakes.Problems = {}
     if isinstance(workload.args, list):
         problems["workload", "args"] = "must be a mapping, got a list; lists are for scripts"
-    for field in ("flags", "over_all_ranks", "samples", "may_write", "launch", "python_options"):
+    for field in (
+        *("flags", "over_all_ranks", "in_proportion", "keeps_global_batch", "samples"),
+        *("may_write", "launch", "python_options"),
+    ):
         if getattr(workload, field):
             problems["workload", field] = "is for scripts only; take it out"
     return problems
@@ -184,10 +186,12 @@ def of_knobs(
         full_baseline: a value for every knob.
         fixed_batch: only configurations with the baseline's global batch compete.
     """
-    problems: mistakes.Problems = {}
+    problems = proportion.of_baseline(workload, baseline)
     told = of_arguments(workload)
     for name, values in space.items():
-        flag = workload.flags.get(name)
+        flag = workload.turned_by.get(name)
+        if flag is None and name == derived(workload):
+            continue  # which of_derived refuses
         if flag is None:
             why = refusal(name, values, full_baseline[name])
             if why:
@@ -203,12 +207,10 @@ def of_knobs(
                 f"{who} say what {flag} is today; add it there, or say under baseline "
                 f"what the script takes without it"
             )
-    sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
-    if fixed_batch and len(sizes) > 1 and "accumulation_steps" not in workload.flags:
-        problems["objective", "global_batch"] = (
-            "stays only if the script accumulates more where micro_batch is less: say under "
-            "workload.flags by which argument accumulation_steps is turned, or `global_batch: free`"
-        )
+    if workload.keeps_global_batch:
+        problems |= of_derived(workload.turned_by, space, baseline, fixed_batch=fixed_batch)
+    else:
+        problems |= _of_split(workload, space, full_baseline, fixed_batch=fixed_batch)
     for name in baseline:
         if name in told and told[name] != baseline[name]:
             problems["baseline", name] = (
@@ -216,6 +218,28 @@ def of_knobs(
                 f"{mistakes.in_yaml(told[name])}; make them agree"
             )
     return problems
+
+
+def _of_split(
+    workload: WorkloadSpec,
+    space: Mapping[str, Sequence[Any]],
+    full_baseline: Mapping[str, Any],
+    *,
+    fixed_batch: bool,
+) -> mistakes.Problems:
+    """Find a micro-batch that varies under a fixed global batch, with nothing to accumulate more."""
+    sizes = {*space.get("micro_batch", ()), full_baseline["micro_batch"]}
+    if not fixed_batch or len(sizes) == 1 or "accumulation_steps" in workload.turned_by:
+        return {}
+    return {
+        (
+            "objective",
+            "global_batch",
+        ): "stays only if the script accumulates more where micro_batch is "
+        "less: say under workload.flags by which argument accumulation_steps is turned; or "
+        "`workload: {keeps_global_batch: true}` if the script does that by itself; or "
+        "`global_batch: free`"
+    }
 
 
 @dataclass(frozen=True)
@@ -226,7 +250,8 @@ class Recipe:
         target: the script's file, or the module behind -m.
         is_module: which of them.
         flags: of the knobs that the script turns.
-        turned: those that it turns to another value, each as its argument says it.
+        turned: those that it turns to another value, each as its argument says it; settings that make
+            up a knob together by their own names.
         changes: names of knobs that act from outside.
     """
 
@@ -257,14 +282,16 @@ def recipe(
     turned = {
         name: value * workers if name in workload.over_all_ranks else value
         for name, value in differing.items()
-        if name in flags
+        if name in flags and name not in workload.in_proportion
     }
+    parts = proportion.turned(workload, baseline, differing)
+    outside = differing.keys() - turned.keys() - {*workload.in_proportion, derived(workload)}
     return Recipe(
         target=workload.script or workload.module or "",
         is_module=workload.script is None,
-        flags=dict(flags),
-        turned=turned,
-        changes=tuple(sorted(differing.keys() - turned.keys())),
+        flags={**flags, **{setting: setting for setting in parts}},
+        turned={**turned, **parts},
+        changes=tuple(sorted(outside)),
     )
 
 
@@ -291,7 +318,7 @@ def told(flags: Mapping[str, str]) -> bool:
     Args:
         flags: of the knobs that it turns.
     """
-    return not {*_COUNTED} & flags.keys()
+    return not {*COUNTED} & flags.keys()
 
 
 def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:

@@ -87,6 +87,16 @@ class WorkloadSpec(Section):
         default_factory=list,
         description="Of the interpreter under `launch: python`, as in `python -O train.py`: [-O].",
     )
+    in_proportion: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = Field(
+        default_factory=dict,
+        description="micro_batch or accumulation_steps where several settings make it up, instead of "
+        "`flags`: for each setting its value of today; all are changed by the factor of the knob.",
+    )
+    keeps_global_batch: bool = Field(
+        default=False,
+        description="Whether the script keeps its global batch by itself: told one of micro_batch and "
+        "accumulation_steps, it derives the other. Map that one alone, and say both under `baseline`.",
+    )
     samples: int | None = Field(
         default=None,
         ge=1,
@@ -103,6 +113,12 @@ class WorkloadSpec(Section):
     def is_script(self) -> bool:
         """Whether a script or a command trains, which nobody has written for autotune."""
         return self.name is None
+
+    @property
+    def turned_by(self) -> dict[str, str]:
+        """Knob -> the setting that turns it, or the first one of several."""
+        firsts = {knob: next(iter(parts), "") for knob, parts in self.in_proportion.items()}
+        return {**self.flags, **firsts}
 
     @property
     def factory(self) -> str:

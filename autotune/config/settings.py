@@ -17,7 +17,6 @@ from search_spaces.knob import KnobValue, written
 _Keys = tuple[str | int, ...]
 _YAML_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
 """An anchor and a tag stand before a scalar, and within its marks."""
-_TOML_VALUE = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\s,#\]}\"']+")
 
 
 class Unusable(Exception):
@@ -230,17 +229,18 @@ def _json_changes(_: str, wanted: Any, __: _Keys, ___: Any) -> Iterator[str]:
 
 
 def _toml_changes(text: str, _: Any, keys: _Keys, value: Any) -> Iterator[str]:
-    """At every place where a key of that name is given a value."""
-    spelt = written(value) if not isinstance(value, str | float) else json.dumps(value)
-    last = next((str(key) for key in reversed(keys) if isinstance(key, str)), "")
-    for found in re.finditer(rf"(?<![\w-])[\"']?{re.escape(last)}[\"']?\s*=\s*\[?\s*", text):
-        start = found.end()
-        while given := _TOML_VALUE.match(text, start):
-            yield text[: given.start()] + spelt + text[given.end() :]
-            following = re.compile(r"\s*,\s*").match(text, given.end())  # of a list
-            if following is None:
-                break
-            start = following.end()
+    import tomlkit  # here: few studies change a file of TOML
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError:
+        return
+    holder: Any = document
+    for key in keys[:-1]:
+        holder = holder[key]
+    holder[keys[-1]] = value
+    yield tomlkit.dumps(document)
 
 
 _READERS: dict[str, Callable[[str], Any]] = {

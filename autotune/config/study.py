@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from autotune.config import commands, document, known, mistakes, own, scripts
+from autotune.config import commands, document, known, mistakes, own, proportion, scripts
 from autotune.config.sections import (
     FREE,
     BudgetSpec,
@@ -205,7 +205,7 @@ class StudySpec(Section):
 
     def _of_constraints(self) -> mistakes.Problems:
         batch_known = not self.workload.is_script or "micro_batch" in {
-            *self.workload.flags,
+            *self.workload.turned_by,
             *self.baseline,
         }
         return own.of_constraints(
@@ -255,7 +255,12 @@ class StudySpec(Section):
     def flags(self) -> dict[str, str]:
         """Of all knobs that a script turns by itself."""
         own_flags = {name: knob.flag for name, knob in self.knobs.items() if knob.flag}
-        return {**self.workload.flags, **own_flags}
+        return {**self.workload.turned_by, **own_flags}
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The study's constraints, and those under which all settings of a knob are whole numbers."""
+        return (*self.constraints, *proportion.rules(self.workload, self.full_baseline()))
 
     @property
     def harmless(self) -> frozenset[str]:

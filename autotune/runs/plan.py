@@ -32,6 +32,8 @@ from search_spaces.constraints import global_batch
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
+_LOOKED_AT = 4
+"""Optimizer steps of a script under survey."""
 _COMPILING, _AUTOTUNING = 3.0, 10.0
 """Factors of the start-up deadline.
 
@@ -112,7 +114,7 @@ class Plan:
         self.facts = dataclasses.replace(
             facts_of(launcher),
             global_batch=spec.global_batch(launcher.workers),
-            rules=tuple(spec.constraints),
+            rules=spec.rules,
         )
 
     @property
@@ -207,7 +209,7 @@ class Plan:
             workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
         )
         counted = scripts.samples_of_step(workload, self.baseline, asked.knobs)
-        if counted is None and "micro_batch" in {*workload.flags, *self.spec.baseline}:
+        if counted is None and "micro_batch" in {*workload.turned_by, *self.spec.baseline}:
             counted = global_batch(asked.knobs, 1)
         given = fields.given(
             workload.arguments,
@@ -348,6 +350,12 @@ def profiled(asked: TrialRequest) -> TrialRequest:
     """Return the trial under the profiler instead of timed."""
     blocks = dataclasses.replace(asked.blocks, max_blocks=1)
     return dataclasses.replace(asked, profile=_PROFILED_STEPS, blocks=blocks)
+
+
+def surveyed(asked: TrialRequest) -> TrialRequest:
+    """The same trial of a script, looked at instead of timed."""
+    assert asked.script is not None
+    return dataclasses.replace(asked, script=dataclasses.replace(asked.script, survey=_LOOKED_AT))
 
 
 def stepwise(asked: TrialRequest) -> TrialRequest:

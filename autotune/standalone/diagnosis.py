@@ -10,6 +10,7 @@ from typing import Any
 from autotune.analysis.findings import Finding, findings, listed
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
+from autotune.config.keeping import split_otherwise
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
@@ -99,8 +100,12 @@ def _speed(probe: Probe) -> tuple[float, float | None]:
         BadInput: the baseline ends in a failure.
     """
     plan = probe.plan
-    doubled = {**plan.baseline, "micro_batch": 2 * plan.baseline["micro_batch"]}
-    refused = bool(infeasible(doubled, dataclasses.replace(plan.facts, global_batch=None)))
+    size = 2 * plan.baseline["micro_batch"]
+    doubled: dict[str, Any] | None = {**plan.baseline, "micro_batch": size}
+    if plan.spec.workload.keeps_global_batch:
+        doubled = split_otherwise(plan.baseline, "micro_batch", size)
+    free = dataclasses.replace(plan.facts, global_batch=None)
+    refused = doubled is None or bool(infeasible(doubled, free))
     refused |= plan.spec.workload.is_script and "micro_batch" not in plan.spec.flags
     once, twice = [], []
     for number in range(_PAIRS):
@@ -108,7 +113,7 @@ def _speed(probe: Probe) -> tuple[float, float | None]:
         if run.throughput is None:
             raise BadInput(f"the baseline ended in {why_not(run)}")
         once.append(run.throughput)
-        if not refused:
+        if doubled is not None and not refused:
             more = _timed(probe, f"twice-{number}", doubled).throughput
             refused = more is None
             twice.append(more or 0.0)

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import StudySpec
+from autotune.config.keeping import COUNTED, split_otherwise
 from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.monitors import FitMonitor
-from autotune.runs.plan import Plan, launcher_of, step_by_step
+from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
 from autotune.runs.probe import Probe, why_not
 from autotune.standalone import likeness, name_lookup
 from autotune.standalone.ray_safety import judged
-from autotune.standalone.survey import surveying
 from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
 from autotune.worker.surveyed import Surveyed
@@ -40,10 +40,11 @@ _OPTIONAL = {
     "pandas": "autotune export --trials",
 }
 """Package -> what alone needs it."""
+BASELINE_RUN = "doctor"
+"""Name of the run of the baseline; others begin with it."""
 _LOOPBACK = "127.0.0.1"
 _LEAST_SHARED_MEMORY = 1 << 30
 _BUSY = 0.5
-_COUNTED = ("micro_batch", "accumulation_steps")
 _COMPILED_AGAIN = 3
 """Steps at the end of a run, each with a compilation: after the second shape graphs are dynamic."""
 
@@ -68,8 +69,9 @@ def examine(spec: StudySpec | None, storage: str) -> Iterator[Check]:
         spec: of a study that is to run; None checks the machine alone.
         storage: URL to try.
     """
-    for check in (_system, _packages, _shared_memory, _load):
-        yield check()
+    yield _system()
+    yield _packages()
+    yield from of_machine()
     yield _storage(storage)
     yield from _ray_security(spec)
     yield from _names(spec)
@@ -159,8 +161,7 @@ def _launched(spec: StudySpec | None) -> Iterator[Check]:
                 yield from (Check("process", "ok", text) for text in likeness.told(spec, launcher))
             if spec:
                 probe = Probe(Plan(spec, launcher), Path(folder), Path.cwd())
-                trained = functools.partial(_baseline, probe)
-                baseline = _tried("baseline", trained)
+                baseline = baseline_of(probe)
                 yield baseline
                 yield from _protection(probe)
                 if spec.workload.is_script and baseline.level != "fail":
@@ -176,6 +177,17 @@ def _one_rank(folder: str) -> Launcher:
     return open_launcher("local", wanted, folder, None)
 
 
+def baseline_of(probe: Probe) -> Check:
+    """Check that the baseline of a study trains."""
+    return _tried("baseline", functools.partial(_baseline, probe))
+
+
+def of_machine() -> Iterator[Check]:
+    """Check what disturbs any study on this machine; nothing is run."""
+    yield _shared_memory()
+    yield _load()
+
+
 def _baseline(probe: Probe) -> str:
     """Build the workload and train it for a few steps.
 
@@ -184,7 +196,7 @@ def _baseline(probe: Probe) -> str:
     """
     probe.plan.check_baseline()
     judge = FitMonitor()
-    result = probe.run("doctor", probe.plan.baseline, judge, step_by_step)
+    result = probe.run(BASELINE_RUN, probe.plan.baseline, judge, step_by_step)
     if problem := why_not(result):
         raise AutotuneError(problem)
     if compiled := _compiled_again([seen.block for seen in judge.seen]):
@@ -232,25 +244,27 @@ def _compiled_again(blocks: Sequence[BlockReport]) -> str:
 
 
 def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
-    """Whether each knob of the search takes effect in the script, by one value of each.
+    """Check that each knob of the search takes effect in the script, by one value of each.
 
     Args:
+        probe: of the study.
         settles: the baseline does not compile anew at every step.
     """
     plan = probe.plan
+    # Alone, accumulation or a micro-batch cannot hold the global batch.
+    free = dataclasses.replace(plan.facts, global_batch=None)
     for name, values in plan.spec.values().items():
         others = [value for value in values if value not in (plan.baseline[name], LARGEST)]
-        # Alone, accumulation or a micro-batch cannot hold the global batch.
-        free = dataclasses.replace(plan.facts, global_batch=None)
-        refused = {value: infeasible({**plan.baseline, name: value}, free) for value in others}
+        variants = {value: _variant(plan, name, value) for value in others}
+        refused = {value: infeasible(knobs, free) for value, knobs in variants.items()}
         other = next((value for value in others if not refused[value]), None)
         if other is not None:
-            takes = functools.partial(_takes, probe, name, other, settles=settles)
+            takes = functools.partial(_takes, probe, name, variants[other], settles=settles)
             yield _tried(f"knob {name}", takes)
         elif LARGEST in values:
             yield Check(f"knob {name}", "ok", "not tried: max is looked for as the study starts")
         elif others:
-            rule = next(broken({**plan.baseline, name: others[0]}, free), None)
+            rule = next(broken(variants[others[0]], free), None)
             why = (
                 f"`{rule.text}` allows no other value of it alone"
                 if rule
@@ -259,17 +273,27 @@ def _knobs(probe: Probe, *, settles: bool) -> Iterator[Check]:
             yield Check(f"knob {name}", "ok", f"not tried: {why}")
 
 
-def _takes(probe: Probe, name: str, value: KnobValue, *, settles: bool) -> str:
+def _variant(plan: Plan, name: str, value: KnobValue) -> dict[str, Any]:
+    """Change one knob of the baseline, and what the script derives from it."""
+    alone = {**plan.baseline, name: value}
+    if name in COUNTED and plan.spec.workload.keeps_global_batch:
+        return split_otherwise(plan.baseline, name, value) or alone
+    return alone
+
+
+def _takes(probe: Probe, name: str, knobs: dict[str, Any], *, settles: bool) -> str:
     """Run the script for a few steps with one knob at another value.
 
     Raises:
         AutotuneError: it does not take effect, or fails.
         _Doubt: it makes the script compile at every step.
     """
-    knobs = {**probe.plan.baseline, name: value}
+    value = knobs[name]
     judge = FitMonitor()
     result = probe.run(f"doctor-{name}", knobs, judge, step_by_step)
     if why_not(result):
+        if split := _held(probe.plan, name, value):
+            return _takes_together(probe, name, split)
         raise AutotuneError(f"{written(value)}: {result.cause or result.state}")
     if settles and (compiled := _compiled_again([seen.block for seen in judge.seen])):
         raise _Doubt(f"{written(value)}: {compiled}")
@@ -279,17 +303,49 @@ def _takes(probe: Probe, name: str, value: KnobValue, *, settles: bool) -> str:
         return f"{written(value)} runs, by {how}; whether the command heeds it is not seen"
     if flag is None:
         return f"{written(value)} takes effect, from outside"
+    if name in COUNTED and workload.keeps_global_batch:
+        return _takes_together(probe, name, knobs)
     # Samples tell of these two; nothing tells whether a script heeds any other argument.
-    if name in _COUNTED and (not workload.samples or _is_seen(probe, name, knobs)):
+    if name in COUNTED and (not workload.samples or _is_seen(probe, name, knobs)):
         return f"{written(value)} takes effect, by {flag}"
     return f"{written(value)} runs, by {flag}; whether the script heeds it is not seen"
+
+
+def _held(plan: Plan, name: str, value: KnobValue) -> dict[str, Any] | None:
+    """The baseline's global batch split otherwise, where a study holds it and maps both parts: a script
+    may refuse one of them alone (DeepSpeed)."""
+    mapped = name in COUNTED and {*COUNTED} <= plan.spec.flags.keys()
+    if not mapped or plan.facts.global_batch is None:
+        return None
+    return split_otherwise(plan.baseline, name, value)
+
+
+def _takes_together(probe: Probe, name: str, knobs: dict[str, Any]) -> str:
+    """Look at the script with its global batch split otherwise.
+
+    Raises:
+        AutotuneError: it does something else, or fails.
+    """
+    run = f"doctor-{name}-together"
+    if why := why_not(result := probe.run(run, knobs, FitMonitor(), surveyed)):
+        raise AutotuneError(f"{written(knobs[name])}: {result.cause or why}")
+    seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
+    micro_batch, steps = (knobs[name] for name in COUNTED)
+    if (seen.micro_batch, seen.accumulation_steps) != (micro_batch, steps):
+        raise AutotuneError(
+            f"{written(knobs[name])}: seen were {seen.micro_batch} samples a micro-batch and "
+            f"{seen.accumulation_steps} micro-batches a step, not {micro_batch} and {steps}"
+        )
+    return (
+        f"{written(knobs[name])} takes effect, as {micro_batch} x {steps} of the same global batch"
+    )
 
 
 def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
     """Whether a script whose samples nobody counts while it is timed has as many in a step, when it is
     looked at. One that goes sequence first has them in its columns."""
     run = f"doctor-{name}-seen"
-    if why_not(probe.run(run, knobs, FitMonitor(), surveying)):
+    if why_not(probe.run(run, knobs, FitMonitor(), surveyed)):
         return False
     seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
     wanted = global_batch(knobs, 1)

@@ -1,5 +1,10 @@
-"""Which of a script's own options turn a knob: by their names, then by what they do. Pure."""
+"""Which settings of a script may turn its micro-batch or its accumulation, and whether one did. Pure.
 
+A setting is a candidate if its value today equals what was seen; its name says only how soon it is
+tried. What counts is what the script does with another value.
+"""
+
+import dataclasses
 import itertools
 import os
 import re
@@ -8,45 +13,80 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config import settings
-from autotune.config.arguments import ASSIGNMENT, FIELD
+from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, numbers
+from autotune.config.keeping import COUNTED
+from autotune.config.proportion import granule
 from autotune.worker.surveyed import Option, Surveyed
 
+MICRO_BATCH, ACCUMULATION = COUNTED
 _MOST_TRIED = 3
+"""Of a knob: each costs a start of the script."""
+_MOST_IN_PROPORTION = 2
+_SAYS_NOTHING = 1
+"""A value that is everywhere in a command: with it the name must fit as well."""
 _ELSEWHERE = {"eval", "evaluation", "val", "valid", "validation", "test", "generation"}
 """Words of options that are about something besides training."""
 _GLOBAL = {"global", "total"}
+_SHORT = {"b", "bs", "mb", "mbs"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Another value of an option, and how the script must answer if it turns the knob."""
+    """Another value of a setting, and what that makes of a knob if it turns it.
+
+    Attributes:
+        option: the setting.
+        value: of the knob, for one rank.
+        ranks: by which the setting counts the knob: all of them, or one.
+    """
 
     option: Option
     value: int
+    ranks: int = 1
+
+    @property
+    def given(self) -> int:
+        """The value of the setting."""
+        return self.value * self.ranks
 
 
-def candidates(seen: Surveyed) -> dict[str, tuple[Trial, ...]]:
-    """Return knob -> options that may turn it, the most probable first, each with a value to try; none
-    where batches vary, as no option says how many samples they have."""
-    if seen.varies:
-        return {}
-    own = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
-    found = {}
-    for knob, today in own.items():
-        if today:
-            fitting = sorted(_fitting(knob, seen.options), key=lambda o: _doubt(o, today))
-            tried = tuple(
-                Trial(option, _another(knob, today)) for option in fitting if not option.switch
-            )
-            found[knob] = tried[:_MOST_TRIED]
-    return {knob: several for knob, several in found.items() if several}
+# What may turn a knob
+
+
+def settings_of(
+    seen: Surveyed,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    fields: Sequence[Option] = (),
+) -> tuple[Option, ...]:
+    """Everything that may tell the script a number: options of its parsers, words of its command line,
+    variables that the command sets, fields of files, and at last what is but a guess.
+
+    Args:
+        seen: of the script.
+        words: its arguments.
+        variables: of its environment, as the command sets them.
+        fields: of the files that it reads.
+    """
+    sure = [option for option in seen.options if option.sure]
+    guessed = [option for option in seen.options if not option.sure]
+    typed = [Option(flag, _last(flag), value) for flag, value in numbers(words)]
+    set_ = [
+        Option(f"{ENVIRONMENT}{name}", name, int(text))
+        for name, text in variables.items()
+        if text.isdecimal()
+    ]
+    found: dict[str, Option] = {}
+    for option in (*sure, *typed, *set_, *fields, *guessed):
+        found.setdefault(option.flag.removesuffix(ASSIGNMENT), option)
+    return tuple(found.values())
 
 
 def fields(
     file: str, text: str, words: Sequence[str], variables: Mapping[str, str]
 ) -> Iterator[Option]:
-    """The settings in a file that the script has read: each by what names the file, then by its own
-    name.
+    """The settings in a file that the script has read: each by what names the file, then by the file's
+    own name.
 
     Args:
         file: as it is named from the working directory on.
@@ -57,7 +97,7 @@ def fields(
     holders = [*_naming(file, words, variables), file]
     for field, value in settings.scalars(text, Path(file).suffix):
         for holder in holders:
-            yield Option(f"{holder}{FIELD}{field}", field.rpartition(".")[2], value)
+            yield Option(f"{holder}{FIELD}{field}", _last(field), value)
 
 
 def _naming(file: str, words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
@@ -75,36 +115,113 @@ def _is(file: str, named: str) -> bool:
     return os.path.normpath(file) == os.path.normpath(named)
 
 
-def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
-    """Whether the script did with that value what the knob is."""
-    seen = after.micro_batch if knob == "micro_batch" else after.accumulation_steps
-    other = (before.accumulation_steps, after.accumulation_steps)
-    if knob == "accumulation_steps":
-        other = (before.micro_batch, after.micro_batch)
-    return seen == trial.value and other[0] == other[1]
+def _last(name: str) -> str:
+    return name.removesuffix(ASSIGNMENT).rpartition(".")[2]
 
 
-def turned_round(trial: Trial, before: Surveyed, after: Surveyed) -> bool:
-    """Whether an option for the batch turns the columns of what the model is given, and not its rows: a
-    sequence comes first there (torch.nn.RNN's way)."""
-    changed = after.columns == trial.value != before.columns
-    return changed and not before.loader and after.micro_batch == before.micro_batch
+def candidates(seen: Surveyed, workers: int = 1) -> dict[str, tuple[Trial, ...]]:
+    """Find the settings that may turn each knob, the most probable first, each with a value to try.
+
+    Args:
+        seen: of the script, its settings among the options.
+        workers: ranks that ran it.
+    """
+    other = another_split(seen)
+    today = {MICRO_BATCH: seen.micro_batch, ACCUMULATION: seen.accumulation_steps}
+    found = {}
+    for knob, value in zip(COUNTED, other, strict=True):
+        fitting = [
+            Trial(option, value, ranks)
+            for option in seen.options
+            if (ranks := _ranks(knob, option, seen, today[knob], workers))
+        ]
+        fitting.sort(key=lambda trial: _order(knob, trial))
+        found[knob] = tuple(fitting[:_MOST_TRIED])
+    return {knob: several for knob, several in found.items() if several}
 
 
-def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> bool:
-    """Whether the option may count for all ranks together what the knob counts for one."""
-    seen = after.micro_batch if knob == "micro_batch" else after.accumulation_steps
-    return workers > 1 and seen * workers == trial.value
+def parts(seen: Surveyed) -> tuple[dict[str, int], ...]:
+    """Find settings that may make up a micro-batch together, each with its value: all that are named for
+    it where they sum up to it, or one of which it is a multiple (`--batch-size 4 --ratio 3`).
+
+    Args:
+        seen: of the script, its settings among the options.
+    """
+    size = seen.micro_batch
+    named = {
+        option.flag: value
+        for option in seen.options
+        if option.sure and not option.switch and _is_named(MICRO_BATCH, option)
+        if 0 < (value := _whole(option)) < size
+    }
+    if len(named) > 1 and sum(named.values()) == size:
+        return (named,)
+    single = ({flag: value} for flag, value in named.items() if size % value == 0)
+    return tuple(itertools.islice(single, _MOST_IN_PROPORTION))
 
 
-def _fitting(knob: str, options: Sequence[Option]) -> Iterator[Option]:
-    fits = _KNOBS[knob]
-    for option in options:
-        holder, _, field = option.flag.rpartition(FIELD)
-        words = set(_words(option.name)) | (set() if holder else set(_words(option.flag)))
-        around = words | set(_words(field))
-        if fits(words) and not around & _ELSEWHERE and _whole(option.value):
-            yield option
+def named(knob: str, seen: Surveyed) -> dict[str, int]:
+    """Settings that are named for a knob and have its value, each with that; a field of a file once.
+
+    Args:
+        knob: of micro_batch and accumulation_steps one.
+        seen: of the script, its settings among the options.
+    """
+    today = _of(knob, seen)
+    found = {
+        option.flag.rpartition(FIELD)[2]: option.flag
+        for option in reversed(seen.options)
+        if option.sure and not option.switch and _is_named(knob, option)
+        if _whole(option) == today
+    }
+    return dict.fromkeys(found.values(), today)
+
+
+def other_whole(size: int, settings: Mapping[str, int]) -> int:
+    """Another micro-batch with which all settings that make it up are whole numbers."""
+    step = granule(size, settings.values())
+    return max(step, size // 2 // step * step) if size > step else 2 * size
+
+
+def another_split(seen: Surveyed) -> tuple[int, int]:
+    """Another micro-batch and accumulation with as many samples a step where that can be: a script may
+    insist on it. The micro-batch is a smaller one, which fits in memory."""
+    size, samples = seen.micro_batch, seen.samples
+    smaller = (part for part in range(size // 2, 0, -1) if samples % part == 0)
+    larger = (part for part in range(2, samples + 1) if samples % part == 0)
+    micro_batch = next(smaller, next(larger, 2))
+    steps, rest = divmod(samples, micro_batch)
+    known = seen.accumulation_steps
+    return micro_batch, 2 * known if rest or steps in (0, known) else steps
+
+
+def _ranks(knob: str, option: Option, seen: Surveyed, today: int, workers: int) -> int:
+    """How many ranks a setting counts together if its value is what was seen of the knob; 0: it is
+    not."""
+    value = _whole(option)
+    if option.switch or not value or not today:
+        return 0
+    named = _is_named(knob, option)
+    if not named and (today <= _SAYS_NOTHING or not option.sure):
+        return 0
+    sequence_first = knob == MICRO_BATCH and named and not seen.loader
+    if value == today or (sequence_first and value == seen.columns):
+        return 1
+    return workers if value == today * workers else 0
+
+
+def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, bool, int]:
+    """Least for what is tried first."""
+    option, words = trial.option, _words_of(trial.option)
+    return (
+        not _is_named(knob, option),
+        not option.sure,
+        bool(words & _ELSEWHERE),
+        trial.ranks > 1,
+        bool(words & _GLOBAL),
+        not words & {"micro", "per", "train", "local", "device"},
+        len(option.name),
+    )
 
 
 def knob_named(option: str) -> str | None:
@@ -115,43 +232,93 @@ def knob_named(option: str) -> str | None:
     return next((knob for knob, fits in _KNOBS.items() if fits(words)), None)
 
 
+def _is_named(knob: str, option: Option) -> bool:
+    words = _words_of(option)
+    return _KNOBS[knob](words) and not words & _ELSEWHERE
+
+
+def _words_of(option: Option) -> set[str]:
+    """Words of its names, and of what it lies in within a file; not those of the file's own name."""
+    _, _, path = option.flag.rpartition(FIELD)
+    return {*_words(option.name), *_words(path)}
+
+
 def _is_micro_batch(words: set[str]) -> bool:
-    sized = bool(words & {"size", "per", "micro", "local"}) or words <= {"batch", "train", "b"}
-    return bool(words & {"bs", "mbs", "batchsize"}) or ("batch" in words and sized)
+    sized = bool(words & {"size", "per", "micro", "mini", "local"})
+    sized |= words <= {"batch", "train", "data", "loader"}
+    return bool(words & {*_SHORT, "batchsize", "microbatch", "minibatch"}) or (
+        "batch" in words and sized
+    )
 
 
 def _is_accumulation(words: set[str]) -> bool:
     if any(word.startswith("accum") for word in words):
         return True
-    return bool(words & {"gas"})
+    return bool(words & {"gas"}) or {"update", "freq"} <= words or {"grad", "acc"} <= words
 
 
 _KNOBS: Mapping[str, Callable[[set[str]], bool]] = {
-    "micro_batch": _is_micro_batch,
-    "accumulation_steps": _is_accumulation,
+    MICRO_BATCH: _is_micro_batch,
+    ACCUMULATION: _is_accumulation,
 }
 
 
-def _doubt(option: Option, today: int) -> tuple[bool, bool, bool, int]:
-    """The less of it, the sooner an option is tried."""
-    words = set(_words(option.name))
-    named = not words & {"micro", "per", "train", "local"}
-    return str(option.value) != str(today), bool(words & _GLOBAL), named, len(option.name)
-
-
-def _another(knob: str, today: int) -> int:
-    """That surely fits in memory."""
-    if knob == "micro_batch":
-        return today // 2 if today > 1 else 2
-    return 2 * today
-
-
-def _whole(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
+def _whole(option: Option) -> int:
+    """The value of a setting as a whole number; 0 if it is none."""
+    value = option.value
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return 0
+    text = str(value)
+    return int(text) if text.isdecimal() else 0
 
 
 def _words(name: str) -> list[str]:
     split = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
     return [word for word in re.split(r"[^a-z0-9]+", split.lower()) if word]
+
+
+# What a script did with another value
+
+
+def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+    """Whether the script did with that value what the knob is, and nothing else."""
+    other = _other(knob)
+    return _turned(knob, trial, before, after) and _of(other, after) == _of(other, before)
+
+
+def keeps(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+    """Whether the script did what the knob is, and held the samples of a step by the other one."""
+    return _turned(knob, trial, before, after) and after.samples == before.samples
+
+
+def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> Trial | None:
+    """The trial of a setting that may count all ranks together, where it was taken to count one: a
+    variable of a script without a parser may have been divided by the ranks since it was set."""
+    may_be = workers > 1 and trial.ranks == 1 and not trial.option.sure
+    if not may_be or _of(knob, after) * workers != trial.given:
+        return None
+    return dataclasses.replace(trial, ranks=workers)
+
+
+def split_as(micro_batch: int, steps: int, after: Surveyed) -> bool:
+    """Whether the script did what it was told of both."""
+    return (after.micro_batch, after.accumulation_steps) == (micro_batch, steps)
+
+
+def turned_round(trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+    """Whether an option for the batch turns the columns of what the model is given, and not its rows: a
+    sequence comes first there (torch.nn.RNN's way)."""
+    changed = after.columns == trial.value != before.columns
+    return changed and not before.loader and after.micro_batch == before.micro_batch
+
+
+def _turned(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+    return _of(knob, after) == trial.value != _of(knob, before)
+
+
+def _of(knob: str, seen: Surveyed) -> int:
+    return seen.micro_batch if knob == MICRO_BATCH else seen.accumulation_steps
+
+
+def _other(knob: str) -> str:
+    return next(name for name in COUNTED if name != knob)

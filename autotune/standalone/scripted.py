@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.wording import counted
+from autotune.config.proportion import granule
+from autotune.errors import BadInput
 from autotune.standalone.command import Launched
 from autotune.standalone.survey import Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
+from autotune.worker.surveyed import Option, Surveyed
 from search_spaces import CATALOGUE
+from search_spaces.constraints import unmet_needs
 from search_spaces.knob import written
 
 _LAUNCHES = {
@@ -24,28 +28,55 @@ _TRIALS = 20
 _BATCHES = 5
 """Values of the micro-batch, at most."""
 _BUCKETS = (5, 25, 100)
+_HALF = {"bf16", "fp16", "pure_bf16"}
+"""Formats in which all attention kernels run."""
+_LESS_OFTEN = 10
+"""Times fewer readings of the loss."""
+_SELDOM = 100
+"""Steps between two readings of the loss that cost nothing to be seen."""
+_LOG_INTERVAL = re.compile(
+    r"(log|logging|print)_(interval|freq|frequency|every|steps|every_n_steps)", re.IGNORECASE
+)
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch that have a fused update on every device."""
 
 
-def study(command: Sequence[str], launched: Launched, found: Findings, cpus: int) -> str:
-    """The text of study.yaml.
+def study(
+    command: Sequence[str],
+    launched: Launched,
+    found: Findings,
+    cpus: int,
+    *,
+    name: str,
+    startup: float | None = None,
+) -> str:
+    """Write the text of study.yaml.
 
     Args:
         command: the user's own.
         launched: the same, taken apart.
         found: by looking at it.
         cpus: of this machine.
+        name: of the study.
+        startup: seconds that a start may take; None: as for any study.
+
+    Raises:
+        BadInput: nothing of the script can be tuned.
     """
-    space = dict(_space(launched, found, cpus))
+    space = offered(found, cpus * launched.nodes)
+    if not space:
+        raise BadInput(_nothing_to_tune(launched, found))
+    measurement = f"measurement:\n  startup_deadline: {startup:g}s\n" if startup else ""
     parts = [
-        _head(command, launched, found),
+        *_head(command, found),
+        f"name: {_text(name)}\n",
         _workload(launched, found),
         _resources(launched, found),
         _env(launched),
         _search_space(space, found),
         _baseline(space, found),
         _objective(found),
+        measurement,
         f"budget:\n  trials: {_TRIALS}            # wall_time: 30m is a limit as well\n",
         "export: best.yaml\n",
     ]
@@ -71,16 +102,17 @@ def told(found: Findings) -> str:
     )
 
 
-def _head(command: Sequence[str], launched: Launched, found: Findings) -> str:
-    lines = [
-        "# Written by `autotune init`, which ran this command for a few steps and looked at it:",
-        *(f"#   {line}" for line in shlex.join(command).splitlines()),
-        f"# Seen: {told(found)}.",
-        "# Then: autotune start with this file, and autotune run best.yaml -- with the command.",
-    ]
+def name_of(launched: Launched) -> str:
+    """Return a name for the study of a script."""
     name = Path(launched.target).stem if not launched.is_module else launched.target
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "study"
-    return "\n".join([*lines, f"name: {_text(name)}", ""])
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "study"
+
+
+def _head(command: Sequence[str], found: Findings) -> Iterator[str]:
+    yield "# Written by `autotune init`, which ran this command for a few steps and looked at it:"
+    yield from (f"#   {line}" for line in shlex.join(command).splitlines())
+    yield f"# Seen: {told(found)}."
+    yield "# Then: autotune start with this file, and autotune run best.yaml -- with the command."
 
 
 def _workload(launched: Launched, found: Findings) -> str:
@@ -92,11 +124,23 @@ def _workload(launched: Launched, found: Findings) -> str:
     lines.append(f"  launch: {launched.launch}   # {_LAUNCHES[launched.launch]}")
     if launched.options:
         lines.append(f"  python_options: [{', '.join(map(_text, launched.options))}]")
-    if found.flags:
-        lines.append("  flags:   # another value of each was tried, and did what the knob says")
-        lines += [f"    {knob}: {_text(flag)}" for knob, flag in found.flags.items()]
-    if found.over_all_ranks:
-        lines.append(f"  over_all_ranks: [{', '.join(found.over_all_ranks)}]")
+    turning, interval = found.turning, _log_interval(found.seen)
+    flags = [f"    {knob}: {_text(flag)}" for knob, flag in turning.flags.items()]
+    if flags:
+        flags[0] += "   # each was seen to turn its knob"
+    if interval:
+        flags.append(f"    log_interval: {_text(interval.flag)}   # by its name")
+    if flags:
+        lines += ["  flags:", *flags]
+    if turning.in_proportion:
+        lines.append("  in_proportion:   # together they were seen to turn it")
+        for knob, parts in turning.in_proportion.items():
+            told = ", ".join(f"{json.dumps(setting)}: {today}" for setting, today in parts.items())
+            lines.append(f"    {knob}: {{{told}}}")
+    if turning.over_all_ranks:
+        lines.append(f"  over_all_ranks: [{', '.join(turning.over_all_ranks)}]")
+    if turning.keeps_global_batch:
+        lines.append("  keeps_global_batch: true   # the script derives the other one by itself")
     if not found.seen.loader:
         lines.append(
             f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: a guess "
@@ -133,67 +177,135 @@ def _env(launched: Launched) -> str:
     return "\n".join(["env:", *lines, ""])
 
 
-def _space(launched: Launched, found: Findings, cpus: int) -> Iterator[tuple[str, list[Any]]]:
-    """Knobs that take effect in this script, each with values; today's is among them."""
-    seen, own = found.seen, found.seen.own
-    if {"micro_batch", "accumulation_steps"} <= found.flags.keys() and not seen.batch_dependent:
-        batches = _batches(seen.micro_batch, seen.samples)
-        yield "micro_batch", batches
-        yield "accumulation_steps", sorted(seen.samples // batch for batch in batches)
+def offered(found: Findings, cpus: int) -> dict[str, list[Any]]:
+    """The knobs that take effect in a script, each with values; today's is among them.
+
+    Args:
+        found: by looking at the script.
+        cpus: of this machine.
+    """
+    offers = dict(_offers(found, cpus))
+    fitting = {
+        name: [value for value in values if not any(unmet_needs({name: value}, found.facts))]
+        for name, values in offers.items()
+    }
+    return {name: values for name, values in fitting.items() if len(values) > 1}
+
+
+_Offers = Iterator[tuple[str, list[Any]]]
+
+
+def _offers(found: Findings, cpus: int) -> _Offers:
+    for part in (
+        _of_batch(found),
+        _of_ddp(found),
+        _of_loader(found, cpus),
+        _of_process(found, cpus),
+    ):
+        yield from part
+
+
+def _of_batch(found: Findings) -> _Offers:
+    seen = found.seen
+    parts = found.turning.in_proportion.get("micro_batch", {})
+    step = granule(seen.micro_batch, parts.values())
+    batches = _batches(seen.micro_batch, seen.samples, step)
+    steps = sorted(seen.samples // batch for batch in batches)
+    values = {"micro_batch": batches, "accumulation_steps": steps}
+    if seen.varies or seen.batch_dependent:
+        return
+    if found.turning.keeps_global_batch or values.keys() <= found.flags.keys():
+        yield from ((name, values[name]) for name in values if name in found.flags)
+
+
+def _of_ddp(found: Findings) -> _Offers:
+    own, seen = found.seen.own, found.seen
     if seen.ddp and found.workers > 1:
         yield "bucket_cap_mb", sorted({*_BUCKETS, own.get("bucket_cap_mb", 25)})
         yield "gradient_as_bucket_view", [False, True]
     if seen.ddp and own.get("precision") == "fp32" and not seen.scaled:
         yield "precision", ["fp32", "bf16"]
-    if seen.loader:
-        most = max(1, cpus * launched.nodes // max(1, found.workers))
-        today = own.get("loader_workers", 0)
-        yield "loader_workers", sorted({0, 1, min(2, most), min(4, most), today})
-        if found.device == "cuda":
-            yield "pin_memory", [False, True]
-    if seen.optimizer in _FUSED:
+
+
+def _of_loader(found: Findings, cpus: int) -> _Offers:
+    if not found.seen.loader:
+        return
+    most = max(1, cpus // max(1, found.workers))
+    today = found.seen.own.get("loader_workers", 0)
+    yield "loader_workers", sorted({0, 1, min(2, most), min(4, most), today})
+    if found.device == "cuda":
+        yield "pin_memory", [False, True]
+
+
+def _of_process(found: Findings, cpus: int) -> _Offers:
+    """Knobs of the optimizer and the process, but for those that the script sets by itself."""
+    seen, on_gpu = found.seen, found.device == "cuda"
+    if seen.optimizer in _FUSED and _kernels(seen) == "default":
         yield "optimizer_kernels", ["default", "fused"]
-    if found.device == "cuda" and seen.convolutions:
+    if on_gpu and seen.convolutions and "cudnn_benchmark" not in seen.settled:
         yield "cudnn_benchmark", [False, True]
+    if on_gpu and seen.attends and seen.own.get("precision") in _HALF:
+        yield "attention", ["auto", "flash", "cudnn", "efficient"]
+    share = cpus // max(1, found.workers)
+    if not on_gpu and 0 < seen.threads < share and "cpu_threads" not in seen.settled:
+        yield "cpu_threads", [0, share]
+    if "freeze_gc" not in seen.settled:
+        yield "freeze_gc", [False, True]
+    if interval := _log_interval(seen):
+        today = int(interval.value)
+        yield "log_interval", [today, _LESS_OFTEN * today]
 
 
-def _batches(today: int, samples: int) -> list[int]:
-    """Micro-batches that give the same samples per step, the nearest to today's."""
-    whole = [size for size in range(1, samples + 1) if samples % size == 0]
+def _kernels(seen: Surveyed) -> str:
+    return str(seen.own.get("optimizer_kernels", "default"))
+
+
+def _log_interval(seen: Surveyed) -> Option | None:
+    """The option that says how often a script reads its loss, by its name; None where it has none, or
+    reads nothing."""
+    options = seen.options if seen.reads_loss else ()
+    return next((o for o in options if o.sure and not o.switch and _is_interval(o)), None)
+
+
+def _is_interval(option: Option) -> bool:
+    domain = CATALOGUE["log_interval"].domain
+    text = str(option.value)
+    named = _LOG_INTERVAL.fullmatch(option.name.replace("-", "_"))
+    often = text.isdecimal() and int(text) < _SELDOM
+    return bool(named) and often and not domain.problem(int(text))
+
+
+def _batches(today: int, samples: int, step: int) -> list[int]:
+    """Micro-batches that give the same samples per step, multiples of `step`, the nearest to today's."""
+    whole = [size for size in range(step, samples + 1, step) if samples % size == 0]
     near = sorted(whole, key=lambda size: max(size / today, today / size))
     return sorted(near[:_BATCHES])
 
 
 def _search_space(space: dict[str, list[Any]], found: Findings) -> str:
     lines = ["# What takes effect in this script. `autotune knobs` lists all that there are."]
-    lines += ["search_space:"] if space else ["search_space: {}"]
+    lines.append("search_space:")
     for name, values in space.items():
         shown = f"  {name}: [{', '.join(map(written, values))}]"
         lines.append(f"{shown}   # {CATALOGUE[name].summary.partition(';')[0]}")
-    lines += [f"# Not here: {reason}" for reason in _left_out(space, found)]
+    lines += [f"# Not here: {reason}" for reason in _left_out(found)]
     return "\n".join([*lines, ""])
 
 
-def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
+def _nothing_to_tune(launched: Launched, found: Findings) -> str:
+    looked = "".join(f"\n  - {reason}" for reason in _left_out(found))
+    return (
+        f"{launched.target}: nothing of it can be tuned as it is, so no study is written. Seen: "
+        f"{told(found)}. What was looked at:{looked}\nAn option for the batch size and one for the "
+        "accumulation would help, as would torch's DataLoader, DistributedDataParallel or an optimizer "
+        "of torch.optim (docs/scripts.md)"
+    )
+
+
+def _left_out(found: Findings) -> Iterator[str]:
+    """Why knobs are not offered, a line each."""
     seen = found.seen
-    if "micro_batch" not in space:
-        if seen.varies:
-            yield "micro_batch: batches have different numbers of samples"
-        elif seen.batch_dependent:
-            yield (
-                f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes its "
-                "statistics; with `objective: {batch_dependent: allow}` it can vary all the same"
-            )
-        elif "micro_batch" in found.flags:
-            yield (
-                "micro_batch, as nothing was found that turns accumulation_steps; with `objective: "
-                "{global_batch: free}` it can vary by itself"
-            )
-        else:
-            yield (
-                "micro_batch: no option, and no field of a file, was seen to turn it. Map what does "
-                "under workload.flags: --flag, key=, $VARIABLE or config.yaml::a.field"
-            )
+    yield from _batch_left_out(found)
     if seen.own.get("find_unused_parameters"):
         yield (
             "find_unused_parameters: the script says true, and false ends a job at the first step that "
@@ -207,15 +319,48 @@ def _left_out(space: dict[str, list[Any]], found: Findings) -> Iterator[str]:
         yield f"precision: the script has {seen.own.get('precision', 'its own')} by itself"
     if not seen.loader:
         yield "loader_workers: there is no DataLoader"
-    yield from found.doubts
+    if _kernels(seen) != "default":
+        yield f"optimizer_kernels: the script has {_kernels(seen)} by itself"
+    elif seen.optimizer not in _FUSED:
+        yield f"optimizer_kernels: {seen.optimizer} has no fused update"
+    yield from (f"{name}: the script sets it by itself" for name in seen.settled)
+    yield from found.turning.doubts
+
+
+def _batch_left_out(found: Findings) -> Iterator[str]:
+    seen = found.seen
+    if seen.varies:
+        yield "micro_batch: batches have different numbers of samples"
+    elif seen.batch_dependent:
+        yield (
+            f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes its "
+            "statistics; with `objective: {batch_dependent: allow}` it can vary all the same"
+        )
+    elif found.turning.keeps_global_batch or len(found.flags) > 1:
+        if found.seen.samples == 1:
+            yield "micro_batch: one sample a step cannot be split"
+    elif "micro_batch" in found.flags:
+        yield (
+            "micro_batch, as nothing was found that turns accumulation_steps; with `objective: "
+            "{global_batch: free}` it can vary by itself"
+        )
+    else:
+        yield (
+            "micro_batch: no argument, variable or field of a file was seen to turn it. Map what does "
+            "under workload.flags: --flag, key=, $VARIABLE or config.yaml::a.field"
+        )
 
 
 def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
     """What the script does today, where it has been seen."""
     seen = found.seen
-    kept = {name: value for name, value in seen.own.items() if name in space}
-    if not seen.varies:
-        kept |= {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
+    batch = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
+    own = {**seen.own, **({} if seen.varies else batch)}
+    if interval := _log_interval(seen):
+        own["log_interval"] = int(interval.value)
+    # Which kernels of attention can run is a matter of the number format.
+    told_anyway = {*batch, "precision"} if "attention" in space else {*batch}
+    kept = {name: value for name, value in own.items() if name in space or name in told_anyway}
     lines = ["# What the script does today."]
     if seen.guessed and not seen.varies:
         lines.append(

@@ -1,13 +1,19 @@
 """The files that `autotune init` writes: a study with comments, and a workload of one's own."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.errors import BadInput
 from autotune.views.presets import presets_listed
+
+if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
+    from autotune.standalone.command import Launched
 
 _WORKLOAD = "my_workload.py"
 _SPACE = "search_space: quick\n"
@@ -21,31 +27,50 @@ def write_study(path: Path) -> None:
         BadInput: the file exists, or cannot be written.
     """
     if not _written(path, _study()):
-        raise BadInput(f"{path} exists already; it is left as it was")
+        raise _exists(path)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A study that was written of a command.
+
+    Attributes:
+        seen: of the command, in a sentence.
+        is_complete: it can start; else what is marked TODO is to be filled in first.
+    """
+
+    seen: str
+    is_complete: bool
 
 
 def write_of_command(
-    path: Path, command: Sequence[str], say: Callable[[str], None] = lambda _: None
-) -> str:
-    """Look at what a launch command trains, and write a study of it; returns what was seen. Where no
-    script of torch is in it, nothing is run, and what is not known stands as TODO.
+    path: Path,
+    command: Sequence[str],
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    storage: str | None = None,
+    startup: float | None = None,
+) -> Written:
+    """Look at what a launch command trains, and write a study of it that can start. Where no script of
+    torch is in it, nothing is run, and what is not known stands as TODO.
 
     Args:
         path: of the study.
         command: the user's own.
         say: told what is being done.
+        storage: URL of the storage whose names are taken; None: no name is.
+        startup: seconds that a start of the script may take; None: as for any study.
 
     Raises:
-        BadInput: the file exists or cannot be written, or the command cannot be looked at.
+        BadInput: the file exists or cannot be written, or the command cannot be tuned; there is no
+            study then.
         LauncherError: there is no place to run it.
     """
-    from autotune.config import load
-    from autotune.standalone import scripted, unseen
+    from autotune.standalone import unseen
     from autotune.standalone.command import NoScript, taken_apart
-    from autotune.standalone.survey import survey
 
     if path.exists():
-        raise BadInput(f"{path} exists already; it is left as it was: autotune start {path}")
+        raise _exists(path)
     if odd := next((word for word in command if not _is_text(word)), None):
         raise BadInput(
             f"the argument {odd!r} is not UTF-8, and study.yaml is: leave it out here, and give it to "
@@ -56,17 +81,61 @@ def write_of_command(
     except NoScript as reason:
         if shutil.which(command[0]) is None:
             raise BadInput(f"{reason}; there is no program {command[0]} either") from None
-        if not _written(path, unseen.study(command)):
-            raise BadInput(f"{path} exists already; it is left as it was") from None
-        return f"a study over a command; fill in what is marked {unseen.TODO} there"
-    found = survey(launched, Path.cwd(), say)
-    for doubt in found.doubts:
-        say(f"Not mapped: {doubt}.")
-    text = scripted.study(command, launched, found, len(os.sched_getaffinity(0)))
+        name = _free_name(unseen.name_of(command), storage, say)
+        if not _written(path, unseen.study(command, name)):
+            raise _exists(path) from None
+        seen = f"a study over a command; fill in what is marked {unseen.TODO} there"
+        return Written(seen, is_complete=False)
+    seen, text = _of_script(path, command, launched, say, storage, startup)
     if not _written(path, text):
-        raise BadInput(f"{path} exists already; it is left as it was")
-    load(path)
-    return scripted.told(found)
+        raise _exists(path)
+    return Written(seen, is_complete=True)
+
+
+def _of_script(
+    path: Path,
+    command: Sequence[str],
+    launched: "Launched",
+    say: Callable[[str], None],
+    storage: str | None,
+    startup: float | None,
+) -> tuple[str, str]:
+    """What was seen of a script, and the text of a study of it that was run once."""
+    from autotune.config import document, study
+    from autotune.standalone import scripted
+    from autotune.standalone.survey import Findings, survey
+
+    name = _free_name(scripted.name_of(launched), storage, say)
+    done: list[tuple[str, str]] = []
+
+    def write(found: Findings) -> study.StudySpec:
+        for doubt in found.turning.doubts:
+            say(f"Not mapped: {doubt}.")
+        cpus = len(os.sched_getaffinity(0))
+        text = scripted.study(command, launched, found, cpus, name=name, startup=startup)
+        done.append((scripted.told(found), text))
+        folders = (Path.cwd(), path.parent.absolute())
+        spec = study.check(document.parse(text, str(path)), folders)
+        return spec.model_copy(update={"folder": str(path.parent.resolve())})
+
+    survey(launched, Path.cwd(), say, write, startup)
+    return done[-1]
+
+
+def _free_name(name: str, storage: str | None, say: Callable[[str], None]) -> str:
+    """The name, or with a number where the storage has a study of that name already."""
+    from storage import study_names
+
+    taken = study_names(storage) if storage else frozenset()
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    free = next(found for found in itertools.chain([name], numbered) if found not in taken)
+    if free != name:
+        say(f"The storage has a study {name} already: this one is {free}.")
+    return free
+
+
+def _exists(path: Path) -> BadInput:
+    return BadInput(f"{path} exists already; it is left as it was: autotune start {path}")
 
 
 def write_workload(folder: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""A look at the user's own launch command: what their script is made of, and what turns its knobs."""
+"""A look at a launch command: what its script is made of, and what turns its knobs."""
 
 import dataclasses
 import tempfile
@@ -6,77 +6,117 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.analysis.wording import counted
 from autotune.config import StudySpec, fields
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
-from autotune.runs.plan import Plan, launcher_of
+from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
-from autotune.standalone import flags, interpreters
+from autotune.standalone import doctor, flags, interpreters
 from autotune.standalone.command import Launched
-from autotune.worker.protocol import TrialRequest
+from autotune.standalone.flags import MICRO_BATCH
+from autotune.standalone.patience import reported
+from autotune.standalone.turning import Turning, turning
+from autotune.worker.protocol import Deadlines, TrialRequest
 from autotune.worker.surveyed import Option, Surveyed
+from search_spaces import Facts
+from storage import AttemptResult, AttemptState
 
-_STEPS = 4
+_TAIL_BYTES = 4096
+"""Of the script's output, in which its last line is looked for."""
+_SLOWER = 4.0
+"""Times the first run: a run with another setting may compile anew."""
+_LEAST_STARTUP = 60.0
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Of a script.
+    """What was found out about a script.
 
     Attributes:
         seen: as the command has it.
         workers: ranks that ran it.
         device: 'cpu' or 'cuda'.
-        flags: knob -> the option that was seen to turn it.
-        over_all_ranks: those of them that are told what all ranks have together.
-        doubts: why other options are no knobs, a line each.
+        facts: what constraints may ask about this machine.
+        turning: what turns its micro-batch and accumulation.
     """
 
     seen: Surveyed
     workers: int
     device: str
-    flags: dict[str, str] = field(default_factory=dict)
-    over_all_ranks: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    facts: Facts
+    turning: Turning = field(default_factory=Turning)
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Of the knobs that the script turns: each is the setting that was seen to do so."""
+        return self.turning.turned_by
 
 
-def survey(launched: Launched, workdir: Path, say: Callable[[str], None]) -> Findings:
-    """Run the script for a few steps, and again for each option that may turn a knob.
+def survey(
+    launched: Launched,
+    workdir: Path,
+    say: Callable[[str], None],
+    write: Callable[[Findings], StudySpec],
+    startup: float | None = None,
+) -> StudySpec:
+    """Run a script for a few steps, and again for each setting that may turn a knob; then run the
+    baseline of the study that is written of it, as `start` would.
 
     Args:
         launched: the command.
         workdir: where it runs.
         say: told what is being done, as a script may take minutes to start.
+        write: writes a study of what was found; nothing to disk.
+        startup: seconds that its start may take; None: as for any study.
 
     Raises:
-        BadInput: it cannot be run, or no training was seen; with what it printed.
+        BadInput: it cannot be run, no training was seen, or the study could not start; with the reason.
         LauncherError: there is no place for it.
     """
     if not launched.is_module and not (workdir / launched.target).exists():
         raise BadInput(f"{launched.target}: no such file in {workdir}")
     interpreters.check(launched)
-    spec = _spec(launched)
+    spec = _spec(launched, startup)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
         launcher_of(spec, Path(folder)) as launcher,
     ):
-        look = _Look(Probe(Plan(spec, launcher), Path(folder), workdir), launched, workdir, say)
+        plan = Plan(spec, launcher)
+        look = _Look(Probe(plan, Path(folder), workdir), launched, workdir, say)
         seen = look.at({})
         _check(seen, launched)
-        seen = _with_fields(seen, launched, workdir)
-        turned = _Flags(look, seen, launcher.workers)
-        return Findings(
-            _of_all_nodes(turned, launched),
-            launcher.workers * launched.nodes,
-            launcher.slots[0].device,
-            turned.found,
-            tuple(turned.over_all_ranks),
-            tuple(turned.doubts),
+        seen = _with_settings(seen, launched, workdir)
+        found = turning(look.at, seen, launcher.workers, say)
+        if found.columns:
+            seen = dataclasses.replace(seen, micro_batch=seen.columns)
+        seen = _of_all_nodes(seen, found, launched)
+        workers, device = launcher.workers * launched.nodes, launcher.slots[0].device
+        study = write(Findings(seen, workers, device, facts_of(launcher), found))
+        if launched.nodes == 1:
+            _check_start(Probe(plan.of(study), Path(folder), workdir), launched, say)
+        return study
+
+
+def _check_start(probe: Probe, launched: Launched, say: Callable[[str], None]) -> None:
+    """Run the baseline of a study for a few steps.
+
+    Raises:
+        BadInput: the study could not start.
+    """
+    say(f"Running {launched.target} once more, as the study will ...")
+    with reported(say, lambda: probe.files(doctor.BASELINE_RUN).tail(0, _TAIL_BYTES)):
+        check = doctor.baseline_of(probe)
+    if check.level == "fail":
+        raise BadInput(
+            f"{launched.target} was seen to train, but a study of it could not start, so none is "
+            f"written: {check.text}"
         )
+    for finding in (check, *doctor.of_machine()):
+        if finding.level == "warn":
+            say(f"Note: {finding.name}: {finding.text}")
 
 
-def _spec(launched: Launched) -> StudySpec:
+def _spec(launched: Launched, startup: float | None) -> StudySpec:
     workload = {
         "module" if launched.is_module else "script": launched.target,
         "args": list(launched.args),
@@ -91,20 +131,20 @@ def _spec(launched: Launched) -> StudySpec:
             "resources": {} if ranks is None else {"workers": ranks},
             "search_space": {"cpu_threads": [0]},
             "env": launched.env,
+            "measurement": {} if startup is None else {"startup_deadline": startup},
         }
     )
 
 
-def _of_all_nodes(turned: "_Flags", launched: Launched) -> Surveyed:
+def _of_all_nodes(seen: Surveyed, found: Turning, launched: Launched) -> Surveyed:
     """Return what one rank of the whole job has, where ranks of one node were looked at."""
-    if "micro_batch" not in turned.over_all_ranks:
-        return turned.seen
-    micro_batch = turned.seen.micro_batch // launched.nodes
-    return dataclasses.replace(turned.seen, micro_batch=micro_batch)
+    if MICRO_BATCH not in found.over_all_ranks:
+        return seen
+    return dataclasses.replace(seen, micro_batch=seen.micro_batch // launched.nodes)
 
 
 class _Look:
-    """Runs the script with some options changed."""
+    """Runs the script with some settings changed."""
 
     def __init__(
         self, probe: Probe, launched: Launched, workdir: Path, say: Callable[[str], None]
@@ -114,54 +154,78 @@ class _Look:
         self._say = say
         self._launched = launched
         self._runs = 0
+        self._startup = probe.plan.spec.measurement.startup_deadline
+        self._usual = 0.0
 
-    def at(self, options: Mapping[str, int]) -> Surveyed:
+    def at(self, settings: Mapping[str, int]) -> Surveyed:
         """What rank 0 has seen.
 
         Args:
-            options: flag -> its value; others are as the command has them.
+            settings: flag -> its value; others are as the command has them.
 
         Raises:
-            BadInput: the script fails.
+            BadInput: the script fails, or with other settings takes no step.
         """
         self._runs += 1
-        name = f"survey-{self._runs}"
-        own = {flag: flag for flag in options}
-        changed = ", ".join(f"{flag} {value}" for flag, value in options.items())
-        self._say(f"Looking at {self._launched.target}{changed and f' with {changed}'} ...")
+        name, target = f"survey-{self._runs}", self._launched.target
+        own = {flag: flag for flag in settings}
+        changed = ", ".join(f"{flag} {value}" for flag, value in settings.items())
+        self._say(f"Looking at {target}{changed and f' with {changed}'} ...")
+        files = self._probe.files(name)
         given = fields.given(
             self._launched.args,
             own,
-            options,
+            settings,
             variables=self._launched.env,
             workdir=self._workdir,
-            folder=self._probe.files(name).copies(),
+            folder=files.copies(),
         )
-        result = self._probe.run(name, self._probe.plan.baseline, FitMonitor(), _with(given))
-        path = self._probe.files(name).survey(0)
+        limit = self._limit()
+        with reported(self._say, lambda: files.tail(0, _TAIL_BYTES)):
+            shape = _with(given, limit)
+            result = self._probe.run(name, self._probe.plan.baseline, FitMonitor(), shape)
         if why := why_not(result):
-            raise BadInput(f"{self._launched.target} does not run here: {why}")
-        return Surveyed.from_text(path.read_text())
+            raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
+        self._usual = self._usual or result.wall_seconds
+        seen = Surveyed.from_text(files.survey(0).read_text())
+        if settings and not seen.steps:
+            raise BadInput(seen.ended or "no optimizer step was seen")
+        return seen
+
+    def _limit(self) -> float:
+        """Seconds for the start of the next run: of one with another setting, which may wait for ever,
+        a few times what the first run took."""
+        if not self._usual:
+            return self._startup
+        return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self._usual))
+
+    def _advice(self, result: AttemptResult, limit: float) -> str:
+        if result.state != AttemptState.HANG:
+            return ""
+        return (
+            f"\nA start may take {limit:g} s. If it takes longer: autotune init --startup-timeout "
+            f"{2 * limit:g}s -- with the command; the study then has the same limit, as "
+            "measurement.startup_deadline"
+        )
 
 
-def surveying(asked: TrialRequest) -> TrialRequest:
-    """The same trial of a script, looked at instead of timed."""
-    assert asked.script is not None
-    return dataclasses.replace(asked, script=dataclasses.replace(asked.script, survey=_STEPS))
-
-
-def _with(given: fields.Given) -> Shape:
+def _with(given: fields.Given, startup: float) -> Shape:
     def shape(asked: TrialRequest) -> TrialRequest:
         assert asked.script is not None
-        changed = dataclasses.replace(asked.script, args=given.arguments)
-        env = {**asked.env, **given.variables}
-        return surveying(dataclasses.replace(asked, script=changed, env=env, copies=given.copies))
+        changed = dataclasses.replace(
+            asked,
+            script=dataclasses.replace(asked.script, args=given.arguments),
+            env={**asked.env, **given.variables},
+            copies=given.copies,
+            deadlines=Deadlines(startup, step=startup),  # nothing is timed
+        )
+        return surveyed(changed)
 
     return shape
 
 
-def _with_fields(seen: Surveyed, launched: Launched, workdir: Path) -> Surveyed:
-    """The same, the settings that it reads from files among its options."""
+def _with_settings(seen: Surveyed, launched: Launched, workdir: Path) -> Surveyed:
+    """What was seen, with everything that may tell the script a number among its options."""
     found: list[Option] = []
     for file in seen.settings:
         try:
@@ -169,10 +233,8 @@ def _with_fields(seen: Surveyed, launched: Launched, workdir: Path) -> Surveyed:
         except (OSError, UnicodeDecodeError):
             continue
         found += flags.fields(file, text, launched.args, launched.env)
-    # Where a parser knows none, variables of the script are but guesses.
-    sure = [option for option in seen.options if option.sure]
-    guessed = [option for option in seen.options if not option.sure]
-    return dataclasses.replace(seen, options=(*sure, *found, *guessed))
+    options = flags.settings_of(seen, launched.args, launched.env, found)
+    return dataclasses.replace(seen, options=options)
 
 
 def _check(seen: Surveyed, launched: Launched) -> None:
@@ -187,44 +249,3 @@ def _check(seen: Surveyed, launched: Launched) -> None:
             f"{launched.target}: no batch was seen on its way into a model; write study.yaml by hand, "
             "with workload.samples (docs/scripts.md)"
         )
-
-
-class _Flags:
-    """The options that turn knobs, each of them seen to do so."""
-
-    def __init__(self, look: _Look, seen: Surveyed, workers: int) -> None:
-        self.found: dict[str, str] = {}
-        self.over_all_ranks: list[str] = []
-        self.doubts: list[str] = []
-        self._look = look
-        self.seen = self._seen = seen
-        self._workers = workers
-        for knob, trials in flags.candidates(seen).items():
-            others = (t for t in trials if t.option.flag not in self.found.values())
-            if turning := next((t for t in others if self._turns(knob, t)), None):
-                self.found[knob] = turning.option.flag
-
-    def _turns(self, knob: str, trial: flags.Trial) -> bool:
-        flag = trial.option.flag
-        try:
-            after = self._look.at({flag: trial.value})
-            if flags.answers(knob, trial, self._seen, after):
-                return True
-            if flags.shared(knob, trial, after, self._workers):
-                together = self._look.at({flag: trial.value * self._workers})
-                if flags.answers(knob, trial, self._seen, together):
-                    self.over_all_ranks.append(knob)
-                    return True
-            if knob == "micro_batch" and flags.turned_round(trial, self._seen, after):
-                self.seen = dataclasses.replace(self._seen, micro_batch=self._seen.columns)
-                return True
-        except BadInput as error:
-            self.doubts.append(f"{flag} {trial.value} fails: {str(error).splitlines()[0]}")
-            return False
-        if trial.option.sure:  # else it was a guess
-            self.doubts.append(
-                f"{flag} is not {knob}: with {trial.value} there were "
-                f"{counted(after.micro_batch, 'sample')} a micro-batch, "
-                f"{counted(after.accumulation_steps, 'micro-batch')} a step"
-            )
-        return False

@@ -14,20 +14,38 @@ from autotune.standalone.flags import knob_named
 
 TODO = "TODO"
 _OPTION = re.compile(r"(-{1,2}[A-Za-z][^\s=]*)(?:=([0-9]+))?")
+_GLOBAL_BATCH = re.compile(r"(global|total)[-_]?batch", re.IGNORECASE)
 _SPREAD = 2
 """Between values to try and today's."""
 
 
-def study(command: Sequence[str]) -> str:
-    """The text of study.yaml; `command`: the user's own."""
+def study(command: Sequence[str], name: str) -> str:
+    """Write the text of study.yaml.
+
+    Args:
+        command: the user's own.
+        name: of the study.
+    """
     words = [word.replace("{", "{{").replace("}", "}}") for word in command]
     today: dict[str, int] = {}
     for knob, place, value in _guessed(command):
         if knob not in today:
             today[knob] = value
             words[place] = re.sub(r"[0-9]+$", f"{{{knob}}}", words[place])
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(command[0]).name).strip("-._") or "study"
-    return "\n".join([*_head(command, name), *_workload(words), *_space(today), *_END])
+    held = _global_batch(command) if today.keys() == {"micro_batch"} else None
+    parts = (_head(command, name), _workload(words, held), _space(today, held), _END)
+    return "\n".join(line for part in parts for line in part)
+
+
+def name_of(command: Sequence[str]) -> str:
+    """A name for the study of a command."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(command[0]).name).strip("-._") or "study"
+
+
+def _global_batch(command: Sequence[str]) -> str | None:
+    """The option that fixes the global batch, by its name; None where there is none."""
+    named = (found[1] for word in command if (found := _OPTION.fullmatch(word)))
+    return next((option for option in named if _GLOBAL_BATCH.search(option)), None)
 
 
 def _guessed(command: Sequence[str]) -> Iterator[tuple[str, int, int]]:
@@ -53,7 +71,7 @@ def _head(command: Sequence[str], name: str) -> Iterator[str]:
     yield ""
 
 
-def _workload(words: Sequence[str]) -> Iterator[str]:
+def _workload(words: Sequence[str], held: str | None) -> Iterator[str]:
     yield "workload:"
     yield "  # Word by word; no shell sees it. {knob} stands for a knob's value, {folder} for a folder"
     yield "  # that each trial has anew; braces themselves are doubled."
@@ -64,6 +82,8 @@ def _workload(words: Sequence[str]) -> Iterator[str]:
     yield '  #   {pattern: "([0-9.]+) samples/s"}: over each line of its output, one group: the rate'
     yield '  #   {json_lines: "{folder}/metrics.jsonl"}: lines of {"samples": 64, "seconds": 0.8}'
     yield f"  throughput: {TODO}"
+    if held:
+        yield f"  keeps_global_batch: true   # it has {held}, and accumulates as often as that asks for"
     yield ""
     yield "resources:"
     yield "  # Ranks that it starts, a whole number: a trial has the processors and devices of so many."
@@ -71,7 +91,7 @@ def _workload(words: Sequence[str]) -> Iterator[str]:
     yield ""
 
 
-def _space(today: dict[str, int]) -> Iterator[str]:
+def _space(today: dict[str, int], held: str | None) -> Iterator[str]:
     if not today:
         yield "search_space: {}"
         yield "# Each knob with its values to try, and in workload.command {tp} where its value stands:"
@@ -87,7 +107,9 @@ def _space(today: dict[str, int]) -> Iterator[str]:
         yield f"  {knob}: {values}"
     yield "baseline:"
     yield from (f"  {knob}: {value}" for knob, value in today.items())
-    if today.keys() == {"micro_batch"}:
+    if held:
+        yield f"  accumulation_steps: {TODO}   # {held} / (micro_batch x ranks)"
+    elif today.keys() == {"micro_batch"}:
         yield ""
         yield "# Nothing accumulates, so that the global batch changes with the micro-batch."
         yield "objective: {global_batch: free}"

@@ -51,6 +51,10 @@ class Surveyed:
         convolutions: whether the model has any.
         batch_dependent: what of it computes over the rows of a micro-batch together, in words.
         own: knob -> what the script has by itself, as far as that shows.
+        settled: knobs of the process that the script sets by itself.
+        threads: of an operator on the CPU.
+        attends: whether scaled_dot_product_attention was called.
+        reads_loss: whether a number was read from a tensor, as a loss is for a log.
         options: all that were found, in the order of the script.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
             its arguments.
@@ -72,6 +76,10 @@ class Surveyed:
     convolutions: bool = False
     batch_dependent: str = ""
     own: dict[str, Any] = field(default_factory=dict)
+    settled: tuple[str, ...] = ()
+    threads: int = 0
+    attends: bool = False
+    reads_loss: bool = False
     options: tuple[Option, ...] = ()
     settings: tuple[str, ...] = ()
     ended: str = ""

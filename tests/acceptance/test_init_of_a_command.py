@@ -116,7 +116,7 @@ def test_click_streams_and_two_models(folder: StudyFolder) -> None:
     study = written(folder, "python clicked.py --bs 4")
     assert study["workload"]["flags"] == {"micro_batch": "--bs"}
     assert (study["baseline"]["micro_batch"], study["baseline"]["accumulation_steps"]) == (4, 1)
-    assert study["search_space"].keys() == {"loader_workers", "optimizer_kernels"}
+    assert study["search_space"].keys() >= {"loader_workers", "optimizer_kernels"}
 
 
 @pytest.mark.errand
@@ -188,3 +188,182 @@ def test_batches_whose_sequence_comes_first_and_two_parsers(folder: StudyFolder)
     study = written(folder, "python own.py -c x")
     assert study["workload"]["flags"] == {"micro_batch": "--batch_size"}
     assert study["workload"]["samples"] == study["baseline"]["micro_batch"] == 20
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("python worded.py --trainer.batch_size=16", "--trainer.batch_size="),
+        pytest.param("python worded.py mode=train batch=16", "batch=", marks=pytest.mark.errand),
+        pytest.param("python worded.py -b 16", "-b", marks=pytest.mark.errand),
+        pytest.param("python worded.py --rows=16", "--rows=", marks=pytest.mark.errand),
+        pytest.param("env BATCH_SIZE=16 python worded.py", "$BATCH_SIZE", marks=pytest.mark.errand),
+    ],
+)
+def test_micro_batch_is_found_whatever_word_says_it(
+    folder: StudyFolder, command: str, flag: str
+) -> None:
+    found = folder.run("init", "--", *command.split())
+    study = yaml.safe_load((folder.folder / "study.yaml").read_text())
+    assert study["workload"]["flags"]["micro_batch"] == flag
+    assert "tokenizer" not in found.stderr
+
+
+@pytest.mark.errand
+def test_batch_and_accumulation_are_found_among_words_of_a_parser_of_its_own(
+    folder: StudyFolder,
+) -> None:
+    command = "python worded.py --data.batch_size=16 --trainer.accumulate_grad_batches=2"
+    study = written(folder, command)
+    assert study["workload"]["flags"] == {
+        "micro_batch": "--data.batch_size=",
+        "accumulation_steps": "--trainer.accumulate_grad_batches=",
+    }
+
+
+def test_script_that_accumulates_by_itself_is_tuned_by_its_micro_batch(folder: StudyFolder) -> None:
+    study = written(folder, "python keeping.py --log-every 5")
+    assert study["workload"]["flags"] == {
+        "micro_batch": "--device-batch-size",
+        "log_interval": "--log-every",
+    }
+    assert study["workload"]["keeps_global_batch"] is True
+    assert study["search_space"]["micro_batch"] == [1, 2, 4, 8, 16]
+    assert study["search_space"]["log_interval"] == [5, 50]
+    assert study["baseline"]["accumulation_steps"] == 2
+    assert not study["search_space"].keys() & {
+        "accumulation_steps",
+        "optimizer_kernels",
+        "cpu_threads",
+    }
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "knob micro_batch: 1 takes effect, as 1 x 16 of the same global batch" in told, told
+
+
+@pytest.mark.errand
+def test_study_of_a_script_that_accumulates_by_itself_runs(folder: StudyFolder) -> None:
+    study = written(folder, "python keeping.py")
+    short = {
+        **study,
+        "search_space": {"micro_batch": [4, 8, 16]},
+        "budget": {"trials": 3},
+        "measurement": quick_measurement(attribution=0),
+    }
+    (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
+    found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
+    assert "round 2, trial" in found.stdout, found.stdout + found.stderr
+    assert "ERROR" not in found.stdout, found.stdout
+
+
+@pytest.mark.errand
+def test_fields_that_a_check_of_the_script_ties_are_changed_together(folder: StudyFolder) -> None:
+    study = written(folder, "python tied.py")
+    assert study["workload"]["flags"] == {
+        "micro_batch": "settings/tied.json::train_micro_batch_size_per_gpu",
+        "accumulation_steps": "settings/tied.json::gradient_accumulation_steps",
+    }
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "ok    knob micro_batch: 1 takes effect, as 1 x 16 of the same global batch" in told, (
+        told
+    )
+
+
+_TWO_LOADERS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--labeled-bs", type=int, default=4)
+parser.add_argument("--unlabeled-bs", type=int, default=12)
+told = parser.parse_args()
+data = torch.utils.data.TensorDataset(torch.randn(4800, 8))
+loaders = [
+    torch.utils.data.DataLoader(data, batch_size=size, drop_last=True)
+    for size in (told.labeled_bs, told.unlabeled_bs)
+]
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    for (some,), (others,) in zip(*loaders):
+        model(torch.cat([some, others])).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.errand
+def test_two_loaders_are_turned_in_proportion(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_TWO_LOADERS)
+    study = written(folder, "python own.py")
+    assert study["workload"]["in_proportion"] == {
+        "micro_batch": {"--labeled-bs": 4, "--unlabeled-bs": 12}
+    }
+    assert study["baseline"]["micro_batch"] == 16
+    free = {
+        **study,
+        "objective": {"global_batch": "free"},
+        "search_space": {"micro_batch": [8, 16]},
+    }
+    (folder.folder / "study.yaml").write_text(yaml.safe_dump(free))
+    told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
+    assert "ok    knob micro_batch: 8 takes effect, by --labeled-bs" in told, told
+
+
+_SHORT = """
+import gc, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.{optimizer}(model.parameters())
+gc.disable()
+torch.set_num_threads(1)
+for _ in range({steps}):
+    model(torch.randn(8, 8)).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "optimizer", "told"),
+    [
+        pytest.param(5, "SGD", "a study of it could not start", marks=pytest.mark.errand),
+        pytest.param(900, "RMSprop", "nothing of it can be tuned", marks=pytest.mark.errand),
+    ],
+)
+def test_study_that_could_not_start_is_not_written(
+    folder: StudyFolder, steps: int, optimizer: str, told: str
+) -> None:
+    (folder.folder / "own.py").write_text(_SHORT.format(steps=steps, optimizer=optimizer))
+    found = folder.run("init", "--", "python", "own.py")
+    assert (found.returncode, told in found.stderr) == (2, True), found.stderr
+    assert not (folder.folder / "study.yaml").exists()
+
+
+@pytest.mark.errand
+def test_name_that_the_storage_has_is_not_taken_again(folder: StudyFolder) -> None:
+    folder.repository.studies.submit("clicked", "host:here", {}, str(folder.folder))
+    before = {path.name for path in folder.folder.iterdir()}
+    study = written(folder, "python clicked.py")
+    assert study["name"] == "clicked-2"
+    left = {path.name for path in folder.folder.iterdir()}
+    assert left - before - {"__pycache__"} == {"study.yaml"}
+
+
+_SLOW = """
+import time
+print("compiling kernel 7 of 9", flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.errand
+def test_start_that_takes_too_long_names_its_limit(folder: StudyFolder) -> None:
+    (folder.folder / "own.py").write_text(_SLOW)
+    found = folder.run("init", "--startup-timeout", "11", "--", "python", "own.py")
+    assert found.returncode == 2
+    assert "10 s; it has printed: compiling kernel 7 of 9" in found.stderr
+    assert "autotune init --startup-timeout 22s" in found.stderr
+    assert not (folder.folder / "study.yaml").exists()
+
+
+@pytest.mark.errand
+def test_limit_of_a_start_is_written_into_the_study(folder: StudyFolder) -> None:
+    found = folder.run("init", "--startup-timeout", "20m", "--", "python", "clicked.py")
+    assert found.returncode == 0, found.stderr
+    assert load(folder.folder / "study.yaml").measurement.startup_deadline == 1200

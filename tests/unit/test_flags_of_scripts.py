@@ -1,54 +1,137 @@
-"""Which options are tried for a knob, and whether what a script did with one makes it that knob."""
+"""Which settings are tried for a knob, and whether what a script did with one makes it that knob."""
 
 import dataclasses
 
-from autotune.standalone.flags import Trial, answers, candidates, shared
+from autotune.standalone import flags
+from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, answers, candidates, keeps
 from autotune.worker.surveyed import Option, Surveyed
 
 
-def seen(*options, micro_batch=8, accumulation_steps=2):
+def seen(*options, micro_batch=8, accumulation_steps=2, **more):
     several = tuple(Option(f"--{name}", name, value) for name, value in options)
     return Surveyed(
-        steps=4, micro_batch=micro_batch, accumulation_steps=accumulation_steps, options=several
+        steps=4,
+        micro_batch=micro_batch,
+        accumulation_steps=accumulation_steps,
+        options=several,
+        **more,
     )
 
 
-def tried(found, knob):
-    return [trial.option.name for trial in candidates(found).get(knob, ())]
+def typed(command, variables=None, fields=(), **found):
+    """What was seen of a script whose parser is its own."""
+    bare = seen(**found)
+    options = flags.settings_of(bare, command.split(), variables or {}, fields)
+    return dataclasses.replace(bare, options=options)
 
 
-def test_names_that_frameworks_give_them():
+def tried(found, knob, workers=1):
+    return [trial.option.flag for trial in candidates(found, workers).get(knob, ())]
+
+
+def test_names_of_frameworks_are_tried_first():
     found = seen(
-        ("per_device_train_batch_size", 8),
-        ("per_device_eval_batch_size", 8),
-        ("gradient_accumulation_steps", 2),
         ("lr", 8),
+        ("per_device_eval_batch_size", 8),
+        ("per_device_train_batch_size", 8),
         ("epochs", 2),
+        ("gradient_accumulation_steps", 2),
     )
-    assert tried(found, "micro_batch") == ["per_device_train_batch_size"]
-    assert tried(found, "accumulation_steps") == ["gradient_accumulation_steps"]
+    assert tried(found, MICRO_BATCH)[0] == "--per_device_train_batch_size"
+    assert tried(found, ACCUMULATION) == ["--gradient_accumulation_steps", "--epochs"]
 
 
-def test_the_one_that_says_what_is_seen_comes_first():
-    found = seen(("batch_size", 64), ("micro_batch_size", 8), ("val_batch_size", 8))
-    assert tried(found, "micro_batch") == ["micro_batch_size", "batch_size"]
+def test_setting_of_another_value_than_was_seen_is_no_candidate():
+    found = seen(("batch_size", 64), ("micro_batch_size", 8), ("max_batch_tokens", 4096))
+    assert tried(found, MICRO_BATCH) == ["--micro_batch_size"]
 
 
-def test_what_is_not_a_whole_number_is_not_tried():
+def test_value_that_is_no_whole_number_is_not_tried():
     found = seen(("batch_size", "auto"), ("drop_last_batch", True), ("accumulate", None))
     assert candidates(found) == {}
 
 
-def test_a_smaller_batch_is_tried_as_it_surely_fits():
-    assert candidates(seen(("bs", 8)))["micro_batch"][0].value == 4
-    assert candidates(seen(("bs", 1), micro_batch=1))["micro_batch"][0].value == 2
+def test_value_of_one_is_tried_only_where_the_name_fits():
+    found = seen(("nodes", 1), ("accumulate", 1), accumulation_steps=1)
+    assert tried(found, ACCUMULATION) == ["--accumulate"]
+    layers = seen(("layers", 2), ("accumulate", 1), accumulation_steps=1)
+    assert tried(layers, ACCUMULATION, workers=2) == ["--accumulate"]
+
+
+def test_words_of_the_command_are_candidates_whatever_parses_them():
+    assert tried(typed("--trainer.batch_size=8"), MICRO_BATCH) == ["--trainer.batch_size="]
+    assert tried(typed("mode=train batch=8 epochs=9"), MICRO_BATCH) == ["batch="]
+    assert tried(typed("-v -b 8 x"), MICRO_BATCH) == ["-b"]
+    assert tried(typed("--n-at-a-time 8"), MICRO_BATCH) == ["--n-at-a-time"]
+    lightning = typed("--data.batch_size=8 --trainer.accumulate_grad_batches=2 --trainer.devices=2")
+    assert tried(lightning, ACCUMULATION)[0] == "--trainer.accumulate_grad_batches="
+
+
+def test_option_that_a_parser_knows_is_tried_once():
+    parsed = seen(("batch_size", 8))
+    options = flags.settings_of(parsed, ["--batch_size=8"], {})
+    assert [option.flag for option in options] == ["--batch_size"]
+
+
+def test_variables_that_the_command_sets_come_before_guesses():
+    guess = Option("--BATCH=", "BATCH", 8, sure=False)
+    bare = dataclasses.replace(seen(), options=(guess,))
+    options = flags.settings_of(bare, [], {"BATCH_SIZE": "8", "OMP_NUM_THREADS": "4"})
+    found = dataclasses.replace(bare, options=options)
+    assert tried(found, MICRO_BATCH) == ["$BATCH_SIZE", "--BATCH="]
+
+
+def test_at_most_three_settings_are_tried_for_a_knob():
+    found = seen(*((f"size_{number}", 8) for number in range(9)))
+    assert len(candidates(found)[MICRO_BATCH]) == 3
+
+
+def test_setting_that_counts_all_ranks_is_given_their_sum():
+    (trial,) = candidates(seen(("batch_size", 16)), workers=2)[MICRO_BATCH]
+    assert (trial.value, trial.given) == (4, 8)
+
+
+def test_other_split_has_as_many_samples_and_a_smaller_batch():
+    assert flags.another_split(seen()) == (4, 4)
+    assert flags.another_split(seen(micro_batch=6, accumulation_steps=1)) == (3, 2)
+    assert flags.another_split(seen(micro_batch=1, accumulation_steps=1)) == (2, 2)
+    assert flags.another_split(seen(micro_batch=1, accumulation_steps=8)) == (2, 4)
 
 
 def test_only_what_the_script_did_counts():
     before = seen(("bs", 8))
-    trial = Trial(before.options[0], 4)
-    assert answers("micro_batch", trial, before, dataclasses.replace(before, micro_batch=4))
-    assert not answers("micro_batch", trial, before, before)
-    both = dataclasses.replace(before, micro_batch=4, accumulation_steps=4)
-    assert not answers("micro_batch", trial, before, both), "it keeps a global batch by itself"
-    assert shared("micro_batch", trial, dataclasses.replace(before, micro_batch=2), 2)
+    (trial,) = candidates(before)[MICRO_BATCH]
+    after = dataclasses.replace(before, micro_batch=trial.value)
+    assert answers(MICRO_BATCH, trial, before, after)
+    assert not answers(MICRO_BATCH, trial, before, before)
+    assert not answers(ACCUMULATION, dataclasses.replace(trial, value=2), before, before)
+
+
+def test_script_that_accumulates_more_keeps_its_global_batch():
+    before = seen(("device_batch_size", 8))
+    (trial,) = candidates(before)[MICRO_BATCH]
+    after = dataclasses.replace(before, micro_batch=4, accumulation_steps=4)
+    assert keeps(MICRO_BATCH, trial, before, after)
+    assert not answers(MICRO_BATCH, trial, before, after)
+    assert not keeps(MICRO_BATCH, trial, before, dataclasses.replace(after, accumulation_steps=3))
+
+
+def test_variable_that_was_divided_by_the_ranks_is_tried_over_all_of_them():
+    guess = Option("--steps=", "steps", 2, sure=False)
+    trial = flags.Trial(guess, 4)
+    halved = seen(accumulation_steps=2)
+    together = flags.shared(ACCUMULATION, trial, halved, 2)
+    assert together is not None
+    assert together.given == 8
+    sure = dataclasses.replace(guess, sure=True)
+    assert flags.shared(ACCUMULATION, flags.Trial(sure, 4), halved, 2) is None
+
+
+def test_settings_that_sum_up_to_the_batch_may_make_it_up_together():
+    found = seen(("labeled_bs", 4), ("unlabeled_bs", 12), ("epochs", 9), micro_batch=16)
+    (both,) = flags.parts(found)
+    assert both == {"--labeled_bs": 4, "--unlabeled_bs": 12}
+    assert flags.other_whole(16, both) == 8
+    assert flags.other_whole(4, {"--labeled_bs": 1, "--unlabeled_bs": 3}) == 8
+    alone = seen(("batch_size", 4), ("mu", 3), micro_batch=16)
+    assert flags.parts(alone) == ({"--batch_size": 4},)

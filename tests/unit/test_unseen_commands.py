@@ -26,7 +26,7 @@ def filled(path: Path, **more: str) -> StudySpec:
 
 def written(folder: Path, *command: str) -> Path:
     path = folder / "study.yaml"
-    assert "marked TODO" in write_of_command(path, command)
+    assert "marked TODO" in write_of_command(path, command).seen
     return path
 
 
@@ -53,6 +53,16 @@ def test_what_accumulates_keeps_the_global_batch(tmp_path: Path) -> None:
     ]
     assert spec.search_space == {"micro_batch": [1, 2], "accumulation_steps": [2, 4, 8]}
     assert spec.objective.global_batch == "keep"
+
+
+def test_command_that_fixes_its_global_batch_keeps_it(tmp_path: Path) -> None:
+    command = ["litgpt", "--train.micro_batch_size", "2", "--train.global_batch_size", "16"]
+    path = written(tmp_path, "env", *command)
+    with pytest.raises(SpecError, match=r"baseline\.accumulation_steps: must be"):
+        load(path)
+    spec = filled(path, **{"accumulation_steps: TODO": "accumulation_steps: 4"})
+    assert spec.workload.keeps_global_batch
+    assert spec.global_batch(2) == 16
 
 
 def test_what_is_left_to_do_is_named_with_its_line(tmp_path: Path) -> None:

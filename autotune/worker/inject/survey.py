@@ -19,6 +19,8 @@ from autotune.worker.inject.batches import samples, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.options import Options
+from autotune.worker.inject.setting_files import may_hold_settings
+from autotune.worker.inject.settled import Settled
 from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import Knobs
@@ -68,6 +70,7 @@ class Survey:
         self._changes = Changes(knobs, ())
         self.sight = Sight(self._changes.built, trained=self._counted)
         self._options = Options()
+        self._settled = Settled()
         self._statistics = Statistics()
         self.steps = 0
         self._within = False
@@ -95,6 +98,7 @@ class Survey:
             given_up: called where there is much of a training, and never a step; with that in words.
         """
         self._options.watch()
+        self._settled.watch()
         self._statistics.watch()
         self._changes.begin()
         self._watch_passes()
@@ -162,6 +166,10 @@ class Survey:
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
             batch_dependent=self._statistics.found(trained.module if trained else None),
             own=self.sight.own(),
+            settled=self._settled.found(),
+            threads=torch.get_num_threads(),
+            attends=self._settled.attends,
+            reads_loss=self._settled.reads,
             options=self._options.found(),
             settings=tuple(self._settings),
             ended=ended,
@@ -248,7 +256,7 @@ class Survey:
 
     def _read(self, path: Path) -> None:
         """A file that may hold settings: not one of a library or of a cache."""
-        if path.is_relative_to(sys.prefix) or not path.is_file():
+        if not may_hold_settings(path):
             return
         if path.is_relative_to(self._folder):
             self._settings[str(path.relative_to(self._folder))] = None

@@ -1,0 +1,76 @@
+"""Knobs that several settings of a script make up, all changed by the same factor."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from autotune.config import mistakes
+from autotune.config.keeping import COUNTED
+from autotune.config.sections import WorkloadSpec
+
+
+def of_workload(workload: WorkloadSpec, of_flag: Callable[[str], str | None]) -> mistakes.Problems:
+    """Find what is wrong with `in_proportion` by itself.
+
+    Args:
+        workload: of a script.
+        of_flag: says what is wrong with a setting.
+    """
+    problems: mistakes.Problems = {}
+    for knob, parts in workload.in_proportion.items():
+        path = ("workload", "in_proportion", knob)
+        if knob not in COUNTED:
+            problems[path] = f"must be {' or '.join(COUNTED)}"
+        elif knob in {*workload.flags, *workload.over_all_ranks}:
+            problems[path] = "is among flags or over_all_ranks as well; leave it here alone"
+        elif not parts:
+            problems[path] = "has no settings; give each with its value of today"
+        for setting in parts:
+            if wrong := of_flag(setting):
+                problems[(*path, setting)] = wrong
+    return problems
+
+
+def of_baseline(workload: WorkloadSpec, baseline: Mapping[str, Any]) -> mistakes.Problems:
+    """Find knobs whose value of today is not said."""
+    return {
+        ("workload", "in_proportion", knob): f"then say under baseline what {knob} is today"
+        for knob in workload.in_proportion
+        if knob not in baseline
+    }
+
+
+def turned(
+    workload: WorkloadSpec, baseline: Mapping[str, Any], differing: Mapping[str, Any]
+) -> dict[str, int]:
+    """The value of every setting that makes up a knob which differs from the baseline.
+
+    Args:
+        workload: of a script.
+        baseline: a value for every knob.
+        differing: knobs that have another value.
+    """
+    return {
+        setting: today * int(differing[knob]) // int(baseline[knob])
+        for knob, parts in workload.in_proportion.items()
+        if knob in differing
+        for setting, today in parts.items()
+    }
+
+
+def rules(workload: WorkloadSpec, baseline: Mapping[str, Any]) -> Iterator[str]:
+    """Constraints under which every setting is a whole number."""
+    for knob, parts in workload.in_proportion.items():
+        size = granule(int(baseline[knob]), parts.values())
+        if size > 1:
+            yield f"{knob} % {size} == 0"
+
+
+def granule(whole: int, parts: Iterable[int]) -> int:
+    """The number of which a knob must be a multiple for all its settings to be whole numbers.
+
+    Args:
+        whole: the knob's value today.
+        parts: those of its settings.
+    """
+    return math.lcm(*(whole // math.gcd(whole, part) for part in parts))

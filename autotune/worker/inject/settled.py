@@ -1,0 +1,66 @@
+"""What a script settles by itself in its process, and what it uses of torch: where a knob would be set
+back, or find nothing to act on."""
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+
+class Settled:
+    """Watches the process of a script from `watch` on.
+
+    Attributes:
+        names: knobs that the script sets by itself.
+        attends: whether scaled_dot_product_attention was called.
+        reads: whether a number was read from a tensor while gradients were on, as a loss is for a log.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.attends = False
+        self.reads = False
+        self._collector = (False, 0)
+
+    def watch(self) -> None:
+        """Look from now on."""
+        self._collector = _collector()
+        _before(torch, "set_num_threads", lambda: self.names.add("cpu_threads"))
+        _before(functional, "scaled_dot_product_attention", self._attended)
+        for read in ("item", "__float__"):
+            _before(torch.Tensor, read, self._read)
+        # A property of the module; torch keeps its setter there.
+        benchmark = vars(type(torch.backends.cudnn)).get("benchmark")
+        if hasattr(benchmark, "setter"):
+            _before(benchmark, "setter", lambda: self.names.add("cudnn_benchmark"))
+
+    def found(self) -> tuple[str, ...]:
+        """Knobs that the script has set by itself so far."""
+        collected = {"freeze_gc"} if _collector() != self._collector else set()
+        return tuple(sorted(self.names | collected))
+
+    def _attended(self) -> None:
+        self.attends = True
+
+    def _read(self) -> None:
+        self.reads = self.reads or torch.is_grad_enabled()
+
+
+def _collector() -> tuple[bool, int]:
+    """State of Python's garbage collector that freeze_gc would change."""
+    return gc.isenabled(), gc.get_freeze_count()
+
+
+def _before(owner: Any, name: str, look: Callable[[], object]) -> None:
+    """Have a function call `look` before it does what it does."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(original)
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        look()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, looking)

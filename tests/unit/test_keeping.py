@@ -1,0 +1,134 @@
+"""Scripts that keep their global batch, and knobs that several settings make up: what a study says of
+them, and how a configuration reaches them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.config import StudySpec, arguments, load, scripts
+from autotune.config.keeping import split_otherwise
+from autotune.errors import SpecError
+from autotune.search.space import Space
+from search_spaces import Facts
+from tests.steering import write_study
+
+KEEPING = {
+    "script": "train.py",
+    "args": ["--device-batch-size=32"],
+    "flags": {"micro_batch": "--device-batch-size"},
+    "keeps_global_batch": True,
+}
+BASELINE = {"micro_batch": 32, "accumulation_steps": 2}
+
+
+def study(folder: Path, workload: dict[str, Any], **changes: Any) -> StudySpec:
+    given = {
+        "search_space": {"micro_batch": [8, 16, 32, 64]},
+        "baseline": BASELINE,
+        "objective": {},
+        **changes,
+    }
+    return load(write_study(folder, workload=workload, **given))
+
+
+def test_only_what_the_script_is_told_reaches_it(tmp_path: Path) -> None:
+    spec = study(tmp_path, KEEPING)
+    baseline = spec.full_baseline()
+    split = split_otherwise(baseline, "micro_batch", 16)
+    assert split is not None
+    recipe = scripts.recipe(spec.workload, spec.flags, baseline, split, 2)
+    assert (recipe.turned, recipe.changes) == ({"micro_batch": 16}, ())
+    words = arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned)
+    assert words == ("--device-batch-size=16",)
+
+
+def test_every_configuration_has_the_global_batch_of_the_baseline(tmp_path: Path) -> None:
+    spec = study(tmp_path, KEEPING)
+    facts = Facts("cpu", 2, global_batch=spec.global_batch(2))
+    space = Space(spec.values(), spec.full_baseline(), facts)
+    assert space.splits is not None
+    assert space.splits.steps == {64: 1, 32: 2, 16: 4, 8: 8}
+
+
+def test_script_that_is_told_its_accumulation_derives_its_micro_batch(tmp_path: Path) -> None:
+    workload = {
+        "script": "train.py",
+        "args": ["--accum", "2"],
+        "flags": {"accumulation_steps": "--accum"},
+        "keeps_global_batch": True,
+    }
+    spec = study(tmp_path, workload, search_space={"accumulation_steps": [1, 2, 4]})
+    assert spec.global_batch(1) == 64
+
+
+def test_split_without_whole_steps_is_none() -> None:
+    assert split_otherwise(BASELINE, "micro_batch", 24) is None
+    assert split_otherwise(BASELINE, "accumulation_steps", 4) == {
+        "micro_batch": 16,
+        "accumulation_steps": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("workload", "changes", "told"),
+    [
+        ({}, {"objective": {"global_batch": "free"}}, "does not go with `global_batch: free`"),
+        ({}, {"baseline": {"micro_batch": 32}}, "say under baseline what accumulation_steps is"),
+        (
+            {},
+            {"search_space": {"micro_batch": [8, 32], "accumulation_steps": [2, 4]}},
+            "search_space.accumulation_steps: is derived from micro_batch",
+        ),
+        ({}, {"search_space": {"micro_batch": ["max"]}}, "is not looked for in a script"),
+        ({"flags": {}}, {"search_space": {"freeze_gc": [True]}}, "none of them is mapped"),
+        (
+            {"flags": {**KEEPING["flags"], "accumulation_steps": "--accum"}},
+            {"search_space": {"freeze_gc": [True]}},
+            "both of them is mapped",
+        ),
+    ],
+)
+def test_contradiction_is_refused(
+    tmp_path: Path, workload: dict[str, Any], changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        study(tmp_path, {**KEEPING, **workload}, **changes)
+    assert told in str(refused.value)
+
+
+TWO_LOADERS = {
+    "script": "train.py",
+    "args": ["--labeled-bs", "4", "--unlabeled-bs=12"],
+    "flags": {"accumulation_steps": "--accum"},
+    "in_proportion": {"micro_batch": {"--labeled-bs": 4, "--unlabeled-bs": 12}},
+}
+
+
+def test_settings_that_make_up_a_micro_batch_are_changed_by_its_factor(tmp_path: Path) -> None:
+    today = {"micro_batch": 16, "accumulation_steps": 1}
+    spec = study(tmp_path, TWO_LOADERS, baseline=today, search_space={"micro_batch": [8, 16]})
+    baseline = spec.full_baseline()
+    knobs = {**baseline, "micro_batch": 8, "accumulation_steps": 2}
+    recipe = scripts.recipe(spec.workload, spec.flags, baseline, knobs, 2)
+    words = arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned)
+    assert words == ("--labeled-bs", "2", "--unlabeled-bs=6", "--accum", "2")
+    assert recipe.changes == ()
+    assert spec.rules == ("micro_batch % 4 == 0",)
+
+
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        ({"flags": {"micro_batch": "--bs"}}, "is among flags or over_all_ranks as well"),
+        ({"in_proportion": {"precision": {"--p": 1}}}, "must be micro_batch or accumulation_steps"),
+        ({"in_proportion": {"micro_batch": {}}}, "has no settings"),
+        ({"in_proportion": {"micro_batch": {"a b": 1}}}, "must be --flag"),
+    ],
+)
+def test_settings_that_cannot_make_up_a_knob_are_refused(
+    tmp_path: Path, workload: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        study(tmp_path, {**TWO_LOADERS, **workload})
+    assert told in str(refused.value)

@@ -141,6 +141,7 @@ def test_a_field_of_a_file_that_a_command_is_given(tiny: StudyFolder) -> None:
             "command": [sys.executable, "bench.py", "--config", "config.json"],
             "throughput": {"pattern": "([0-9.]+) samples/s"},
             "flags": {"micro_batch": "--config::train.batch"},
+            "may_write": True,
         },
         search_space={"micro_batch": [4, 64]},
         baseline={},

@@ -22,6 +22,7 @@ _THREADS = "OMP_NUM_THREADS"
 QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """A library that asks as it is imported whether there is a device is answered without CUDA: a process
 that has initialised CUDA cannot be forked into ranks."""
+_MAIN_PROCESS = "MainProcess"
 _NOTHING_TO_IMPORT = "/proc"
 """`python -c` looks there first, while torch is imported: a folder that shadows no module."""
 
@@ -129,5 +130,6 @@ def restore() -> None:
 def _be_main_process(start: _Start) -> None:
     """Have multiprocessing take this fork for a process that python has started, and no child."""
     processes: Any = process
+    start.process.name = _MAIN_PROCESS
     processes._current_process = start.process
     processes._parent_process = None

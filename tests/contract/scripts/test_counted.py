@@ -362,3 +362,62 @@ def test_padding_is_no_token_where_a_batch_tells_it(
         assert found.tokens == [tokens] * 6
     assert found.padded == padded
     assert found.samples == [4] * 6
+
+
+_FINE_TUNING = """
+from torch.utils.data import Dataset, Subset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+import torch
+class Rows(Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        row = torch.arange(16) + index % 16
+        return {"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)}
+sizes = dict(vocab_size=64, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+arguments = TrainingArguments(
+    "out", use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=16,
+)
+Trainer(model, arguments, train_dataset=Rows(), eval_dataset=Subset(Rows(), range(32))).train()
+"""
+
+
+@pytest.mark.errand
+def test_fine_tuning_by_transformers_is_seen_from_its_first_step_on() -> None:
+    pytest.importorskip("accelerate")
+    found = look(_FINE_TUNING, counts_tokens=True)
+    assert found.samples == [12, *[8] * 5], "one batch is drawn ahead"
+    assert found.tokens == [16 * samples for samples in found.samples]
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+
+
+_LIGHTNING = """
+import lightning, torch
+from torch.utils.data import DataLoader
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 2)
+    def training_step(self, batch, index):
+        return self.layer(batch).square().mean()
+    def validation_step(self, batch, index):
+        self.layer(batch)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+keeps = dict(num_workers=1, persistent_workers=True)
+lightning.Trainer(
+    accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    accumulate_grad_batches=2, val_check_interval=2, use_distributed_sampler=True,
+).fit(Module(), DataLoader(torch.randn(64, 8), 4, **keeps), DataLoader(torch.randn(64, 8), 16, **keeps))
+"""
+
+
+@pytest.mark.errand
+def test_lightning_is_seen_with_loaders_that_persist() -> None:
+    pytest.importorskip("lightning")
+    found = look(_LIGHTNING, steps=9)
+    assert sum(found.samples) in (72, 76), "one batch may be drawn ahead"
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)

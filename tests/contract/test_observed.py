@@ -147,3 +147,11 @@ def test_a_profile_tells_a_slow_rank_from_slow_communication(
     assert max(made, key=made.__getitem__) == STRAGGLER
     assert made[STRAGGLER] > 0.6
     assert made["communication"] < 0.2
+
+
+def test_batch_normalisation_of_a_workload_is_told(launcher: Launcher, tmp_path: Path) -> None:
+    asked = tiny_trial(tmp_path, {"size": 8, "width": 4, "blocks": 1})
+    request = dataclasses.replace(asked, factory="autotune.workloads.convnet:build")
+    report = launcher.slots[0].run(request, lambda block: block.index > 0)
+    told = [block.observed.get("batch_dependent") for block in report.blocks[:2]]
+    assert told == ["BatchNorm", None], report.cause

@@ -77,10 +77,10 @@ class _Search:
         self._parts = flags.parts(seen)
         self._found = Turning()
         self._doubts: list[str] = []
-        self._tried_all = False
+        self._tried_together = False
 
     def planned(self) -> str:
-        """How many runs may follow, of what."""
+        """Say how many runs may follow, of what; nothing if none will."""
         runs = sum(map(len, self._candidates.values())) + len(self._parts)
         tried = "; ".join(
             [
@@ -91,10 +91,14 @@ class _Search:
                 *(f"{' and '.join(parts)} in proportion" for parts in self._parts),
             ]
         )
-        return f"At most {counted(runs, 'more run')} of a few steps: {tried}." if runs else ""
+        if not runs:
+            return ""
+        partners = min(_PARTNERS, len(self._candidates.get(ACCUMULATION, ())))
+        refused = f"; {partners + 1} more if the script refuses one alone" if partners else ""
+        return f"At most {counted(runs, 'more run')} of a few steps: {tried}{refused}."
 
     def result(self) -> Turning:
-        """What was found."""
+        """Try the settings, and return what was found."""
         for knob, several in self._candidates.items():
             for trial in several:
                 if self._is_done(knob):
@@ -134,7 +138,10 @@ class _Search:
 
     def _found_together(self, trial: Trial) -> bool:
         """Try a setting of the micro-batch that the script refuses alone with one of the accumulation:
-        DeepSpeed checks that both give its global batch."""
+        DeepSpeed checks that both give its global batch. This is done once."""
+        if self._tried_together:
+            return False
+        self._tried_together = True
         size, steps = flags.another_split(self._seen)
         for partner in self._candidates.get(ACCUMULATION, ())[:_PARTNERS]:
             if partner.option.flag == trial.option.flag:
@@ -153,9 +160,6 @@ class _Search:
     def _found_all_together(self, size: int, steps: int) -> bool:
         """Try all settings that are named for the two and have their values: a script that says each in
         its arguments and in a file refuses what differs."""
-        if self._tried_all:
-            return False
-        self._tried_all = True
         batches, counts = (flags.named(knob, self._seen) for knob in COUNTED)
         if len(batches) < 2 or not counts:
             return False
@@ -202,10 +206,12 @@ class _Search:
     ) -> None:
         named = {knob: trial.option.flag for knob, trial in trials.items()}
         shared = [knob for knob, trial in trials.items() if trial.ranks > 1]
+        # A script that keeps its global batch is told one of the two.
+        earlier = Turning() if keeps_global_batch else self._found
         self._found = dataclasses.replace(
             self._found,
-            flags={**self._found.flags, **named},
-            over_all_ranks=(*self._found.over_all_ranks, *shared),
+            flags={**earlier.flags, **named},
+            over_all_ranks=(*earlier.over_all_ranks, *shared),
             keeps_global_batch=keeps_global_batch,
             columns=self._found.columns or columns,
         )

@@ -1,5 +1,6 @@
 """A configuration as arguments of the user's script: what the script turns by itself."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ ASSIGNMENT = "="
 FIELD = "::"
 """Between what names a file and a field in it: see `autotune.config.fields`."""
 _END = "--"
+_LETTER = re.compile(r"-[A-Za-z]")
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
 
@@ -64,7 +66,14 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
             values.append(arguments[place + 1])
         elif one.startswith(f"{flag}="):
             values.append(one.removeprefix(f"{flag}="))
+        elif _is_attached(one, flag):
+            values.append(one.removeprefix(flag))
     return values[-1] if values else None
+
+
+def _is_attached(word: str, flag: str) -> bool:
+    """Whether a number follows an option of one letter in the same word: `-b16`."""
+    return bool(_LETTER.fullmatch(flag)) and word.removeprefix(flag).isdecimal()
 
 
 def truth(text: str | None) -> bool | None:
@@ -106,7 +115,10 @@ def _set(found: list[str], flag: str, value: str) -> None:
     joined = [place for place, given in enumerate(found) if given.startswith(f"{flag}=")]
     for place in joined:
         found[place] = f"{flag}={value}"
-    if not places and not joined:
+    attached = [place for place, given in enumerate(found) if _is_attached(given, flag)]
+    for place in attached:
+        found[place] = flag + value
+    if not places and not joined and not attached:
         _add(found, flag, value)
 
 

@@ -85,12 +85,14 @@ class Studies:
         *,
         file: str | None = None,
         cluster: str | None = None,
+        said: str = "",
     ) -> None:
         """Have a study go on; a new spec, folder or file takes the place of the old one.
 
         One that a daemon is still to stop is stopped first, and then goes on.
 
         Args:
+            said: kept among the messages of the study, if anything.
             cluster: the queue that it moves to unless a daemon runs it. One that was left running there
                 writes nothing any more.
         """
@@ -101,6 +103,10 @@ class Studies:
                 if _may_find_more(row.spec, spec):
                     row.search_ended = None
                 row.spec = spec
+            if said:
+                now = self._transactions.now(session)
+                message = MessageRow(study_id=row.id, at=now, text=said, kind=MessageKind.SAID)
+                session.add(message)
             row.workdir = row.workdir if workdir is None else workdir
             row.file = file or row.file
             if cluster is not None and cluster != row.cluster:

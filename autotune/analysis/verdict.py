@@ -13,7 +13,7 @@ from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord, Refusal, touched
 from autotune.analysis.levels import levelled
 from autotune.analysis.memory import Memory
-from autotune.analysis.wording import counted, difference, quantity, rate_text
+from autotune.analysis.wording import counted, difference, quantity, rate_text, too_slow
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import CATALOGUE
 from storage import Attempts, AttemptState, Purpose
@@ -458,6 +458,7 @@ def no_result(attempts: Attempts, study: str) -> Verdict:
     failed = [a for a in judged if a.result.cause and a.result.state not in well]
     if failed:
         sentence += f" The first cause: {failed[0].result.cause}."
+        sentence += too_slow(failed[0].result.state)
     if set(ends) == {AttemptState.OOM}:
         sentence += " Every trial ran out of memory: try smaller micro_batch values."
     elif failed:

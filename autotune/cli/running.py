@@ -119,8 +119,10 @@ def resume(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a study that was stopped or has failed, with its stored settings."""
-    from autotune.service.submission import go_on, move_here, refuse_elsewhere
+    """Go on with a study that was stopped or has failed: by its name with its stored settings, by its
+    study.yaml with the budgets, deadlines and variables that stand there now."""
+    from autotune.config import load
+    from autotune.service.submission import go_on, move_here, refuse_elsewhere, submit
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
@@ -128,7 +130,11 @@ def resume(
         move_here(repository, name)
     if not foreground:
         refuse_elsewhere(repository, name)
-    go_on(repository, name)
+    if study == name:
+        go_on(repository, name)
+    else:
+        repository.studies.named(name)  # which is there
+        submit(repository, load(Path(study)), Path.cwd(), Path(study))
     _attend(repository, name, detach, foreground, as_json)
 
 

@@ -73,7 +73,7 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
 
 def _is_attached(word: str, flag: str) -> bool:
     """Whether a number follows an option of one letter in the same word: `-b16`."""
-    return bool(_LETTER.fullmatch(flag)) and word.removeprefix(flag).isdecimal()
+    return bool(_LETTER.fullmatch(flag)) and word.startswith(flag) and word[2:].isdecimal()
 
 
 def truth(text: str | None) -> bool | None:

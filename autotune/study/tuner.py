@@ -25,7 +25,7 @@ from autotune.analysis.verdict import (
     no_result,
     not_enough_time,
 )
-from autotune.analysis.wording import difference, quantity
+from autotune.analysis.wording import difference, quantity, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
@@ -260,7 +260,8 @@ class Tuner:
             raise BaselineFails(
                 f"your configuration fails by itself, {failure.result.state}: "
                 f"{failure.result.cause or 'without a word'}. What it printed: autotune logs {name} "
-                f"--trial {failure.trial}. Mend it, then: autotune resume {name}"
+                f"--trial {failure.trial}. Mend it, then: autotune resume {name}."
+                f"{too_slow(failure.result.state)}"
             )
         if baseline.runs_after_all(attempts):
             self._enqueue_baseline(self._ledger)

@@ -7,8 +7,8 @@ import pytest
 
 from autotune.analysis.batches import best_per_batch
 from autotune.analysis.confirmation import ranked
-from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.effort import Effort
+from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.verdict import not_enough_time
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt

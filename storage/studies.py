@@ -93,12 +93,14 @@ class Studies:
         *,
         file: str | None = None,
         cluster: str | None = None,
+        said: str = "",
     ) -> None:
         """Queue a study again; a new spec, folder or file replaces the old one.
 
         A study that a daemon is still to stop is stopped first, and then continued.
 
         Args:
+            said: message that is kept with the study, if any.
             cluster: queue that the study moves to unless a daemon runs it. A daemon that was left
                 running there can no longer write.
         """
@@ -109,6 +111,10 @@ class Studies:
                 if _may_find_more(row.spec, spec):
                     row.search_ended = None
                 row.spec = spec
+            if said:
+                now = self._transactions.now(session)
+                message = MessageRow(study_id=row.id, at=now, text=said, kind=MessageKind.SAID)
+                session.add(message)
             row.workdir = row.workdir if workdir is None else workdir
             row.file = file or row.file
             if cluster is not None and cluster != row.cluster:

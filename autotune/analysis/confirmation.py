@@ -190,6 +190,17 @@ class Confirmation:
             return False
         return len(self.fresh) >= self._most_rounds or not self.gain(self.chosen).vague
 
+    @property
+    def rounds_left(self) -> int:
+        """How many rounds like the next one may follow."""
+        done = self.rounds if self.chosen is None else self.fresh
+        return max(0, self._most_rounds - len(done))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all rounds that are allowed have been measured: time alone brings no more."""
+        return not self.rounds_left
+
     def _has_chosen(self) -> bool:
         """Whether the rounds of all need not go on."""
         if not self.members() or len(self.rounds) >= self._most_rounds:
@@ -306,16 +317,27 @@ class Confirmation:
         )
 
     def choice(self) -> int:
-        """The one to recommend: of those that are at most 1 % slower than the best the one with the
-        least memory, then the nearest to the baseline; the baseline, if none beats it."""
+        """Return the one to recommend: of those that are at most 1 % slower than the best the one with
+        the least memory, then the nearest to the baseline; the baseline, if none beats it, or rounds
+        after the choice do not bear it out."""
         leader = self.leader()
         if self.chosen is not None and self.baseline is not None:
-            slower = self.measured_alone and self.gain(leader).high < 1
-            return self.baseline if slower else leader
+            return self.baseline if self.contradicted else leader
         if self.baseline is not None and not self._beats_baseline(leader):
             return self.baseline
         equals = [t for t in self.members() if t == leader or self._as_good(t)]
         return min(equals, key=lambda t: (self._memory(t), self._distance(t), t != leader))
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether rounds after the choice do not bear it out: enough of them do not show that the chosen
+        one is faster, or the few that there are show it slower."""
+        if self.chosen is None or self.baseline is None or not self.fresh:
+            return False
+        if self.measured_alone:
+            return self.gain(self.chosen).low <= 1
+        both = [r for r in self.fresh.values() if self.chosen in r and self.baseline in r]
+        return math.fsum(math.log(r[self.chosen] / r[self.baseline]) for r in both) <= 0
 
     def _as_good(self, trial: int) -> bool:
         if trial == self.baseline or self.behind(trial) > _TIED:

@@ -5,6 +5,7 @@ run that is planned may take fewer steps than those that are known. What takes o
 run before it starts up in less time.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ _PROFILED_STEPS = 7.0
 """What the shortest profile costs, in steps, the overhead of the profiler included."""
 _LONGER = 2.0
 """Than one that was too short, so that a few of them get there."""
+_SLOW_LAUNCH = 0.9
+"""Quantile of the launches seen that a plan counts on: of up to nine, the slowest."""
+_LEAST_TIMED = 0.1
+"""Share of a launch: steps that are timed for less are not worth it."""
 _UNKNOWN = 1.0
 """Seconds of a trial before there was any: all are alike."""
 _LEAST = 1e-3
@@ -110,9 +115,18 @@ class Costs:
 
     @property
     def startup(self) -> float:
-        """Before the first step, in new processes."""
-        launched = [pace.startup for pace in self._paces if not pace.live]
-        return statistics.median(launched or [self._looked])
+        """Return the usual time before the first step, in new processes."""
+        return statistics.median(self._launches or [self._looked])
+
+    @property
+    def slow_startup(self) -> float:
+        """Return the time before the first step that a plan counts on: nearly the longest seen."""
+        seen = sorted(self._launches) or [self._looked]
+        return seen[math.ceil(_SLOW_LAUNCH * len(seen)) - 1]
+
+    @property
+    def _launches(self) -> list[float]:
+        return [pace.startup for pace in self._paces if not pace.live]
 
     @property
     def switch(self) -> float:
@@ -160,19 +174,30 @@ class Costs:
         return statistics.median(own) if own else self.step(knobs)
 
     def shortest(self, knobs: Knobs) -> float:
-        """Of the shortest timed run, from its launch to its end; where one was ended before it had shown
-        anything, some times as long as that."""
-        steps = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
+        """Return seconds of the shortest timed run, from a slow launch to its end."""
+        return self._run(self.slow_startup, knobs)
+
+    def usual(self, knobs: Knobs) -> float:
+        """Return seconds of the shortest timed run whose launch takes as long as most."""
+        return self._run(self.startup, knobs)
+
+    def _run(self, startup: float, knobs: Knobs) -> float:
+        """Return seconds of the shortest timed run; where one was ended before it had shown anything,
+        some times as long as that."""
         too_short = (a.result.wall_seconds for a in self._in_vain if a.knobs == knobs)
-        return max(self.startup + steps, _LONGER * max(too_short, default=0.0))
+        return max(startup + self._fewest_steps(knobs), _LONGER * max(too_short, default=0.0))
+
+    def _fewest_steps(self, knobs: Knobs) -> float:
+        fewest = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
+        return max(fewest, _LEAST_TIMED * self.slow_startup)
 
     def trajectory(self, knobs: Knobs) -> float:
-        """Of a run of the numerics gate."""
-        return self.startup + self.first_step(knobs) + (FEWEST_STEPS - 1) * self.step(knobs)
+        """Return seconds of a run of the numerics gate."""
+        return self.slow_startup + self.first_step(knobs) + (FEWEST_STEPS - 1) * self.step(knobs)
 
     def profile(self, knobs: Knobs) -> float:
-        """Of the shortest look at what a step is made of."""
-        return self.startup + _PROFILED_STEPS * self.step(knobs)
+        """Return seconds of the shortest look at what a step is made of."""
+        return self.slow_startup + _PROFILED_STEPS * self.step(knobs)
 
     def _samples(self, knobs: Knobs) -> float:
         first = self._paces[0]

@@ -1,14 +1,12 @@
 """What a study has cost, what it would still take, and when it has paid. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from autotune.analysis.confirmation import Confirmation
-from autotune.analysis.costs import Costs
-from autotune.analysis.shortfall import seconds_missing
+from autotune.analysis.proof import Proof
+from autotune.analysis.shortfall import WallTime, shortfall
 from autotune.analysis.wording import duration
-from storage import Attempts
 
 _HOURS_OF_A_DAY = 24.0
 _SECONDS_PER_HOUR = 3600.0
@@ -20,29 +18,33 @@ class Effort:
 
     Attributes:
         spent: seconds of all of its runs together, each on all ranks.
-        missing: seconds of what would lead further.
+        missing: seconds of wall time that would lead further; None: none would, or it is not known.
         step: seconds of a step of the configuration that it recommends.
+        hindrance: why time does not help, in words; empty where nothing is known to stand in the way.
     """
 
     spent: float = 0.0
-    missing: float = 0.0
+    missing: float | None = None
     step: float = 0.0
+    hindrance: str = ""
 
     @classmethod
     def of(
-        cls,
-        confirmation: Confirmation | None,
-        attempts: Attempts,
-        costs: Costs,
-        baseline: Mapping[str, Any],
+        cls, confirmation: Confirmation | None, proof: Proof, wall_time: WallTime | None
     ) -> Self:
-        """As it is recorded."""
-        spent = sum(attempt.result.wall_seconds for attempt in attempts)
-        missing = seconds_missing(confirmation, attempts, costs, baseline)
-        if confirmation is None or not confirmation.rounds or not confirmation.members():
-            return cls(spent, missing)
-        chosen = confirmation.candidates[confirmation.choice()].knobs
-        return cls(spent, missing, costs.step(chosen))
+        """Return what the records say.
+
+        Args:
+            confirmation: as far as it went; None if there was nothing to confirm.
+            proof: what the finals cost.
+            wall_time: of the study; None: it has no limit.
+        """
+        spent = sum(attempt.result.wall_seconds for attempt in proof.attempts)
+        missing, hindrance = shortfall(confirmation, proof, wall_time)
+        step = 0.0
+        if confirmation is not None and confirmation.rounds and confirmation.members():
+            step = proof.costs.step(confirmation.candidates[confirmation.choice()].knobs)
+        return cls(spent, missing, step, hindrance)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """What holds a configuration back, and which knobs answer it. Pure functions over a profile."""
 
+import dataclasses
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.config import StudySpec
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from search_spaces import CATALOGUE, Facts, KnobValue
 from search_spaces.constraints import unmet_needs
@@ -64,7 +66,16 @@ def findings(
     parts.append(_straggler(made[STRAGGLER], profile["parts"]))
     parts.sort(key=lambda finding: -(finding.share or 0.0))
     worth = [finding for finding in parts if (finding.share or 0.0) >= _WORTH_SAYING]
-    return [*worth, *_beside(profile, made, knobs, facts, rising)]
+    found = [*worth, *_beside(profile, made, knobs, facts, rising)]
+    return [
+        dataclasses.replace(one, knobs=tuple(name for name in one.knobs if name not in unusable))
+        for one in found
+    ]
+
+
+def of_other_jobs(spec: StudySpec) -> list[str]:
+    """Return knobs that cannot act on the script of a study: its search space has those that can."""
+    return [name for name in CATALOGUE if spec.workload.is_script and name not in spec.values()]
 
 
 def _part(name: str, share: float, facts: Facts, unusable: Container[str]) -> Finding:

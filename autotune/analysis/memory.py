@@ -88,17 +88,20 @@ def barred(
     blocks: Callable[[int], Sequence[StoredBlock]],
     today: Mapping[str, Any],
     rules: Rules,
-) -> tuple[int, ...]:
-    """Trials that may not be recommended: they outgrow the memory, or are not shown to train the same.
+) -> dict[int, str]:
+    """Return trials that may not be recommended, each with the reason: they outgrow the memory, or are
+    not shown to train the same.
 
     Args:
-        blocks: of an attempt.
+        attempts: records of the study.
+        blocks: returns the blocks of an attempt.
         today: the baseline.
         rules: of the study.
     """
-    unchecked = gate.unchecked(attempts, blocks, today) if rules.refuse_unchecked else ()
+    unchecked = gate.unchecked(attempts, blocks, today) if rules.refuse_unchecked else {}
     other = Comparison(attempts, blocks, today, rules).refused()
-    return (*outgrown(attempts), *unchecked, *other)
+    memory = dict.fromkeys(outgrown(attempts), "it takes more memory than there is")
+    return {**memory, **unchecked, **other}
 
 
 def refused_for_memory(attempts: Attempts, today: Mapping[str, Any]) -> str:

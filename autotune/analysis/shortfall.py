@@ -8,49 +8,118 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from autotune.analysis import gate
 from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, ranked
-from autotune.analysis.costs import Costs
+from autotune.analysis.proof import RESERVED, Proof
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _MOST_ROUNDS = 50
-_FEWEST_TRIALS = 4
-"""Of a search, where there is none to begin with."""
+_FEWEST_TRIALS = 2
+"""Of a search that has found nothing to compare with: the first may fail, or start slowly."""
+_MARGIN = 1.1
+"""Of what is asked for over what is planned: a study that goes on starts its launcher again."""
+_CAUTION = 1.5
+"""Of the rounds that are asked for over those expected: few tell little of how far they scatter."""
+_ROUNDED_TO = 10.0
+"""Seconds."""
 
 
-def seconds_missing(
-    confirmation: Confirmation | None, attempts: Attempts, costs: Costs, baseline: Mapping[str, Any]
-) -> float:
-    """Seconds of the trials, checks and rounds that would lead to a verdict, about.
+class WallTime(NamedTuple):
+    """The time of a study, in seconds: all that it may take, and what is left of it."""
+
+    whole: float
+    left: float
+
+
+class Shortfall(NamedTuple):
+    """What a study lacks for a verdict.
+
+    Attributes:
+        seconds: of wall time with which it would come to one; None: no time would do, or it is not
+            known how much.
+        hindrance: why time does not help, in words; empty where nothing is known to stand in the way.
+    """
+
+    seconds: float | None = None
+    hindrance: str = ""
+
+
+def shortfall(
+    confirmation: Confirmation | None, proof: Proof, wall_time: WallTime | None
+) -> Shortfall:
+    """Return what a study lacks, by the plan that it would follow if it went on with more time.
 
     Args:
-        confirmation: as far as it went; None if there was nobody to confirm.
-        attempts: of the study.
-        costs: of its runs.
-        baseline: the user's configuration.
+        confirmation: as far as it went; None if there was nothing to confirm.
+        proof: what the finals cost.
+        wall_time: of the study; None: it has no limit, so that nothing ended for want of time.
     """
-    if not costs.known:
-        longest = max((a.result.wall_seconds for a in attempts.searched()), default=0.0)
-        return longest * (_FEWEST_TRIALS + 2 * FEWEST_ROUNDS)
-    rivals = [a.knobs for a in ranked(attempts) if a.knobs != baseline]
-    if not rivals:
-        trials = _FEWEST_TRIALS * costs.shortest(baseline)
-        return trials + 2 * FEWEST_ROUNDS * costs.shortest(baseline)
-    leader = rivals[0]
+    if wall_time is None or not proof.costs.known:
+        return Shortfall()
     if confirmation is not None and confirmation.rounds and confirmation.members():
-        leading = confirmation.candidates[confirmation.leader()].knobs
-        leader = leader if leading == baseline else leading
-    checks = sum(map(costs.trajectory, gate.missing_runs([leader], baseline, attempts)))
-    both = sum(_in_a_round(knobs, attempts, costs) for knobs in (baseline, leader))
-    return checks + rounds_missing(confirmation) * both
+        return Shortfall(_for_rounds(confirmation, proof, wall_time))
+    if rivals := proof.rivals():
+        needed = proof.finals([rivals[0].knobs], FEWEST_ROUNDS)
+        return Shortfall(_asked(_MARGIN * needed - wall_time.left))
+    if hindrance := _hindrance(proof):
+        return Shortfall(None, hindrance)
+    return Shortfall(_for_trials(proof, wall_time))
 
 
-def _in_a_round(knobs: Mapping[str, Any], attempts: Attempts, costs: Costs) -> float:
-    """Seconds of a configuration in a round, as in those that are known: one in turn takes longer than
-    the shortest run."""
-    runs = attempts.of(Purpose.CONFIRM).with_knobs(knobs).recorded().complete()
-    return statistics.median([run.result.wall_seconds for run in runs] or [costs.shortest(knobs)])
+def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -> float | None:
+    """Return seconds of the rounds that are missing; None where more rounds are not allowed, or are not
+    expected to tell."""
+    expected, allowed = rounds_missing(confirmation), confirmation.rounds_left
+    if expected is None or expected > allowed:
+        return None
+    missing = min(math.ceil(_CAUTION * expected), allowed)
+    members = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+    needed = max(
+        missing * sum(_in_a_round(knobs, proof) for knobs in members),
+        proof.rounds(members, missing),
+    )
+    return _asked(_MARGIN * needed - wall_time.left)
+
+
+def _for_trials(proof: Proof, wall_time: WallTime) -> float:
+    """Return seconds of the first trials beside the baseline and of what proves one of them. The search
+    leaves a share of the whole wall time, which grows with what is asked for."""
+    trials = _FEWEST_TRIALS * proof.costs.shortest(proof.baseline)
+    needed = _MARGIN * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
+    shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
+    return _asked(max(needed - wall_time.left, shared))
+
+
+def _asked(seconds: float) -> float:
+    """Return a round number of seconds that is not less."""
+    return _ROUNDED_TO * max(1, math.ceil(seconds / _ROUNDED_TO))
+
+
+def _hindrance(proof: Proof) -> str:
+    """Return why trials that there were can never be recommended, in words; empty where there were none,
+    or they only had no time."""
+    timed = [a for a in ranked(proof.attempts) if a.knobs != proof.baseline]
+    if timed:
+        return f"more time would not help, as {proof.barred[timed[0].trial]}"
+    failed = [
+        a
+        for a in proof.attempts.searched()
+        if a.knobs != proof.baseline and a.result.state != AttemptState.PRUNED
+    ]
+    if not failed:
+        return ""
+    return (
+        f"more time would not help, as what was tried failed: trial {failed[0].trial}, "
+        f"{failed[0].result.state}: {failed[0].result.cause}"
+    )
+
+
+def _in_a_round(knobs: Mapping[str, Any], proof: Proof) -> float:
+    """Return seconds of a configuration in a round, as in those that are known: one in turn takes longer
+    than the shortest run."""
+    runs = proof.attempts.of(Purpose.CONFIRM).with_knobs(knobs).recorded().complete()
+    shortest = proof.costs.usual(knobs)
+    return max(shortest, statistics.median([r.result.wall_seconds for r in runs] or [shortest]))
 
 
 def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited: bool) -> bool:
@@ -73,24 +142,31 @@ def _judged(trial: StoredAttempt) -> bool:
     return trial.result.state != AttemptState.PRUNED or trial.result.throughput is not None
 
 
-def rounds_missing(confirmation: Confirmation | None) -> int:
-    """Rounds until it is shown who is faster, a finalist or the baseline, and by how much, if they go on
-    to scatter like this; at least one."""
-    if confirmation is None or not confirmation.rounds or confirmation.baseline is None:
+def rounds_missing(confirmation: Confirmation) -> int | None:
+    """Return rounds until it is shown which is faster, a finalist or the baseline, and by how much, if
+    they go on to scatter like this; at least one. None where no number of rounds would."""
+    if confirmation.baseline is None:
         return FEWEST_ROUNDS
-    done = len(confirmation.basis)
-    if not confirmation.members() or done < 2:
-        return max(1, FEWEST_ROUNDS - done)
-    contender, baseline = confirmation.contender(), confirmation.baseline
-    both = [r for r in confirmation.basis.values() if contender in r and baseline in r]
-    logs = [math.log(r[contender] / r[baseline]) for r in both if contender is not None]
-    if len(logs) < 2:
+    # Once one is chosen only rounds after that tell by how much.
+    alone = confirmation.chosen is not None and not confirmation.measured_alone
+    done = len(confirmation.fresh if alone else confirmation.basis)
+    logs = _differences(confirmation)
+    if not confirmation.members() or len(logs) < 2:
         return max(1, FEWEST_ROUNDS - done)
     seen = _Seen(float(np.mean(logs)), float(np.std(logs, ddof=1)))
-    needed = done + 1
+    needed = max(FEWEST_ROUNDS, done + 1)
     while needed < _MOST_ROUNDS and not _would_tell(confirmation, seen, needed):
         needed += 1
-    return max(needed, FEWEST_ROUNDS) - done
+    return None if needed == _MOST_ROUNDS else needed - done
+
+
+def _differences(confirmation: Confirmation) -> list[float]:
+    """Return by how much the contender was faster than the baseline, in logarithms, round by round."""
+    contender, baseline = confirmation.contender(), confirmation.baseline
+    if contender is None or baseline is None:
+        return []
+    both = [r for r in confirmation.basis.values() if contender in r and baseline in r]
+    return [math.log(r[contender] / r[baseline]) for r in both]
 
 
 class _Seen(NamedTuple):

@@ -13,7 +13,7 @@ from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord, Refusal, touched
 from autotune.analysis.levels import levelled
 from autotune.analysis.memory import Memory
-from autotune.analysis.wording import counted, difference, quantity, rate_text
+from autotune.analysis.wording import counted, difference, quantity, rate_text, too_slow
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces import CATALOGUE
 from storage import Attempts, AttemptState, Purpose
@@ -240,7 +240,7 @@ def conclude(
         kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), effort)
         sentence += _failures(confirmation) + _refusals(checks, knobs)
         if kind == Kind.UNDECIDED:
-            common["missing_seconds"] = effort and effort.missing
+            common["missing_seconds"] = _missing(effort, confirmation)
         return Verdict(kind, sentence, baseline=before, speedup=Ratio(1, 1, 1), **common)
     speedup = confirmation.gain(chosen)
     today = confirmation.candidates[baseline].knobs
@@ -257,8 +257,8 @@ def conclude(
         + (price.sentence if price else "")
     )
     if speedup.vague:
-        common["missing_seconds"] = effort and effort.missing
-        sentence += _would_narrow(effort, len(confirmation.basis))
+        common["missing_seconds"] = _missing(effort, confirmation)
+        sentence += _would_narrow(effort, confirmation)
     return Verdict(Kind.BETTER, sentence, baseline=before, speedup=speedup, price=price, **common)
 
 
@@ -296,11 +296,6 @@ def _taken_back(confirmation: Confirmation) -> str:
 def _gain(speedup: Ratio) -> str:
     """A figure whose interval is wider than itself is none, but its lower end holds."""
     interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
-    if speedup.low <= 1:
-        return (
-            "Faster than your configuration in the rounds that chose it, but rounds since do not "
-            f"tell by how much ({interval})"
-        )
     if speedup.vague and speedup.low < _WORTH_A_FIGURE:
         return f"Faster than your configuration, but nobody knows by how much ({interval})"
     if speedup.vague:
@@ -308,11 +303,30 @@ def _gain(speedup: Ratio) -> str:
     return f"{speedup.value:.2f}x your configuration ({interval})"
 
 
-def _would_narrow(effort: Effort | None, rounds: int) -> str:
+def _would_narrow(effort: Effort | None, confirmation: Confirmation) -> str:
     if effort is None:
         return ""
-    how = more_time(rounds)
-    return f" By how much it is faster, about {effort.missing:.0f} s more would tell ({how})."
+    if missing := _missing(effort, confirmation):
+        return f" By how much it is faster, about {missing:.0f} s more would tell ({MORE_TIME})."
+    return _more_rounds(confirmation)
+
+
+def _missing(effort: Effort | None, confirmation: Confirmation) -> float | None:
+    """Return seconds that would lead further; None where the rounds that are allowed are over."""
+    return None if effort is None or confirmation.exhausted else effort.missing
+
+
+def _more_rounds(confirmation: Confirmation) -> str:
+    """Return what would lead further where no time does, in a sentence."""
+    if not confirmation.exhausted:
+        return (
+            " Its runs lie too far apart: no number of rounds that the study may have would tell."
+        )
+    rounds = len(confirmation.basis)
+    return (
+        " All rounds that the study may have are over: one of another name with "
+        f"`measurement.rounds` above {rounds} would tell more."
+    )
 
 
 def consequences(
@@ -347,18 +361,25 @@ def _stay(
         )
     ratio = confirmation.gain(contender)
     knobs, today = (confirmation.candidates[trial].knobs for trial in (contender, baseline))
+    left_open = _left_open(ratio, difference(knobs, today), counted(rounds, "round"))
+    if confirmation.contradicted and not confirmation.measured_alone:
+        since = counted(len(confirmation.fresh), "round")
+        left_open = (
+            f"{difference(knobs, today)} measured {ratio.value:.2f}x in the rounds that chose it, and "
+            f"no more than yours in {since} after that"
+        )
     return Kind.UNDECIDED, (
-        "Cannot tell whether anything beats your configuration, so keep it: "
-        f"{_left_open(ratio, difference(knobs, today), counted(rounds, 'round'))}."
-        f"{_would_tell(effort, rounds)}"
+        f"Cannot tell whether anything beats your configuration, so keep it: {left_open}."
+        f"{_would_tell(effort, confirmation)}"
     )
 
 
-def _would_tell(effort: Effort | None, rounds: int) -> str:
+def _would_tell(effort: Effort | None, confirmation: Confirmation) -> str:
     if effort is None:
         return ""
-    how = more_time(rounds)
-    return f" About {effort.missing:.0f} s more would do ({how}), and less on a quieter machine."
+    if missing := _missing(effort, confirmation):
+        return f" About {missing:.0f} s more would do ({MORE_TIME}), and less on a quieter machine."
+    return _more_rounds(confirmation)
 
 
 def _failures(confirmation: Confirmation) -> str:
@@ -383,17 +404,15 @@ def _left_open(ratio: Ratio, changed: str, rounds: str) -> str:
     return f"{rounds} of {changed} against yours tell {known}"
 
 
-def more_time(rounds: int = 0) -> str:
-    """How a study gets more of it."""
-    several = f" or `measurement.rounds` above {rounds}" if rounds else ""
-    return f"a longer `budget.wall_time`{several}; `autotune start` then goes on"
+MORE_TIME = "a longer `budget.wall_time`; `autotune start` then goes on"
+"""How a study gets more of it."""
 
 
-def not_enough_time(attempts: Attempts, unit: str, missing: float) -> Verdict:
-    """The verdict when the time ended before anything could be confirmed.
+def not_enough_time(attempts: Attempts, unit: str, effort: Effort) -> Verdict:
+    """Return the verdict when the time ended before anything could be confirmed.
 
     Args:
-        missing: seconds of what would lead to a verdict.
+        effort: what the study has taken, and what would lead to a verdict.
     """
     attempts = levelled(attempts)
     today = attempts.baseline()
@@ -407,11 +426,14 @@ def not_enough_time(attempts: Attempts, unit: str, missing: float) -> Verdict:
     else:
         ratio = (best.result.throughput or 0.0) / (today.result.throughput or 1.0)
         seen = f"{difference(best.knobs, today.knobs)} ran {ratio:.2f} times as fast as yours, once"
-    sentence = (
-        f"Not enough time: {seen}. About {missing:.0f} s more would do to prove something "
-        f"({more_time()})."
-    )
-    return Verdict(Kind.NOT_ENOUGH_TIME, sentence, missing_seconds=missing)
+    sentence = f"Not enough time: {seen}."
+    if effort.missing:
+        sentence += f" About {effort.missing:.0f} s more would do to prove something ({MORE_TIME})."
+    elif effort.hindrance:
+        sentence = f"Nothing is proved: {seen}; {effort.hindrance}."
+    elif not complete:
+        sentence += f" How much it needs is not known; try several times as much ({MORE_TIME})."
+    return Verdict(Kind.NOT_ENOUGH_TIME, sentence, missing_seconds=effort.missing)
 
 
 def end_of_baseline(attempts: Attempts) -> str:
@@ -437,6 +459,7 @@ def no_result(attempts: Attempts, study: str) -> Verdict:
     failed = [a for a in judged if a.result.cause and a.result.state not in well]
     if failed:
         sentence += f" The first cause: {failed[0].result.cause}."
+        sentence += too_slow(failed[0].result.state)
     if set(ends) == {AttemptState.OOM}:
         sentence += " Every trial ran out of memory: try smaller micro_batch values."
     elif failed:

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.measurement.estimate import Ratio
 from search_spaces.knob import written
+from storage import AttemptState
 
 
 def rate_text(rate: Ratio, unit: str) -> str:
@@ -38,3 +39,15 @@ def duration(seconds: float) -> str:
         return f"{max(seconds, 0.0):.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def too_slow(state: AttemptState) -> str:
+    """Return what to do about a run that hung, in a sentence that begins with a space; empty for any
+    other end."""
+    if state != AttemptState.HANG:
+        return ""
+    return (
+        " If it was at work all the same, as in an evaluation or while it wrote a checkpoint between "
+        "two steps, raise `measurement.step_deadline` (before its first step, as it compiles or loads "
+        "data, `measurement.startup_deadline`) in the study file; autotune start then goes on."
+    )

@@ -39,6 +39,9 @@ def run_job(
         bool,
         typer.Option("--queue-on-drift", help="Tune again if the job is slower as it ends."),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run it though it is another job than the tuned one.")
+    ] = False,
     storage: StorageOption = None,
 ) -> None:
     """Run your own job with the recommended configuration."""
@@ -51,22 +54,46 @@ def run_job(
     if watch:
         watcher = _watched(config, metrics_port, queue_on_drift, storage)
     with watcher as variables:
-        _become(config, command, variables)
+        _become(config, command, variables, force=force)
 
 
-def _become(best: "BestConfig", command: list[str] | None, variables: dict[str, str]) -> NoReturn:
-    """Have the job take the place of this program, with these variables besides its own."""
+def _become(
+    best: "BestConfig", command: list[str] | None, variables: dict[str, str], *, force: bool
+) -> NoReturn:
+    """Have the job take the place of this program, with these variables besides its own.
+
+    Raises:
+        BadInput: it is another job than the one that was tuned, and not `force`.
+    """
     # Imported once a watcher was forked: they bring libraries that start threads.
     from autotune.export.job import own, tuned
 
-    job = tuned(best, command, os.environ) if command else own(best, os.environ)
-    for difference in job.differences:
+    of_script = command and tuned(best, command, os.environ, _ranks(command))
+    job = of_script or own(best, os.environ)
+    if job.refusals and not force:
+        raise BadInput(
+            f"this is not the job that was tuned: {'; '.join(job.refusals)}. Give the command of the "
+            "study, or tune this one; --force runs it all the same"
+        )
+    for difference in (*job.refusals, *job.differences):
         print(f"autotune: {difference}; what was measured may not hold", file=sys.stderr)
+    for change in job.changes or ("nothing is changed: the study keeps your configuration",):
+        print(f"autotune: {change}", file=sys.stderr)
     environment = {**os.environ, **job.environment, **variables}
     try:
         os.execvpe(_found(job.command[0]), list(job.command), environment)
     except OSError as error:
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
+
+
+def _ranks(command: list[str]) -> int | None:
+    """Return how many ranks a command starts; None where that is not known."""
+    from autotune.standalone.command import taken_apart
+
+    try:
+        return taken_apart(command).workers
+    except BadInput:
+        return None
 
 
 @contextlib.contextmanager

@@ -27,6 +27,10 @@ if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a 
     from storage import Repository
 
 
+STANDARD_OUTPUT = Path("-")
+"""As a file to write to."""
+
+
 def report(
     study: StudyArgument,
     recompute: Annotated[
@@ -61,7 +65,9 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="File; else of a study as it says; all else is printed."
+            "--output",
+            "-o",
+            help="File, or - to print it; else of a study as it says; all else is printed.",
         ),
     ] = None,
     form: Annotated[
@@ -98,7 +104,7 @@ def export(
         _write_attempts(repository, name, trials)
         return
     answer = in_hand(repository, stored)
-    if form != "yaml":
+    if form != "yaml" or output == STANDARD_OUTPUT:
         _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
         return
     target = output or export_path(stored)
@@ -113,7 +119,7 @@ def _write_attempts(repository: "Repository", name: str, target: Path) -> None:
     from autotune.views.frame import attempts_frame
 
     frame = attempts_frame(repository, name)
-    if str(target) == "-":
+    if target == STANDARD_OUTPUT:
         hand_over(frame.to_csv(index=False))
         return
     try:
@@ -133,7 +139,7 @@ def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
         print(best.provenance["verdict"], file=sys.stderr)
     for line in remarks(form, said):
         print(line, file=sys.stderr)
-    if target is None:
+    if target in (None, STANDARD_OUTPUT):
         hand_over(said.text)
         return
     try:

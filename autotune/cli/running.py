@@ -151,8 +151,15 @@ def resume(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a study that was stopped or has failed, with its stored settings."""
-    from autotune.service.submission import move_to_this_machine, refuse_elsewhere, resume_study
+    """Go on with a study that was stopped or has failed: by its name with its stored settings, by its
+    study.yaml with the budgets, deadlines and variables that stand there now."""
+    from autotune.config import load
+    from autotune.service.submission import (
+        move_to_this_machine,
+        refuse_elsewhere,
+        resume_study,
+        submit,
+    )
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
@@ -160,7 +167,11 @@ def resume(
         move_to_this_machine(repository, name)
     if not foreground:
         refuse_elsewhere(repository, name)
-    resume_study(repository, name)
+    if study == name:
+        resume_study(repository, name)
+    else:
+        repository.studies.named(name)  # which is there
+        submit(repository, load(Path(study)), Path.cwd(), Path(study))
     _follow_until_done(repository, name, detach, foreground, as_json)
 
 

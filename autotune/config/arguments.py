@@ -14,6 +14,7 @@ FIELD = "::"
 _END = "--"
 _NAME = re.compile(r"(--?)?[A-Za-z_+][^\s=]*")
 """What a word gives a value to."""
+_LETTER = re.compile(r"-[A-Za-z]")
 _OPPOSITES = {"true": "false", "yes": "no", "on": "off", "y": "n", "t": "f", "1": "0"}
 
 
@@ -68,6 +69,8 @@ def given(arguments: Sequence[str], flag: str) -> str | None:
             values.append(arguments[place + 1])
         elif one.startswith(f"{flag}="):
             values.append(one.removeprefix(f"{flag}="))
+        elif _is_attached(one, flag):
+            values.append(one.removeprefix(flag))
     return values[-1] if values else None
 
 
@@ -80,6 +83,11 @@ def numbers(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
             yield name + sign, int(value)
         elif word.isdecimal() and before.startswith("-") and _NAME.fullmatch(before):
             yield before, int(word)
+
+
+def _is_attached(word: str, flag: str) -> bool:
+    """Whether a number follows an option of one letter in the same word: `-b16`."""
+    return bool(_LETTER.fullmatch(flag)) and word.startswith(flag) and word[2:].isdecimal()
 
 
 def truth(text: str | None) -> bool | None:
@@ -121,7 +129,10 @@ def _set(found: list[str], flag: str, value: str) -> None:
     joined = [place for place, given in enumerate(found) if given.startswith(f"{flag}=")]
     for place in joined:
         found[place] = f"{flag}={value}"
-    if not places and not joined:
+    attached = [place for place, given in enumerate(found) if _is_attached(given, flag)]
+    for place in attached:
+        found[place] = flag + value
+    if not places and not joined and not attached:
         _add(found, flag, value)
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import yaml
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file's layout; grows when a reader of the old one would misread the new one."""
+_FULL = 1
+"""The layout with a value for every knob, which is read as well."""
 
 _OF_OLDER_FILES = {
     "static_graph": False,
@@ -46,6 +48,8 @@ class BestConfig(Mapping[str, Any]):
             which are changed from outside; or the command, with its placeholders. None of a workload.
         unusual: knobs that differ from what PyTorch, or a plain script, does; None if not known.
         provisional: it is what the study had in hand before its end, and nothing has confirmed it.
+        own: knobs that the file names, as they belong to the job; None: all. The others have their
+            defaults.
     """
 
     knobs: dict[str, Any]
@@ -56,6 +60,7 @@ class BestConfig(Mapping[str, Any]):
     unusual: tuple[str, ...] | None = None
     script: dict[str, Any] | None = None
     provisional: bool = False
+    own: tuple[str, ...] | None = None
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Keyword arguments for DistributedDataParallel, as the trials were run with."""
@@ -137,16 +142,18 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
         raise ValueError(
             f"{path}: not a best.yaml: it has no `knobs`; `autotune export` writes one"
         )
-    if type(content.get("format")) is not int or content["format"] != FORMAT:
+    layout = content.get("format")
+    if type(layout) is not int or layout not in (_FULL, FORMAT):
         raise ValueError(
-            f"{path}: format {content.get('format')!r}, but this autotune reads {FORMAT}; "
+            f"{path}: format {layout!r}, but this autotune reads up to {FORMAT}; "
             "export it again, or upgrade autotune"
         )
     parts = ("world_size", "throughput", "speedup", "provenance")
     if missing := [part for part in parts if part not in content]:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
+    knobs = content["knobs"]
     return BestConfig(
-        knobs=content["knobs"],
+        knobs={**content.get("defaults", {}), **knobs},
         world_size=content["world_size"],
         throughput=content["throughput"],
         speedup=content["speedup"],
@@ -154,4 +161,5 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
         unusual=tuple(content["unusual"]) if "unusual" in content else None,
         script=content.get("script"),
         provisional=bool(content.get("provisional", False)),
+        own=None if layout == _FULL else tuple(content.get("own") or knobs),
     )

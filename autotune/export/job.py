@@ -8,19 +8,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autotune.config import StudySpec, fields, scripts
+from autotune.analysis.wording import counted
+from autotune.config import StudySpec, arguments, fields, scripts
 from autotune.config.withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
-from autotune.export import held
+from autotune.export import held, own_words
 from autotune.export.best import BestConfig
 from autotune.export.command import command_of, is_of_command, recommended
 from autotune.paths import tuned_files
 from autotune.worker.inject import job
 from autotune.worker.protocol import FileCopy
 from autotune.worker.python_command import letters_of, parsed
+from search_spaces.knob import written
 
 _DEAF = "EIS"
 """Options of python with which it does not look for a sitecustomize on PYTHONPATH."""
+_SHELLS = ("bash", "sh", "zsh", "dash", "fish")
 _SITE = Path(job.__file__).parent / "site"
 
 
@@ -32,14 +35,23 @@ class Job:
         command: with the arguments of the script changed.
         environment: what it needs besides that of this process.
         differences: between what was tuned and what is about to run, in words.
+        changes: of the job as its command has it, a line each.
+        refusals: why this is another job than the one that was tuned, in words; empty if it is not.
     """
 
     command: tuple[str, ...]
     environment: dict[str, str]
     differences: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
 
-def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, str]) -> Job:
+def tuned(
+    best: BestConfig,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    ranks: int | None = None,
+) -> Job:
     """The command as the trials of the recommended configuration ran it; of files of settings that the
     script reads, copies are written below .autotune.
 
@@ -47,6 +59,7 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         best: of a study over a script.
         command: the user's own: torchrun, python, or whatever starts the script.
         environment: that the command would have.
+        ranks: that the command starts; None: not known.
 
     Raises:
         BadInput: the file is not of a script, the command does not run that script, or a file that it
@@ -64,11 +77,14 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
         )
     target = script["target"] if script["is_module"] else Path(script["target"]).name
     place = _place(target, script["is_module"], command)
-    turned: dict[str, Any] = script["turned"]
+    before, words = command[:place], command[place + 1 :]
+    environment = {**environment, **own_words.assigned(before)}
+    flags = {name: own_words.typed(flag, words) for name, flag in script["flags"].items()}
+    now = own_words.today(flags, words, environment, Path.cwd())
     given = fields.given(
-        command[place + 1 :],
-        script["flags"],
-        turned,
+        words,
+        flags,
+        script["turned"],
         variables=environment,
         workdir=Path.cwd(),
         folder=tuned_files(Path.cwd()),
@@ -87,17 +103,49 @@ def tuned(best: BestConfig, command: Sequence[str], environment: Mapping[str, st
     if order.changes:
         _check_options(command)
     of_study, otherwise = _of_study(script, environment)
+    of_process = _of_process(best.knobs, order.changes, environment)
     found = {
         **of_study,
+        **_unset(script, environment),
         **given.variables,
-        **_of_process(best.knobs, order.changes, environment),
+        **of_process,
         job.VARIABLE: order.to_text(),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
     }
-    settings = fields.files(script["flags"], command[place + 1 :], environment)
-    of_settings = _changed_settings(script, settings)
-    differences = (*_differences(best, command[place], script), *of_settings, *otherwise)
-    return Job((*command[: place + 1], *given.arguments), found, differences)
+    of_settings = _changed_settings(script, fields.files(flags, words, environment))
+    return Job(
+        (*own_words.with_variables(before, found), command[place], *given.arguments),
+        found,
+        (*_differences(best, command[place], script), *of_settings, *otherwise),
+        (
+            *own_words.changes(script, best.knobs, now),
+            *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
+        ),
+        (*own_words.other_batch(script, now), *_other_ranks(best, ranks)),
+    )
+
+
+def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables through which the script takes knobs and that the job lacks, as the trials had
+    them."""
+    flags: Mapping[str, str] = script["flags"]
+    named = {flags[name]: text for name, text in script.get("today", {}).items() if name in flags}
+    told = {
+        flag.removeprefix(arguments.ENVIRONMENT): text
+        for flag, text in named.items()
+        if flag.startswith(arguments.ENVIRONMENT) and not fields.parted(flag)
+    }
+    return {
+        name: text for name, text in told.items() if text is not None and name not in environment
+    }
+
+
+def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
+    if ranks is not None and ranks != best.world_size:
+        yield (
+            f"the command starts {counted(ranks, 'rank')}, and the study ran {best.world_size}: a step "
+            "would have other samples"
+        )
 
 
 def own(best: BestConfig, environment: Mapping[str, str]) -> Job:
@@ -105,7 +153,11 @@ def own(best: BestConfig, environment: Mapping[str, str]) -> Job:
     command = recommended(best)
     assert best.script is not None  # it has the command
     of_study, otherwise = _of_study(best.script, environment)
-    return Job(command, of_study, otherwise)
+    changes = (
+        *(f"{name}: {written(value)}" for name, value in best.script["turned"].items()),
+        *(f"environment: {name}={text}" for name, text in of_study.items()),
+    )
+    return Job(command, of_study, otherwise, changes)
 
 
 def _of_study(
@@ -148,6 +200,11 @@ def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
             return place
         if not is_module and Path(word).name == target:
             return place
+    if shell := [word for word in command if Path(word).name in _SHELLS or word.endswith(".sh")]:
+        raise BadInput(
+            f"{' '.join(shell)} starts {target} by itself, where its arguments cannot be changed: give "
+            f"the launch command of {target} that stands in there, after `--`"
+        )
     raise BadInput(
         f"the command does not run {target}, which the study has tuned; give the launch command of "
         f"that script after `--`"
@@ -218,6 +275,8 @@ def script_of(
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
     found = {**asdict(told), "changes": list(told.changes), "digest": digest, **told_to_all}
+    said = own_words.today(told.flags, spec.workload.arguments, spec.env, folder)
+    found["today"] = said | {name: spec.full_baseline()[name] for name in told.changes}
     of_all = {*spec.workload.over_all_ranks} & {*told.turned}
     if shared := [flag for name, flag in told.flags.items() if name in of_all]:
         found["over_all_ranks"] = {"flags": shared, "ranks": workers}

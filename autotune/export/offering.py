@@ -29,7 +29,7 @@ def content_of(
         world_size: ranks that it was measured with.
         environment: that it was measured in.
     """
-    return document(
+    content = document(
         verdict=verdict,
         unit=spec.unit,
         world_size=world_size,
@@ -38,6 +38,7 @@ def content_of(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         script=script_of(spec, verdict.knobs, Path(study.workdir), world_size),
     )
+    return {**content, "own": sorted({*spec.values(), *spec.baseline})}
 
 
 def offered(repository: Repository, study: StoredStudy, in_hand: Verdict) -> dict[str, Any]:

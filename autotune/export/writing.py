@@ -16,6 +16,9 @@ from autotune.export.best import FORMAT, BestConfig, is_best, read
 from autotune.measurement.estimate import Ratio
 from search_spaces import CATALOGUE
 
+_WIDTH = 100
+"""Characters of a line that holds several knobs."""
+
 
 def document(
     *,
@@ -60,6 +63,8 @@ def document_of(best: BestConfig) -> dict[str, Any]:
     content = {"format": FORMAT, **dataclasses.asdict(best)}
     if best.script is None:
         del content["script"]
+    if best.own is None:
+        del content["own"]
     return of_today(content)
 
 
@@ -70,13 +75,30 @@ def of_today(content: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in content["knobs"].items()
         if name not in CATALOGUE or value != CATALOGUE[name].default
     ]
-    return {**content, "unusual": unusual}
+    return {**content, "format": FORMAT, "unusual": unusual}
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """The file."""
-    return "# Found by autotune. Load it with autotune.load(...).\n" + yaml.safe_dump(
-        dict(content), sort_keys=False, allow_unicode=True
+    """Return the file. Under `knobs` are those of the job, and what is not as by default; all others
+    stand together in the end, so that the file says the same under another version."""
+    named = {*content.get("own", content["knobs"]), *content.get("unusual", ())}
+    knobs: dict[str, Any] = content["knobs"]
+    own = {name: value for name, value in knobs.items() if name in named}
+    others = {name: value for name, value in knobs.items() if name not in named}
+    shown = {name: part for name, part in content.items() if name != "own"}
+    text = (
+        f"# Found by autotune. Load it with autotune.load(...).\n{_yaml({**shown, 'knobs': own})}"
+    )
+    return f"{text}# Of no use to this job:\ndefaults: {_in_line(others)}" if others else text
+
+
+def _yaml(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+
+
+def _in_line(knobs: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(
+        dict(knobs), sort_keys=False, default_flow_style=True, allow_unicode=True, width=_WIDTH
     )
 
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,18 @@ from autotune.worker.processes import state, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make
 
-_CHANGEABLE = {"budget", "export", "folder", "logs"}
-"""Settings that may change when a study is continued: they do not affect earlier figures."""
+_CHANGEABLE = (
+    "budget",
+    "env",
+    "export",
+    "folder",
+    "logs",
+    "measurement.startup_deadline",
+    "measurement.step_deadline",
+)
+"""What may change when a study goes on: figures already measured mean what they meant."""
+_UNSAID = ("folder", "logs", "export")
+"""Changes of which the study's messages say nothing: they are of the place, and not of the runs."""
 _IDLE_SECONDS = 3.0
 _MOST_DEATHS = 4
 _MOST_LOG_BYTES = 8 * 2**20
@@ -33,7 +43,8 @@ def submit(
 ) -> StoredStudy:
     """Queue a new study, or continue one of that name; return it.
 
-    A study whose folder is gone continues in this folder: it has been moved.
+    A study whose folder is gone continues in this folder: it has been moved. One that has measured
+    nothing begins anew, with any settings.
 
     Args:
         file: file with the settings; values that are not stored are read there again.
@@ -49,24 +60,61 @@ def submit(
         return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir), where)
     before = withheld.kept(StudySpec.model_validate(known.spec))
     changed = sorted(_differences(before, stored))
-    forbidden = [name for name in changed if name.split(".")[0] not in _CHANGEABLE]
-    if forbidden:
-        raise BadInput(
-            f"the study {spec.name!r} was started with other settings ({', '.join(forbidden)}), "
-            "so its figures cannot be continued with these; give it another name, or go on with "
-            f"the stored ones: autotune resume {spec.name}"
-        )
+    if forbidden := [name for name in changed if not _may_change(name, spec)]:
+        if not _is_blank(repository, known):
+            raise BadInput(_started_otherwise(spec.name, forbidden))
+        repository.studies.delete(spec.name)
+        return repository.studies.submit(spec.name, cluster_of(spec), stored, str(workdir), where)
     if known.state == StudyState.DONE and not set(changed) - {"folder"}:
         return known
     moved = not Path(known.workdir).is_dir()
+    told = [name for name in changed if name.split(".")[0] not in _UNSAID]
     repository.studies.enqueue(
         spec.name,
         stored,
         str(workdir) if moved else None,
         file=where,
         cluster=_local_queue(known, spec),
+        said=f"Goes on with other settings: {_change(told, before, stored)}." if told else "",
     )
     return repository.studies.named(spec.name)
+
+
+def _may_change(name: str, spec: StudySpec) -> bool:
+    """Return whether a setting may change when a study goes on: not a variable by which its script
+    takes a knob."""
+    if name in {f"env.{flag.removeprefix('$')}" for flag in spec.flags.values()}:
+        return False
+    return any(name == one or name.startswith(f"{one}.") for one in _CHANGEABLE)
+
+
+def _is_blank(repository: Repository, study: StoredStudy) -> bool:
+    """Return whether a study that does not run has no figure that could be continued."""
+    if not study.state.ended:
+        return False
+    return all(run.result.throughput is None for run in repository.attempts.of(study.id))
+
+
+def _started_otherwise(name: str, fields: Sequence[str]) -> str:
+    return (
+        f"the study {name!r} was started with other settings ({', '.join(fields)}), so its figures "
+        "cannot be continued with these; give it another name, or go on with the stored ones: autotune "
+        f"resume {name}. Budgets, deadlines and variables of the environment may change"
+    )
+
+
+def _change(names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return 'budget.wall_time 100.0 -> 200.0, env.A (not set) -> 1'."""
+    return ", ".join(f"{name} {_at(before, name)} -> {_at(after, name)}" for name in names)
+
+
+def _at(settings: Mapping[str, Any], name: str) -> str:
+    found: Any = settings
+    section, _, field = name.partition(".")
+    found = found.get(section)
+    if field and isinstance(found, Mapping):
+        found = found.get(field)
+    return "(not set)" if found is None else str(found)
 
 
 def resume_study(repository: Repository, name: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.analysis.findings import Finding, findings, listed
+from autotune.analysis.findings import Finding, findings, listed, of_other_jobs
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
 from autotune.config.keeping import split_otherwise
@@ -17,7 +17,7 @@ from autotune.runs.monitors import ProfileMonitor, TimedMonitor
 from autotune.runs.plan import Plan, launcher_of, profiled
 from autotune.runs.probe import Probe, why_not
 from autotune.worker.files import make_private
-from search_spaces import CATALOGUE, infeasible
+from search_spaces import infeasible
 from storage import AttemptResult
 
 _PAIRS = 2
@@ -75,7 +75,7 @@ def _looked_at(probe: Probe) -> Diagnosis:
     if not judge.seen:
         raise BadInput(f"the baseline shows nothing: {result.cause}")
     observed: Any = judge.seen[0].block.observed
-    unusable = [*observed.get("unusable", ()), *_elsewhere(plan.spec)]
+    unusable = [*observed.get("unusable", ()), *of_other_jobs(plan.spec)]
     throughput, rising = _speed(probe)
     return Diagnosis(
         findings({**observed, "unusable": unusable}, plan.baseline, plan.facts, rising),
@@ -85,11 +85,6 @@ def _looked_at(probe: Probe) -> Diagnosis:
         rising,
         probe.files("profile").traces(),
     )
-
-
-def _elsewhere(spec: StudySpec) -> list[str]:
-    """Knobs that nobody can turn in a script: its study has those that can be."""
-    return [name for name in CATALOGUE if spec.workload.is_script and name not in spec.values()]
 
 
 def _speed(probe: Probe) -> tuple[float, float | None]:

@@ -14,6 +14,7 @@ from autotune.analysis.confirmation import (
 )
 from autotune.analysis.memory import barred, tells_longest
 from autotune.analysis.parsimony import Step, attribution_rounds, spared
+from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
 from autotune.runs.monitors import FitMonitor, ProfileMonitor, TrajectoryMonitor
@@ -50,6 +51,19 @@ class Finals:
         self._turns = TakingTurns(job)
         self._void: set[int] | None = None
         self._moves = 0
+
+    def begun(self) -> bool:
+        """Return whether the time ended in the middle of the rounds. They go on before anything else:
+        another trial of the search would make them count for nothing."""
+        if not self._schedule.limited:
+            return False
+        confirmation = self._replay()
+        return (
+            confirmation is not None
+            and bool(confirmation.rounds)
+            and bool(confirmation.members())
+            and not confirmation.decided()
+        )
 
     def run(self) -> Confirmation | None:
         """The confirmation, decided or as far as there was time; None if there is nobody to confirm.
@@ -150,10 +164,11 @@ class Finals:
         chosen = confirmation.chosen
         assert chosen is not None
         both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
-        kept = confirmation.to_prove * self._schedule.round(self._job.costs(), both)
+        prices = self._prices()
+        kept = prices.rounds(both, confirmation.to_prove)
         order = self._drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
-        if self._schedule.left < kept + self._schedule.round(self._job.costs(), missing):
+        if self._schedule.left < kept + prices.round(missing):
             return False
         proof = len(both) * confirmation.to_prove
         self._attribute_round(chosen, missing, step.round, _STEPS_TO_COME, proof)
@@ -201,15 +216,15 @@ class Finals:
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist once on the longest samples, where the workload knows them; whether it did."""
         blocks = self._job.repository.attempts.blocks
-        costs, members = self._job.costs(), confirmation.members()
+        members, prices = confirmation.members(), self._prices()
         configurations = [confirmation.candidates[trial].knobs for trial in members]
-        proof = confirmation.to_prove * self._schedule.round(costs, configurations)
+        proof = prices.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
             if trial == confirmation.baseline or self._recorded(Purpose.LONGEST, trial, knobs):
                 continue
             if not tells_longest(self._job.attempts(), trial, blocks):
                 return False
-            if self._schedule.left > costs.profile(knobs) + proof:
+            if self._schedule.left > prices.costs.profile(knobs) + proof:
                 allowed = self._schedule.share(1.0)
                 judge = FitMonitor(FEW_BLOCKS)
                 self._bench.run(trial, knobs, Purpose.LONGEST, judge=judge, allowed=allowed)
@@ -229,7 +244,9 @@ class Finals:
                 if not self._has_time(confirmation, missing):
                     return False
                 runs = len(missing) + confirmation.runs_to_come(self._schedule.rounds)
-                allowed = self._schedule.share(1 / runs, self._job.costs().shortest(knobs))
+                shortest = self._job.costs().shortest(knobs)
+                others = self._needed(confirmation, missing) - shortest
+                allowed = self._schedule.for_proof(1 / runs, shortest, others)
                 self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
@@ -247,22 +264,39 @@ class Finals:
         knobs = [one.knobs for one in chosen]
         # A few rounds in turn tell more than many one by one.
         to_come = confirmation.runs_to_come(FEWEST_ROUNDS)
-        least = self._schedule.round(self._job.costs(), knobs)
-        allowed = self._schedule.share(len(knobs) / (len(knobs) + to_come), least)
+        least = self._prices().round(knobs)
+        others = self._needed(confirmation, order) - least
+        allowed = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
         if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):
             return True
         self._bench.run_interleaved(members, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
-        """Whether a round may go on; whether to begin one, and with it all that prove something."""
-        costs, knobs = self._job.costs(), {t: c.knobs for t, c in confirmation.candidates.items()}
-        needed = self._schedule.round(costs, [knobs[trial] for trial in missing])
+        """Return whether a round may go on; whether to begin one, and with it all that prove something.
+        The proof begins where there is time for it even if launches are slow, and goes on while there
+        is for launches as most are."""
+        prices, rounds = self._prices(), max(1, confirmation.to_prove)
+        knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
-            return self._schedule.may_end(needed)
-        if confirmation.to_prove:
-            return self._schedule.may_end(confirmation.to_prove * needed)
-        return self._schedule.left >= needed
+            return self._schedule.may_end(prices.usual_round(knobs))
+        if confirmation.to_prove in (0, FEWEST_ROUNDS):
+            return self._schedule.may_end(prices.rounds(knobs, rounds))
+        return self._schedule.may_end(rounds * prices.usual_round(knobs))
+
+    def _needed(self, confirmation: Confirmation, missing: Sequence[int]) -> float:
+        """Return seconds of the shortest runs without which the round, and those before, prove nothing.
+
+        Args:
+            missing: trials that the round has yet to measure.
+        """
+        prices, to_come = self._prices(), max(0, confirmation.to_prove - 1)
+        every = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
+        now = [confirmation.candidates[trial].knobs for trial in missing]
+        return prices.rounds(now, 1) + prices.rounds(every, to_come)
+
+    def _prices(self) -> Proof:
+        return self._schedule.proof(self._job.attempts())
 
     def _look_closer(self, confirmation: Confirmation) -> None:
         if not confirmation.rounds:
@@ -291,7 +325,7 @@ class Finals:
             order = self._drawn(several, "attribution", number)
             missing = [k for k in order if not self._attributed(chosen, k, number)]
             # A round that is not complete compares nothing.
-            if self._schedule.left < self._schedule.round(self._job.costs(), missing):
+            if self._schedule.left < self._prices().round(missing):
                 return
             self._attribute_round(chosen, missing, number)
 

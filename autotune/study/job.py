@@ -128,9 +128,9 @@ class Job:
         return within(shaped, allowed.most, self._timed(allowed, live=live))
 
     def _timed(self, allowed: Allowance, *, live: bool) -> float:
-        """Of the time of a run, seconds for its steps."""
+        """Return seconds for the steps of a run, out of its time; its launch may be a slow one."""
         costs = self.costs()
-        return max(0.0, allowed.wanted - (costs.switch if live else costs.startup))
+        return max(0.0, allowed.wanted - (costs.switch if live else costs.slow_startup))
 
     def _stays(self, attempt: StoredAttempt) -> bool:
         """Whether the processes of a run wait for what comes next."""

@@ -18,9 +18,17 @@ _CORES_FOR_LOADING = 2
 class Opening:
     """Happens once, before anything is searched; goes on from wherever the records stand."""
 
-    def __init__(self, job: Job, space: Space, allowed: Allowance | None = None) -> None:
-        """Take in where it happens, and how long the look may take; None: no limit."""
+    def __init__(
+        self, job: Job, space: Space, allowed: Allowance | None = None, *, looks: bool = True
+    ) -> None:
+        """Prepare the opening of a study.
+
+        Args:
+            allowed: time that the look may take; None: no limit.
+            looks: whether there is time for a look at all.
+        """
         self._allowed = allowed
+        self._looks = looks
         self._job = job
         self._plan = job.plan
         self._space = space
@@ -55,9 +63,9 @@ class Opening:
         return float(slot.environment["cores"] * slot.nodes / launcher.workers)
 
     def _look(self, bench: Bench) -> dict[str, Any] | None:
-        """What is observed of the baseline's profile; None if it does not run. Nobody looks into a
-        command."""
-        if self._plan.spec.workload.command:
+        """Return what is observed of the baseline's profile; None if it does not run. Nothing is, of a
+        command or without time for it."""
+        if self._plan.spec.workload.command or not self._looks:
             return {}
         while (profile := self._profile()) is None:
             bench.run(

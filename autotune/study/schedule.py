@@ -1,23 +1,24 @@
 """The time of a study: what is left of it, and what the rest of the study will cost.
 
-What proves a result is paid for first: the search has what numerics gate and confirmation leave, and the
-closer look what is left after them. Where there is no time to prove anything, the search has it all.
+What proves a result is paid for first: the search has what numerics gate and confirmation leave, and
+the closer look what is left after them. No trial is started, or goes on, in the time of the proof; where
+that is not there, the search ends as soon as there is something to compare the baseline with.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis import gate
-from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, ranked, shown
+from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, shown
 from autotune.analysis.contenders import most_promising_first
-from autotune.analysis.costs import Costs
+from autotune.analysis.memory import barred
+from autotune.analysis.proof import RESERVED, Proof
+from autotune.analysis.sameness import Rules
+from autotune.analysis.shortfall import WallTime
 from autotune.study.job import Allowance, Job
 from storage import Attempts, StoredAttempt
 
-_CONFIRMATION_SHARE = 0.25
-"""Of the wall time: kept back from the search at least."""
 _OPENING_SHARE = 0.1
 """For the look at the baseline, before anything is known."""
 _FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST = 0.1, 0.4
@@ -32,6 +33,10 @@ _SLACK = 0.05
 """Of the wall time: what was begun in time may end so much later."""
 _OVERRUN = 1.25
 """A run may take so many times what was planned before it is ended."""
+_LONGER_LAUNCH = 2.0
+"""A trial may take so many times the shortest run, as launches differ, where the search has the time."""
+_SHORTEST_LOOK = 15.0
+"""Seconds, of which a look at a script that starts anew for it mostly shows something."""
 
 Knobs = Mapping[str, Any]
 
@@ -61,6 +66,11 @@ class Schedule:
             return math.inf
         return self._wall_time - self.elapsed
 
+    @property
+    def wall_time(self) -> WallTime | None:
+        """What the study may take, and what is left of it; None: no limit."""
+        return None if self._wall_time is None else WallTime(self._wall_time, self.left)
+
     def may_end(self, seconds: float) -> bool:
         """Whether what has begun may take so long."""
         return seconds <= self._most
@@ -78,89 +88,98 @@ class Schedule:
     # The search
 
     def for_opening(self) -> Allowance | None:
-        """The time for the look at the baseline before anything is known; None: no limit. What is built
-        for it is not lost where the baseline's own trial goes on from there."""
+        """Return the time for the look at the baseline before anything is known; None: no limit. What
+        is built for it is not lost where the baseline's own trial goes on from there."""
         if self._wall_time is None:
             return None
         looks = _OPENING_SHARE * self._wall_time
         built = _FIRST_TRIAL_MOST * self._wall_time if self._job.look_stays else 0.0
         return Allowance(looks, min(built + looks, self._most))
 
+    def pays_to_look(self) -> bool:
+        """Return whether there is time for the look before the search: a script starts anew for it."""
+        allowed = self.for_opening()
+        is_script = self._job.plan.spec.workload.is_script
+        return allowed is None or not is_script or allowed.most >= _SHORTEST_LOOK
+
     def for_trial(self, attempts: Attempts) -> Allowance | None:
-        """The time for the next trial of the search; None: no limit."""
+        """Return the time for the next trial of the search; None: no limit."""
         if self._wall_time is None:
             return None
-        costs = self._job.costs()
-        if not costs.known:
-            wanted = _FIRST_TRIAL_SHARE * self._wall_time + costs.startup
+        proof = self.proof(attempts)
+        if not proof.costs.known:
+            wanted = _FIRST_TRIAL_SHARE * self._wall_time + proof.costs.startup
             most = max(_FIRST_TRIAL_MOST * self._wall_time, wanted)
             return Allowance(wanted, min(most, self._most))
         to_come = max(1, _FEWEST_TRIALS - len(attempts.searched()))
-        free = self._free(attempts, costs)
-        return self._allowed(max(free / to_come, costs.shortest(self._baseline)))
+        return self._of_search(proof, 1 / to_come)
+
+    def for_calibration(self, attempts: Attempts) -> Allowance | None:
+        """Return the time for another run of the baseline in the search; None: no limit."""
+        proof = self.proof(attempts)
+        if self._wall_time is None or not proof.costs.known:
+            return self.for_trial(attempts)
+        return self._of_search(proof, _CALIBRATION_SHARE)
+
+    def _of_search(self, proof: Proof, share: float) -> Allowance:
+        """Return a share of the time for the search, as far as a run can do with it; a slow launch may
+        take more of it, and nothing of the time of the proof."""
+        free, shortest = self._for_search(proof), proof.costs.shortest(self._baseline)
+        wanted = max(share * free, shortest)
+        most = max(_OVERRUN * wanted, _LONGER_LAUNCH * shortest)
+        return Allowance(min(wanted, free), max(0.0, min(most, free)))
 
     def why_enough_searched(self, attempts: Attempts) -> str:
-        """Why there is no time for another trial, in words; empty while there is."""
-        costs = self._job.costs()
-        # Something to compare the baseline with there has to be.
-        free = self._free(attempts, costs) if self.rivals(attempts) else self.left
-        if free >= costs.shortest(self._baseline):
+        """Return why there is no time for another trial, in words; empty while there is."""
+        proof = self.proof(attempts)
+        if self._for_search(proof) >= proof.costs.shortest(self._baseline):
             return ""
         spent = f"{self.elapsed:.0f} s of the wall time are spent"
-        if self._proof(attempts, costs) is None:
-            return f"{spent}, and the rest is too short for another trial"
+        if not self.may_end(proof.shortest(self.left)):
+            return f"{spent}, and the rest is too short for another trial and its proof"
         return f"{spent}; the other {self.left:.0f} s are for what proves the result"
 
     def may_calibrate(self, attempts: Attempts) -> bool:
-        """Whether the baseline may run once more to show the noise."""
-        costs = self._job.costs()
-        share = _CALIBRATION_SHARE * self._free(attempts, costs)
-        return costs.shortest(self._baseline) <= share
+        """Return whether the baseline may run once more to show the noise."""
+        proof = self.proof(attempts)
+        share = _CALIBRATION_SHARE * self._free(proof)
+        return proof.costs.shortest(self._baseline) <= share
 
-    def _free(self, attempts: Attempts, costs: Costs) -> float:
-        """Seconds that the search may still take."""
+    def _free(self, proof: Proof) -> float:
+        """Return seconds that the proof leaves to the search."""
         if self._wall_time is None:
             return math.inf
-        proof = self._proof(attempts, costs)
-        if proof is None:
-            return self.left
-        return self.left - max(_CONFIRMATION_SHARE * self._wall_time, proof)
+        return self.left - max(RESERVED * self._wall_time, proof.shortest(self.left))
 
-    def _proof(self, attempts: Attempts, costs: Costs) -> float | None:
-        """Seconds of the shortest finals; None if there is no time for them. Before anything is found
-        they are those of a configuration that runs like the baseline."""
-        rivals = self.rivals(attempts)
-        if not rivals:
-            proof = self.finals(attempts, costs, [self._baseline], FEWEST_ROUNDS)
-            return proof if proof + costs.shortest(self._baseline) <= self.left else None
-        for trials in (rivals, self.checked(rivals, attempts)):
-            if trials:
-                proof = self.finals(attempts, costs, [trials[0].knobs], FEWEST_ROUNDS)
-                if proof <= self.left:
-                    return proof
-        return None
+    def _for_search(self, proof: Proof) -> float:
+        """Return seconds that the search may still take: without a rival there is nothing to prove, and
+        where there is no time for both the rival comes first."""
+        free = self._free(proof)
+        too_short = free < proof.costs.shortest(self._baseline)
+        return max(0.0, self.left) if too_short and not proof.rivals() else free
 
     # The finals
 
-    def rivals(self, attempts: Attempts) -> list[StoredAttempt]:
-        """Trials that may beat the baseline, the fastest first."""
-        return [a for a in ranked(attempts) if a.knobs != self._baseline]
+    def proof(self, attempts: Attempts) -> Proof:
+        """Return the price of the finals by what is recorded."""
+        blocks = self._job.repository.attempts.blocks
+        out = barred(attempts, blocks, self._baseline, Rules.of(self._job.plan.spec))
+        return Proof(attempts, self._job.costs(), self._baseline, out)
 
-    def checked(self, rivals: Iterable[StoredAttempt], attempts: Attempts) -> list[StoredAttempt]:
-        """Those of them for which the numerics gate has nothing more to run."""
-        return [a for a in rivals if not gate.missing_runs([a.knobs], self._baseline, attempts)]
+    def for_proof(self, share: float, shortest: float, others: float) -> Allowance | None:
+        """Return the time of a run of the finals; None: no limit. It is ended early only for the sake of
+        the others, and never before the shortest run is over.
 
-    def round(self, costs: Costs, members: Iterable[Knobs]) -> float:
-        """Seconds of the shortest round of the confirmation."""
-        return sum(costs.shortest(knobs) for knobs in members)
-
-    def finals(
-        self, attempts: Attempts, costs: Costs, finalists: Sequence[Knobs], rounds: int
-    ) -> float:
-        """Seconds of so many of the shortest rounds, and of the checks before them."""
-        checks = gate.missing_runs(finalists, self._baseline, attempts)
-        in_turn = rounds * self.round(costs, [self._baseline, *finalists])
-        return sum(map(costs.trajectory, checks)) + in_turn
+        Args:
+            share: of what is left.
+            shortest: seconds of the shortest run.
+            others: seconds of the other runs without which it proves nothing.
+        """
+        if not self.limited:
+            return None
+        wanted = max(share * self.left, shortest)
+        most = max(_OVERRUN * wanted, self._most - others)
+        return Allowance(min(wanted, max(0.0, self.left)), min(most, self._most))
 
     @property
     def elapsed(self) -> float:
@@ -199,9 +218,10 @@ class Course:
         wanted = job.plan.spec.measurement.finalists
         if not schedule.limited:
             return cls(wanted)
-        attempts, costs = job.attempts(), job.costs()
+        attempts = job.attempts()
+        proof = schedule.proof(attempts)
         timed = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
-        for those in (timed, schedule.checked(timed, attempts)):
+        for those in (timed, proof.checked(timed)):
             trials = most_promising_first(those)
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
@@ -209,9 +229,9 @@ class Course:
                     members += of_same_batch(attempts.baseline(), those, members)
                 rounds = schedule.rounds if len(members) > 1 else FEWEST_ROUNDS
                 finalists = [trial.knobs for trial in members]
-                if schedule.may_end(schedule.finals(attempts, costs, finalists, rounds)):
+                if schedule.may_end(proof.finals(finalists, rounds)):
                     return cls(count, _others(timed, those), own_batch)
-        return cls(1, _others(timed, schedule.checked(timed, attempts)), same_batch=False)
+        return cls(1, _others(timed, proof.checked(timed)), same_batch=False)
 
 
 def _sizes(most: int) -> Iterator[tuple[int, bool]]:

@@ -89,4 +89,4 @@ def shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
     """Seconds of the shortest run that takes turns, its warm-up as long as what counts."""
     step = costs.step(knobs)
     turn = max(INTERLEAVED_BLOCK_SECONDS, step) + untimed_steps(step) * step
-    return costs.startup + costs.first_step(knobs) + 2 * _BLOCKS * turn
+    return costs.slow_startup + costs.first_step(knobs) + 2 * _BLOCKS * turn

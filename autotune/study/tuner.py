@@ -25,7 +25,7 @@ from autotune.analysis.verdict import (
     no_result,
     not_enough_time,
 )
-from autotune.analysis.wording import difference, quantity
+from autotune.analysis.wording import difference, quantity, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
@@ -54,6 +54,7 @@ from storage import (
 )
 
 _POLL_SECONDS = 0.2
+_PROOF_FIRST = "the proof that had begun is brought to its end first"
 _MOST_DOUBT = 0.3
 """Of a rate: a trial of a step or two has no interval of its own, yet is not further off."""
 
@@ -143,21 +144,24 @@ class Tuner:
     def _measured(self, bench: Bench) -> tuple[Confirmation | None, GateRecord]:
         """Opening, search and finals: the confirmation, and what the numerics gate has found."""
         bench.noise = self._calibration.noise(self._job.attempts())
-        opening = Opening(self._job, self._space, self._schedule.for_opening())
+        allowed = self._schedule.for_opening()
+        looks = self._schedule.pays_to_look()
+        opening = Opening(self._job, self._space, allowed, looks=looks)
         for suggestion in opening.run(bench, self._ledger):
             self._job.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
-        self._end_search(self._search(bench))
         finals = Finals(self._job, bench, self._schedule)
+        self._end_search(_PROOF_FIRST if finals.begun() else self._search(bench))
         return finals.run(), finals.checks()
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         self._close_what_is_open()
         attempts = self._job.attempts()
-        effort = Effort.of(confirmation, attempts, self._job.costs(), self._plan.baseline)
-        if lacks_time(confirmation, attempts, limited=self._schedule.limited):
-            return not_enough_time(attempts, self.unit, effort.missing)
+        schedule = self._schedule
+        effort = Effort.of(confirmation, schedule.proof(attempts), schedule.wall_time)
+        if lacks_time(confirmation, attempts, limited=schedule.limited):
+            return not_enough_time(attempts, self.unit, effort)
         if confirmation is None:
             return no_result(attempts, self._job.study.name)
         end = end_of_baseline(attempts)
@@ -237,6 +241,7 @@ class Tuner:
         if failed := baseline.to_be_tried_again(attempts):
             bench.start(failed.trial, today, Purpose.CALIBRATE, allowed=allowed)
             return True
+        allowed = self._schedule.for_calibration(attempts)
         own = attempts.of(Purpose.SEARCH).of_baseline().last
         if own is None or not searching or not self._schedule.may_calibrate(attempts):
             return False
@@ -259,7 +264,8 @@ class Tuner:
             raise BaselineFails(
                 f"your configuration fails by itself, {failure.result.state}: "
                 f"{failure.result.cause or 'without a word'}. What it printed: autotune logs {name} "
-                f"--trial {failure.trial}. Mend it, then: autotune resume {name}"
+                f"--trial {failure.trial}. Mend it, then: autotune resume {name}."
+                f"{too_slow(failure.result.state)}"
             )
         if baseline.runs_after_all(attempts):
             self._enqueue_baseline(self._ledger)

@@ -1,6 +1,6 @@
 """What a step of a configuration is made of, from its run under the profiler."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,17 @@ def composition_table(
 
 
 def held_back(
-    repository: Repository, study: StoredStudy, attempts: Attempts, baseline: dict[str, Any]
+    repository: Repository,
+    study: StoredStudy,
+    attempts: Attempts,
+    baseline: dict[str, Any],
+    unusable: Sequence[str] = (),
 ) -> Iterator[str]:
-    """What holds the baseline back, from its profile."""
+    """Yield what holds the baseline back, from its profile.
+
+    Args:
+        unusable: knobs that cannot act on this job.
+    """
     own = attempts.of_baseline().first
     profile = _profile(attempts, own.trial if own else None)
     blocks = repository.attempts.blocks(profile.id) if profile else []
@@ -83,7 +91,9 @@ def held_back(
     else:
         environment = repository.environments.of_attempt(profile.id) or {"devices": []}
         facts = _guessed(environment, blocks[0].workers)
-    known = findings(blocks[0].observed, baseline, facts)
+    observed: dict[str, Any] = dict(blocks[0].observed)
+    observed["unusable"] = [*observed.get("unusable", ()), *unusable]
+    known = findings(observed, baseline, facts)
     yield "### What holds the baseline back"
     yield ""
     yield from listed(known)

@@ -10,8 +10,9 @@ from autotune.analysis.costs import CostRecords
 from autotune.analysis.effort import Effort
 from autotune.analysis.long_run import with_long_run
 from autotune.analysis.memory import barred
+from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import Rules
-from autotune.analysis.shortfall import lacks_time
+from autotune.analysis.shortfall import WallTime, lacks_time
 from autotune.analysis.verdict import (
     Verdict,
     conclude,
@@ -128,16 +129,17 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
 def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Attempts) -> Verdict:
     wanted = spec.measurement
     baseline = spec.full_baseline()
+    out = barred(attempts, repository.attempts.blocks, baseline, Rules.of(spec))
     confirmation = replay(
-        attempts,
-        finalists=wanted.finalists,
-        most_rounds=wanted.rounds,
-        barred=barred(attempts, repository.attempts.blocks, baseline, Rules.of(spec)),
+        attempts, finalists=wanted.finalists, most_rounds=wanted.rounds, barred=out
     )
     costs = CostRecords(repository.attempts.blocks).by(attempts)
-    effort = Effort.of(confirmation, attempts, costs, baseline)
-    if lacks_time(confirmation, attempts, limited=spec.budget.wall_time is not None):
-        return not_enough_time(attempts, spec.unit, effort.missing)
+    proof = Proof(attempts, costs, baseline, out)
+    whole, elapsed = spec.budget.wall_time, repository.studies.named(name).elapsed
+    wall_time = None if whole is None else WallTime(whole, whole - elapsed)
+    effort = Effort.of(confirmation, proof, wall_time)
+    if lacks_time(confirmation, attempts, limited=whole is not None):
+        return not_enough_time(attempts, spec.unit, effort)
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return no_result(attempts, name)
     measured = attempts.measured().first

@@ -248,7 +248,7 @@ def test_what_is_no_best_yaml_is_refused_by_name(tmp_path, text):
     assert "not a best.yaml" in refusal(tmp_path / "best.yaml", text)
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, None, "1", [1], True])
+@pytest.mark.parametrize("version", [0, 3, 99, None, "1", [1], True])
 def test_another_format_is_refused_with_advice(tmp_path, version):
     told = refusal(tmp_path / "best.yaml", yaml.safe_dump({**WHOLE, "format": version}))
     assert "format" in told
@@ -367,3 +367,15 @@ def test_what_is_public_is_there_and_nothing_else():
     assert autotune.BestConfig is best.BestConfig
     with pytest.raises(AttributeError, match="nothing"):
         autotune.nothing  # noqa: B018
+
+
+def test_file_names_the_knobs_of_the_job_and_holds_the_rest(tmp_path):
+    path = tmp_path / "best.yaml"
+    full = content()
+    changed = full["unusual"]
+    writing.write(path, {**full, "own": ["micro_batch"]})
+    told = yaml.safe_load(path.read_text())
+    assert set(told["knobs"]) == {"micro_batch", *changed}
+    assert {**told["defaults"], **told["knobs"]} == full["knobs"]
+    assert dict(autotune.load(path)) == full["knobs"]
+    assert set(autotune.load(path).own) == {"micro_batch", *changed}

@@ -7,6 +7,7 @@ import pytest
 
 from autotune.analysis.batches import best_per_batch
 from autotune.analysis.confirmation import ranked
+from autotune.analysis.effort import Effort
 from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.verdict import not_enough_time
 from search_spaces import defaults
@@ -56,7 +57,7 @@ def test_what_is_told_of_trials_seen_once_is_of_such_rates():
     attempts = such(own(), run(80.0, FAR), trial(1, 90.0, FAR), trial(2, 110.0, HOME))
     assert (
         "ran 1.12 times as fast as yours, once"
-        in not_enough_time(attempts, "samples/s", 9.0).sentence
+        in not_enough_time(attempts, "samples/s", Effort(missing=9.0)).sentence
     )
     told = {one.trial: one for one in best_per_batch(attempts, world_size=2)}
     assert told[1].throughput == pytest.approx(112.5)

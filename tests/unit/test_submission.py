@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,15 @@ from autotune.config import StudySpec, load
 from autotune.errors import AutotuneError, BadInput
 from autotune.paths import daemon_log
 from autotune.service import submission
-from storage import Database, Repository
+from storage import (
+    AttemptResult,
+    AttemptState,
+    Database,
+    Purpose,
+    Repository,
+    StoredStudy,
+    StudyState,
+)
 from tests.steering import processes_in, write_study
 from tests.waiting import wait_for
 
@@ -121,3 +130,61 @@ def test_the_log_of_daemons_does_not_grow_for_ever(
     keeper()
     assert log.stat().st_size < 2**20
     assert log.with_name("daemon.log.1").stat().st_size == 9 * 2**20
+
+
+def settings(folder: Path, **changes: Any) -> StudySpec:
+    return load(write_study(folder, **changes))
+
+
+def measurement(**changes: Any) -> dict[str, Any]:
+    return {"longest": 1.0, "startup_deadline": 60, "step_deadline": 20, **changes}
+
+
+def measured(repository: Repository, rate: float | None = 100.0) -> StoredStudy:
+    """The study has run: its one trial has this rate."""
+    lease = repository.leases.acquire(submission.this_cluster(), "here", 1, 60.0)
+    assert lease is not None
+    study = repository.studies.claim(lease)
+    assert study is not None
+    attempt = repository.attempts.begin(lease, study.id, 0, {"micro_batch": 2}, Purpose.SEARCH)
+    state = AttemptState.ERROR if rate is None else AttemptState.COMPLETE
+    repository.attempts.finish(lease, attempt.id, AttemptResult(state, throughput=rate), [])
+    repository.studies.finish(lease, study.id, StudyState.FAILED, error="over")
+    repository.leases.release(lease)
+    return repository.studies.named(study.name)
+
+
+def test_changed_deadlines_and_variables_are_taken_over_and_recorded(
+    repository: Repository, tmp_path: Path
+) -> None:
+    before = settings(tmp_path, measurement=measurement(), env={"A": "1"})
+    submission.submit(repository, before, tmp_path)
+    study = measured(repository)
+    after = settings(tmp_path, measurement=measurement(step_deadline=300), env={"A": "2", "B": "3"})
+    found = submission.submit(repository, after, tmp_path)
+    assert (found.id, found.spec["measurement"]["step_deadline"]) == (study.id, 300.0)
+    assert found.spec["env"] == {"A": "2", "B": "3"}
+    assert len(repository.attempts.of(study.id)) == 1
+    (message,) = repository.messages.of(study.id)
+    assert "measurement.step_deadline 20.0 -> 300.0" in message.text
+    assert "env.B (not set) -> 3" in message.text
+
+
+def test_settings_that_change_what_figures_mean_are_named(
+    repository: Repository, tmp_path: Path
+) -> None:
+    submission.submit(repository, settings(tmp_path, measurement=measurement()), tmp_path)
+    measured(repository)
+    after = settings(tmp_path, measurement=measurement(longest=2.0, step_deadline=300), seed=3)
+    with pytest.raises(BadInput, match=r"other settings \(measurement\.longest, seed\)"):
+        submission.submit(repository, after, tmp_path)
+
+
+def test_study_that_has_measured_nothing_begins_anew_with_other_settings(
+    repository: Repository, tmp_path: Path
+) -> None:
+    submission.submit(repository, settings(tmp_path, seed=1), tmp_path)
+    measured(repository, rate=None)
+    found = submission.submit(repository, settings(tmp_path, seed=2), tmp_path)
+    assert (found.state, found.spec["seed"]) == ("QUEUED", 2)
+    assert repository.attempts.of(found.id) == []

@@ -607,15 +607,37 @@ def test_what_would_lead_further_is_not_said_of_a_study_that_goes_on():
     assert "About 75 s more would do" in done.sentence
 
 
-def test_no_saving_is_told_where_there_may_be_none():
+def test_choice_that_fresh_rounds_do_not_bear_out_is_not_recommended():
     """Chosen by 2 %, and in fresh rounds between 1 % slower and 3 % faster."""
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     confirmation = Confirmation(candidates, 0, 3)
     for rate in (102.0, 102.1, 102.05, 101.1, 99.7, 101.1):
         confirmation.close_round({0: 100.0, 1: rate})
     effort = Effort(spent=100.0, missing=75.0, step=0.5)
+    assert confirmation.measured_alone
     found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
-    assert found.kind == "better"
-    assert found.speedup.low < 1
+    assert (found.kind, found.trial, found.speedup.value) == ("undecided", 0, 1.0)
     assert found.price is None
-    assert "it saves" not in found.sentence
+    assert found.missing_seconds is None, "all rounds are over"
+
+
+def test_choice_that_fresh_rounds_show_slower_is_not_recommended():
+    """0.95 to 1.00: nothing beats what the user has."""
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 3)
+    for rate in (104.0, 104.1, 104.05, 97.5, 97.2, 98.1):
+        confirmation.close_round({0: 100.0, 1: rate})
+    assert confirmation.gain(1).high < 1
+    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    assert (found.kind, found.trial) == ("nothing_better", 0)
+
+
+def test_few_fresh_rounds_that_contradict_the_choice_are_not_passed_over():
+    candidates = [candidate(0), candidate(1, micro_batch=64)]
+    confirmation = Confirmation(candidates, 0, 10)
+    for rate in (104.0, 104.1, 104.05, 97.5, 97.2):
+        confirmation.close_round({0: 100.0, 1: rate})
+    assert confirmation.chosen == 1
+    assert not confirmation.measured_alone
+    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=Effort(missing=75.0))
+    assert (found.trial, found.missing_seconds) == (0, 75.0)

@@ -1,0 +1,85 @@
+"""What it takes to prove a result, in seconds: rounds of a finalist against the baseline, and the checks
+before them. Pure.
+
+The search leaves this time untouched, the finals begin only where it is there, and a verdict that
+asks for more time asks for this: all three by the same figures.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.analysis import gate
+from autotune.analysis.confirmation import FEWEST_ROUNDS, ranked
+from autotune.analysis.costs import Costs
+from storage import Attempts, StoredAttempt
+
+Knobs = Mapping[str, Any]
+
+RESERVED = 0.25
+"""Share of the wall time that the search leaves to the proof at least."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Price of the finals of a study, by its records.
+
+    Attributes:
+        attempts: of the study.
+        costs: of its runs.
+        baseline: the user's configuration.
+        barred: trials that may not be recommended, each with the reason.
+    """
+
+    attempts: Attempts
+    costs: Costs
+    baseline: Knobs
+    barred: Mapping[int, str] = field(default_factory=dict)
+
+    def rivals(self) -> list[StoredAttempt]:
+        """Return complete trials that may still be recommended, the fastest first."""
+        several = ranked(self.attempts)
+        return [a for a in several if a.knobs != self.baseline and a.trial not in self.barred]
+
+    def checked(self, trials: Iterable[StoredAttempt]) -> list[StoredAttempt]:
+        """Return those trials for which the numerics gate has nothing more to run."""
+        return [a for a in trials if not self._missing_checks([a.knobs])]
+
+    def round(self, members: Iterable[Knobs]) -> float:
+        """Return seconds of the shortest round of the confirmation, with slow launches."""
+        return sum(map(self.costs.shortest, members))
+
+    def usual_round(self, members: Iterable[Knobs]) -> float:
+        """Return seconds of the shortest round of the confirmation, with launches as most are."""
+        return sum(map(self.costs.usual, members))
+
+    def finals(self, finalists: Sequence[Knobs], rounds: int) -> float:
+        """Return seconds of so many of the shortest rounds, and of the checks before them."""
+        checks = self._missing_checks(finalists)
+        return sum(map(self.costs.trajectory, checks)) + self.rounds(
+            [self.baseline, *finalists], rounds
+        )
+
+    def rounds(self, members: Sequence[Knobs], rounds: int) -> float:
+        """Return seconds of so many of the shortest rounds. Not all of their launches are slow: what
+        single ones take beyond the usual adds up as squares do."""
+        slow, usual = self.round(members), self.usual_round(members)
+        runs = max(1, rounds * len(members))
+        return rounds * (usual + (slow - usual) / math.sqrt(runs))
+
+    def shortest(self, left: float) -> float:
+        """Return seconds of the shortest finals: of the fastest rival, or where its checks take longer
+        than what is left, of the fastest one that needs none. Before a rival is known they are those of
+        a configuration that runs like the baseline."""
+        rivals = self.rivals()
+        if not rivals:
+            return self.finals([self.baseline], FEWEST_ROUNDS)
+        first = self.finals([rivals[0].knobs], FEWEST_ROUNDS)
+        if first <= left:
+            return first
+        checked = self.checked(rivals)
+        return self.finals([checked[0].knobs], FEWEST_ROUNDS) if checked else first
+
+    def _missing_checks(self, finalists: Iterable[Knobs]) -> list[dict[str, Any]]:
+        return gate.missing_runs(finalists, self.baseline, self.attempts)

@@ -1,0 +1,128 @@
+"""Studies of a script whose start takes 6 to 15 s, in virtual time: the proof has its time, and what is
+asked for is enough."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from launchers.replay import Answer, Launch
+from launchers.replay.behaviours import noisy, where
+from storage.models import StudyRow
+from tests.control.replayed import Replayed
+
+SPACE: dict[str, Any] = {
+    "micro_batch": [2, 4, 8],
+    "accumulation_steps": [1, 2, 4],
+    "loader_workers": [0, 1],
+}
+BASELINE = {"micro_batch": 2, "accumulation_steps": 4, "loader_workers": 0}
+WORKLOAD = {
+    "script": "train.py",
+    "args": ["--batch", "2", "--accumulate", "4"],
+    "flags": {"micro_batch": "--batch", "accumulation_steps": "--accumulate"},
+}
+FASTER = {2: 1.0, 4: 1.3, 8: 1.5}
+"""By micro-batch."""
+SHORTEST_START, LONGEST_START = 6.0, 15.0
+
+
+def of_script(launch: Launch) -> Answer:
+    startup = launch.draw.uniform(SHORTEST_START, LONGEST_START)
+    return Answer(rate=40.0 * FASTER[launch.knobs["micro_batch"]], startup=startup, stays=False)
+
+
+SCRIPT = noisy(of_script, run=0.02, block=0.03)
+
+
+def run(played: Replayed, wall_time: float, **changes: Any) -> dict[str, Any]:
+    (played.folder / "train.py").write_text("")
+    given = {"search_space": SPACE, "baseline": BASELINE, "sampler": "model", **changes}
+    measurement = {"warmup": 20.0, "longest": 30.0, "rounds": 10, "baseline_runs": 3}
+    return played.run(
+        workload=WORKLOAD,
+        objective={"global_batch": "keep"},
+        measurement={**measurement, "finalists": 3, "attribution": 3},
+        budget={"trials": None, "wall_time": f"{wall_time}s"},
+        **given,
+    )
+
+
+def go_on(played: Replayed, wall_time: float, **changes: Any) -> dict[str, Any]:
+    """The same study with more time; what it took so far, on the launcher's clock, is spent."""
+    with played.repository.database.engine.begin() as connection:
+        connection.execute(update(StudyRow).values(elapsed=played.seconds))
+    return run(played, wall_time, **changes)
+
+
+def cut_in_proof(played: Replayed) -> list[str]:
+    """Runs of the proof that were ended before they showed anything."""
+    return [a.name for a in played.recorded("confirm") if a.result.throughput is None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("wall_time", [170, 220, 290])
+def test_search_of_slowly_starting_script_leaves_time_for_the_proof(
+    played: Replayed, wall_time: int, seed: int
+) -> None:
+    verdict = run(played.on(SCRIPT, seed=seed), wall_time)
+    assert (verdict["kind"], verdict["knobs"]["micro_batch"] > 2) == ("better", True)
+    assert verdict["rounds"] >= 3
+    assert cut_in_proof(played) == []
+    assert played.seconds <= 1.05 * wall_time
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_study_without_time_for_the_proof_ends_as_soon_as_it_has_a_rival(
+    played: Replayed, seed: int
+) -> None:
+    verdict = run(played.on(SCRIPT, seed=seed), 100)
+    assert verdict["kind"] == "not_enough_time"
+    assert played.attempts("confirm") == []
+    assert played.states().count("COMPLETE") >= 2
+    assert played.seconds < 50
+    assert f"About {verdict['missing_seconds']:.0f} s more would do" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_time_that_is_asked_for_goes_to_the_proof_and_is_enough(
+    played: Replayed, seed: int
+) -> None:
+    asked = run(played.on(SCRIPT, seed=seed), 100)["missing_seconds"]
+    verdict = go_on(played, 100 + asked)
+    assert verdict["rounds"] >= 3
+    assert verdict["kind"] in ("better", "undecided")
+    assert cut_in_proof(played) == []
+    assert played.attempts("calibrate") == []
+
+
+def test_rounds_that_had_begun_go_on_before_anything_else(played: Replayed) -> None:
+    """Their study was undecided: it asks for time, and with that it decides."""
+    unsteady = noisy(of_script, run=0.12, block=0.03)
+    verdict = run(played.on(unsteady, seed=1), 220)
+    assert verdict["kind"] == "undecided"
+    before = len(played.attempts("search"))
+    rounds = len({a.round for a in played.recorded("confirm")})
+    verdict = go_on(played, 220 + verdict["missing_seconds"])
+    assert len(played.attempts("search")) == before
+    assert len({a.round for a in played.recorded("confirm")}) > rounds
+    assert verdict["kind"] == "better"
+
+
+def test_no_time_is_asked_for_where_none_would_help(played: Replayed) -> None:
+    """All that is faster computes in bf16, and the reference to check it with fails."""
+
+    def checks(launch: Launch) -> bool:
+        return bool(launch.request.trajectory)
+
+    def behaviour(launch: Launch) -> Answer:
+        startup = launch.draw.uniform(SHORTEST_START, LONGEST_START)
+        faster = 1.5 if launch.knobs["precision"] == "bf16" else 1.0
+        return Answer(rate=40.0 * faster, startup=startup, stays=False)
+
+    flat = where(behaviour, checks, gradient_norm=0.0, rate=1e9)
+    space = {"precision": ["fp32", "bf16"]}
+    verdict = run(played.on(flat), 150, search_space=space)
+    assert verdict["kind"] != "better"
+    assert verdict["missing_seconds"] is None
+    assert "s more would" not in verdict["sentence"]

@@ -1,0 +1,69 @@
+"""The study that is written for a script, by what was seen of it."""
+
+import pytest
+import yaml
+
+from autotune.config import StudySpec
+from autotune.standalone import flags, scripted
+from autotune.standalone.command import Launched
+from autotune.standalone.survey import Findings
+from autotune.worker.surveyed import Option, Surveyed
+
+_SEEN = Surveyed(
+    steps=4,
+    micro_batch=8,
+    accumulation_steps=2,
+    loader=True,
+    ddp=True,
+    own={"loader_workers": 0},
+    options=(Option("--batch-size", "batch_size", 8),),
+)
+
+
+def written(**seen: object) -> tuple[str, StudySpec]:
+    """The text of the study, and what it says."""
+    found = Findings(Surveyed(**{**vars(_SEEN), **seen}), 2, "cpu")
+    launched = Launched(target="train.py", is_module=False, args=(), workers=2)
+    text = scripted.study(["torchrun", "train.py"], launched, found, 4)
+    return text, StudySpec.model_validate(yaml.safe_load(text))
+
+
+def test_batches_that_vary_have_steps_as_their_unit() -> None:
+    text, spec = written(varies=True)
+    assert spec.unit == "steps/s"
+    assert not {"micro_batch", "accumulation_steps"} & {*spec.baseline, *spec.values()}
+    assert "varying numbers of samples" in text
+
+
+def test_batches_that_vary_have_no_option_for_their_samples() -> None:
+    assert flags.candidates(_SEEN)
+    assert not flags.candidates(Surveyed(**{**vars(_SEEN), "varies": True}))
+
+
+def test_guess_by_tensors_is_marked() -> None:
+    text, spec = written(guessed=True)
+    assert spec.baseline["micro_batch"] == 8
+    assert "micro_batch is a guess by the shapes of tensors" in text
+    assert "guess" not in written()[0]
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch", "counts"),
+    [
+        ({"script": "train.py"}, "keep", "samples"),
+        ({"script": "train.py"}, "free", "tokens"),
+        ({"name": "gpt"}, "keep", "tokens"),
+    ],
+)
+def test_tokens_of_a_script_compare_only_under_a_free_global_batch(
+    workload: dict[str, str], batch: str, counts: str
+) -> None:
+    spec = StudySpec.model_validate(
+        {
+            "name": "a",
+            "workload": workload,
+            "search_space": {"bucket_cap_mb": [5, 25]},
+            "objective": {"metric": "tokens_per_second", "global_batch": batch},
+        }
+    )
+    assert spec.counts == counts

@@ -23,8 +23,12 @@ def test_a_study_is_exported_as_its_best_yaml_is(played: Replayed) -> None:
     assert content["knobs"] == best.knobs
     for form in ("json", "hf-trainer", "torchtitan"):
         assert exported(played.name, form) == exported("best.yaml", form)
-    assert yaml.safe_load(exported("best.yaml", "yaml")) == content
-    assert json.loads(exported("study.yaml", "json")) == content
+    text = exported("best.yaml", "yaml")
+    assert text == exported(played.name, "yaml")
+    told = yaml.safe_load(text)
+    assert {**told.pop("defaults"), **told.pop("knobs")} == content.pop("knobs")
+    assert told == content
+    assert exported("study.yaml", "json") == exported(played.name, "json")
 
 
 def test_a_study_that_recommends_nothing_yet_has_nothing_to_say(played: Replayed) -> None:

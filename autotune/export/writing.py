@@ -61,8 +61,6 @@ def document(
 def document_of(best: BestConfig) -> dict[str, Any]:
     """The content of the file that it was read from."""
     content = {"format": FORMAT, **dataclasses.asdict(best)}
-    known = [name for name in CATALOGUE if name in best.knobs]
-    content["knobs"] = {name: best.knobs[name] for name in dict.fromkeys([*known, *best.knobs])}
     if best.script is None:
         del content["script"]
     if best.own is None:

@@ -14,7 +14,8 @@ def test_a_study_is_exported_as_its_best_yaml_is(played: Replayed) -> None:
     played.on(PLAIN).run(budget={"trials": 4, "least_gain": 0})
 
     def exported(study: str, form: str) -> str:
-        given = ask("export", study, "--format", form, "--storage", played.url, cwd=played.folder)
+        arguments = ("export", study, "--format", form, "--output", "-", "--storage", played.url)
+        given = ask(*arguments, cwd=played.folder)
         assert given.returncode == 0, given.stderr
         return given.stdout
 

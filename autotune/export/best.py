@@ -153,7 +153,7 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
     knobs = content["knobs"]
     return BestConfig(
-        knobs={**content.get("defaults", {}), **knobs},
+        knobs=dict(sorted({**content.get("defaults", {}), **knobs}.items())),
         world_size=content["world_size"],
         throughput=content["throughput"],
         speedup=content["speedup"],

@@ -14,7 +14,8 @@ def test_a_study_is_exported_as_its_best_yaml_is(played: Replayed) -> None:
     played.on(PLAIN).run(budget={"trials": 4, "least_gain": 0})
 
     def exported(study: str, form: str) -> str:
-        given = ask("export", study, "--format", form, "--storage", played.url, cwd=played.folder)
+        arguments = ("export", study, "--format", form, "--output", "-", "--storage", played.url)
+        given = ask(*arguments, cwd=played.folder)
         assert given.returncode == 0, given.stderr
         return given.stdout
 
@@ -23,8 +24,12 @@ def test_a_study_is_exported_as_its_best_yaml_is(played: Replayed) -> None:
     assert content["knobs"] == best.knobs
     for form in ("json", "hf-trainer", "torchtitan"):
         assert exported(played.name, form) == exported("best.yaml", form)
-    assert yaml.safe_load(exported("best.yaml", "yaml")) == content
-    assert json.loads(exported("study.yaml", "json")) == content
+    text = exported("best.yaml", "yaml")
+    assert text == exported(played.name, "yaml")
+    told = yaml.safe_load(text)
+    assert {**told.pop("defaults"), **told.pop("knobs")} == content.pop("knobs")
+    assert told == content
+    assert exported("study.yaml", "json") == exported(played.name, "json")
 
 
 def test_a_study_that_recommends_nothing_yet_has_nothing_to_say(played: Replayed) -> None:

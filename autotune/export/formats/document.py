@@ -1,4 +1,4 @@
-"""best.yaml itself, as YAML or JSON: nothing is left unsaid."""
+"""best.yaml itself, as YAML or JSON: nothing is left unsaid. JSON has every knob in one place."""
 
 from autotune.export import writing
 from autotune.export.best import BestConfig
@@ -11,5 +11,7 @@ def yaml(best: BestConfig) -> Said:
 
 
 def json(best: BestConfig) -> Said:
-    """The same content for programs."""
-    return Said(as_json(writing.document_of(best)), {})
+    """Return the same content for programs."""
+    content = writing.document_of(best)
+    content.pop("own", None)
+    return Said(as_json(content), {})

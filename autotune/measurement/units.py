@@ -1,4 +1,4 @@
-"""What a rate counts: samples, tokens or optimizer steps of a block."""
+"""Units that a rate counts: samples, tokens or optimizer steps of a block."""
 
 from typing import Protocol
 

@@ -322,7 +322,7 @@ def few_steps(asked: TrialRequest) -> TrialRequest:
 
 
 def in_short_epochs(asked: TrialRequest) -> TrialRequest:
-    """The same few steps of a script, an epoch for each or two of them."""
+    """Return a trial of few steps of a script, with an epoch for each or two of them."""
     assert asked.script is not None
     batches = max(_SHORTEST_EPOCH, asked.knobs["accumulation_steps"])
     script = dataclasses.replace(asked.script, batches_per_epoch=batches)
@@ -353,7 +353,7 @@ def profiled(asked: TrialRequest) -> TrialRequest:
 
 
 def surveyed(asked: TrialRequest) -> TrialRequest:
-    """The same trial of a script, looked at instead of timed."""
+    """Return the trial of a script under survey instead of timed."""
     assert asked.script is not None
     return dataclasses.replace(asked, script=dataclasses.replace(asked.script, survey=_LOOKED_AT))
 

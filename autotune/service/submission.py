@@ -28,9 +28,9 @@ _CHANGEABLE = (
     "measurement.startup_deadline",
     "measurement.step_deadline",
 )
-"""What may change when a study goes on: figures already measured mean what they meant."""
+"""Settings that may change when a study continues: they do not affect earlier figures."""
 _UNSAID = ("folder", "logs", "export")
-"""Changes of which the study's messages say nothing: they are of the place, and not of the runs."""
+"""Changed settings that need no message: they concern the place of a study, and not its runs."""
 _IDLE_SECONDS = 3.0
 _MOST_DEATHS = 4
 _MOST_LOG_BYTES = 8 * 2**20

@@ -61,12 +61,12 @@ class Recorded:
 
     @property
     def compiles(self) -> bool:
-        """Whether the model is compiled."""
+        """Return whether the model is compiled."""
         return bool(self.config[_COMPILED] != "none")
 
     @property
     def launch_bound(self) -> bool:
-        """Whether the device waits for the host: small micro-batches whose steps scatter."""
+        """Return whether the device waits for the host: small micro-batches whose steps scatter."""
         scatter = statistics.pstdev(self.steps) / statistics.fmean(self.steps)
         small: bool = self.config["micro_batch"] <= _MOST_LAUNCH_BOUND_BATCH
         return bool(small and scatter > _LAUNCH_BOUND_SCATTER)

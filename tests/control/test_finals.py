@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from autotune.analysis.verdict import Verdict
+from autotune.export.best import read
 from autotune.views import paper
 from autotune.views.frame import attempts_frame
 from autotune.views.overview import describe, status_of
@@ -213,8 +214,7 @@ def test_what_people_read_of_a_study(played: Replayed) -> None:
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
     assert len(attempts_frame(played.repository, played.name)) == len(played.attempts())
-    best = yaml.safe_load((played.folder / "best.yaml").read_text())
-    assert best["knobs"] == verdict["knobs"]
+    assert read(played.folder / "best.yaml").knobs == verdict["knobs"]
 
 
 def quick_to_log(knobs: dict[str, object]) -> float:
@@ -240,8 +240,7 @@ def test_a_change_that_brings_nothing_goes_back_before_the_rounds_that_tell_by_h
     assert [a.knobs["log_interval"] for a in own] == [1] * verdict["chosen_in"] + [10] * verdict[
         "rounds"
     ]
-    best = yaml.safe_load((played.folder / "best.yaml").read_text())
-    assert best["knobs"] == verdict["knobs"]
+    assert read(played.folder / "best.yaml").knobs == verdict["knobs"]
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
     shown = paper.report(played.repository, played.name, Verdict.from_dict(verdict))

@@ -82,7 +82,8 @@ def test_variables_that_a_command_sets_are_set():
     assert found.args == ("C=2",)
 
 
-def test_accelerate_on_the_cpu_is_one_process_with_its_settings_in_the_environment():
+def test_accelerate_on_the_cpu_is_one_process_with_its_settings_in_the_environment(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     words = "accelerate launch --cpu --num_processes 2 --num_machines 1 --mixed_precision bf16 a.py"
     found = taken_apart(words.split())
     assert (found.workers, found.launch) == (1, "python")

@@ -4,10 +4,12 @@ import pytest
 import yaml
 
 from autotune.config import StudySpec
-from autotune.standalone import flags, scripted
+from autotune.standalone import scripted
 from autotune.standalone.command import Launched
 from autotune.standalone.survey import Findings
+from autotune.standalone.turning import turning
 from autotune.worker.surveyed import Option, Surveyed
+from search_spaces import Facts
 
 _SEEN = Surveyed(
     steps=4,
@@ -22,9 +24,9 @@ _SEEN = Surveyed(
 
 def written(**seen: object) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
-    found = Findings(Surveyed(**{**vars(_SEEN), **seen}), 2, "cpu")
+    found = Findings(Surveyed(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
     launched = Launched(target="train.py", is_module=False, args=(), workers=2)
-    text = scripted.study(["torchrun", "train.py"], launched, found, 4)
+    text = scripted.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
 
 
@@ -36,8 +38,11 @@ def test_batches_that_vary_have_steps_as_their_unit() -> None:
 
 
 def test_batches_that_vary_have_no_option_for_their_samples() -> None:
-    assert flags.candidates(_SEEN)
-    assert not flags.candidates(Surveyed(**{**vars(_SEEN), "varies": True}))
+    def look(_: object) -> Surveyed:
+        raise AssertionError("the script is run once more")
+
+    varied = Surveyed(**{**vars(_SEEN), "varies": True})
+    assert turning(look, varied, 2, print).turned_by == {}
 
 
 def test_guess_by_tensors_is_marked() -> None:

@@ -31,10 +31,20 @@ def written(folder: Path, *command: str) -> Path:
 
 
 def test_options_are_knobs_by_their_names(tmp_path: Path) -> None:
-    odd = ["env", "-np", "2", "./bench", "--batch-size=8", "--eval-batch", "9", "{x}", "ü: #$(id)"]
+    odd = [
+        "printf",
+        "-np",
+        "2",
+        "./bench",
+        "--batch-size=8",
+        "--eval-batch",
+        "9",
+        "{x}",
+        "ü: #$(id)",
+    ]
     spec = filled(written(tmp_path, *odd))
     assert spec.workload.command == [
-        *("env", "-np", "2", "./bench", "--batch-size={micro_batch}", "--eval-batch", "9"),
+        *("printf", "-np", "2", "./bench", "--batch-size={micro_batch}", "--eval-batch", "9"),
         *("{{x}}", "ü: #$(id)"),
     ]
     assert spec.search_space == {"micro_batch": [4, 8, 16]}
@@ -43,9 +53,9 @@ def test_options_are_knobs_by_their_names(tmp_path: Path) -> None:
 
 
 def test_what_accumulates_keeps_the_global_batch(tmp_path: Path) -> None:
-    spec = filled(written(tmp_path, "env", "--bs", "1", "--grad-accum", "4"))
+    spec = filled(written(tmp_path, "printf", "--bs", "1", "--grad-accum", "4"))
     assert spec.workload.command == [
-        "env",
+        "printf",
         "--bs",
         "{micro_batch}",
         "--grad-accum",
@@ -57,7 +67,7 @@ def test_what_accumulates_keeps_the_global_batch(tmp_path: Path) -> None:
 
 def test_command_that_fixes_its_global_batch_keeps_it(tmp_path: Path) -> None:
     command = ["litgpt", "--train.micro_batch_size", "2", "--train.global_batch_size", "16"]
-    path = written(tmp_path, "env", *command)
+    path = written(tmp_path, "printf", *command)
     with pytest.raises(SpecError, match=r"baseline\.accumulation_steps: must be"):
         load(path)
     spec = filled(path, **{"accumulation_steps: TODO": "accumulation_steps: 4"})

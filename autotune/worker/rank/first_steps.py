@@ -16,7 +16,7 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.replicas import ReplicaSums, spread, sums_of
 
 
-class FirstSteps:
+class FirstStepChecks:
     """Looks at the first CHECKED_STEPS optimizer steps of a script on one rank; changes nothing."""
 
     def __init__(

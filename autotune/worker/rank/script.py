@@ -20,7 +20,7 @@ from autotune.worker.rank import profiling, raised
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
-from autotune.worker.rank.first_steps import FirstSteps
+from autotune.worker.rank.first_steps import FirstStepChecks
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
 from autotune.worker.rank.leader import LeaderNorms
 from autotune.worker.rank.quiet import without_dropout_anywhere
@@ -166,7 +166,7 @@ class ScriptRun:
         self._copies = Copies(request.copies)
         self._sight = Sight(self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS)
         self._loaded = Loaded()
-        self._first_steps = FirstSteps(request, context, store, self._sight)
+        self._first_steps = FirstStepChecks(request, context, store, self._sight)
         self._norms = LeaderNorms(self._sight, self._first_steps.start)
         self._quiet = ExitStack()
         self._spans = Spans(self._sight.built, profiling.span)

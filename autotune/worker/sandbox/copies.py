@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Copies:
+class WrittenCopies:
     """A tree of copies, shared by all processes of a trial: its state is what lies in its folder."""
 
     def __init__(self, folder: str, free: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from autotune.worker.sandbox.arrivals import Arrivals, Change
-from autotune.worker.sandbox.copies import Copies
+from autotune.worker.sandbox.copies import WrittenCopies
 
 VARIABLE = "AUTOTUNE_COPIES"
 """Of the environment: folder of the copies and folders that are written as they are, as JSON."""
@@ -81,11 +81,11 @@ def begin(folder: str, free: list[str]) -> None:
     searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _SITE not in searched:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_SITE, *searched]))
-    _Patches(Copies(folder, free)).apply()
+    _Patches(WrittenCopies(folder, free)).apply()
 
 
 class _Patches:
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: WrittenCopies) -> None:
         self._copies = copies
 
     def apply(self) -> None:

@@ -25,7 +25,7 @@ _SEEN = Surveyed(
 def written(**seen: object) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
     found = Findings(Surveyed(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
-    launched = Launched(target="train.py", is_module=False, args=(), workers=2)
+    launched = Launched("train.py", is_module=False, args=(), workers=2, launch="torchrun")
     text = scripted.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
 

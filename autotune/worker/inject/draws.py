@@ -96,6 +96,7 @@ class Draws:
     Attributes:
         samples: trained on so far.
         tokens: likewise.
+        batches: likewise; those of several loaders count together.
         varies: whether batches of one loader have different numbers of samples, but for the last one.
         sizes: samples of the batches that were trained on, each number once.
         drawn: whether any batch was drawn.
@@ -106,6 +107,7 @@ class Draws:
     def __init__(self, trained: Callable[[Sequence[Batch]], None] | None = None) -> None:
         self.samples = 0
         self.tokens = 0
+        self.batches = 0
         self.varies = False
         self.sizes: set[int] = set()
         self.drawn = False
@@ -154,6 +156,7 @@ class Draws:
             self.tokens += batch.tokens
             if batch.samples != batch.source.rows:
                 self._note_size(batch)
+        self.batches += of_one_pass(counted)[1] if len(counted) > 1 else len(counted)
         if self.trained is not None and counted:
             self.trained(counted)
         return found

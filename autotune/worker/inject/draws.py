@@ -98,6 +98,7 @@ class Draws:
         tokens: likewise.
         varies: whether batches of one loader have different numbers of samples, but for the last one.
         sizes: samples of the batches that were trained on, each number once.
+        missing: samples that the last batches of passes had less than those before them.
         drawn: whether any batch was drawn.
         quiet: times that gradients were disabled; to be counted by the owner.
         trained: called with the batches that a backward pass trains on.
@@ -108,6 +109,7 @@ class Draws:
         self.tokens = 0
         self.varies = False
         self.sizes: set[int] = set()
+        self.missing = 0
         self.drawn = False
         self.quiet = 0
         self.trained = trained
@@ -163,6 +165,7 @@ class Draws:
         source, samples = batch.source, batch.samples
         if source.rows:
             self.varies = self.varies or source.shorter or samples > source.rows
+            self.missing += max(0, source.rows - samples)
             source.shorter = True
         source.rows = samples
         self.sizes.add(samples)

@@ -314,13 +314,14 @@ class ScriptRun:
         return float(self._sight.samples * self._drawing)
 
     def _check_samples(self) -> None:
-        """A step must have the samples that the configuration says. A loader may run ahead of the steps,
-        and end an epoch with a smaller batch."""
+        """Fail where a step has not the samples that the configuration says. A loader may run ahead of the
+        steps, and end an epoch with a smaller batch."""
         wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
         if not wanted or self._script.told or not self._sight.saw_loader:
             return
-        seen = self._sight.samples * self._drawing / self._context.world_size
-        if abs(seen - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
+        share = self._drawing / self._context.world_size
+        seen, missing = self._sight.samples * share, self._sight.draws.missing * share
+        if abs(seen + missing - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
             self._leave(
                 Outcome.ERROR,
                 f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "

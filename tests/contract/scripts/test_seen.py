@@ -134,6 +134,19 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     assert "8 a step, are not the 16 that the configuration says" in report.cause
 
 
+def test_epochs_with_a_small_last_batch_have_the_samples_of_the_configuration(bench: Bench) -> None:
+    report = bench.run(bench.write(TRAINS.replace("randn(64", "randn(9")), samples=4)
+    assert_well(report)
+    assert sum(block.samples for block in report.blocks) < sum(
+        RANKS * 4 * block.steps for block in report.blocks
+    )
+
+
+def test_small_last_batches_do_not_hide_arguments_without_effect(bench: Bench) -> None:
+    report = bench.run(bench.write(TRAINS.replace("randn(64", "randn(9")), samples=8)
+    assert report.outcome == Outcome.ERROR
+
+
 def test_samples_that_nobody_sees_are_the_users_to_say(bench: Bench) -> None:
     """An argument that never reaches the training would be taken for sixteen times its speed."""
     script = bench.write(OWN_BATCHES)

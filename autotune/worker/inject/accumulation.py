@@ -6,7 +6,7 @@ _TOLERANCE = 0.1
 
 def strays(samples: float, wanted: int, steps: int) -> bool:
     """Return whether so many steps have other samples than `wanted` each. A loader may run ahead of the
-    steps, and end an epoch with a smaller batch."""
+    steps, and end an epoch with fewer batches."""
     return abs(samples - wanted * steps) > wanted * (1 + _TOLERANCE * steps)
 
 

@@ -99,6 +99,7 @@ class Draws:
         batches: likewise; those of several loaders count together.
         varies: whether batches of one loader have different numbers of samples, but for the last one.
         sizes: samples of the batches that were trained on, each number once.
+        missing: samples that the last batches of passes had less than those before them.
         drawn: whether any batch was drawn.
         quiet: times that gradients were disabled; to be counted by the owner.
         trained: called with the batches that a backward pass trains on.
@@ -110,6 +111,7 @@ class Draws:
         self.batches = 0
         self.varies = False
         self.sizes: set[int] = set()
+        self.missing = 0
         self.drawn = False
         self.quiet = 0
         self.trained = trained
@@ -166,6 +168,7 @@ class Draws:
         source, samples = batch.source, batch.samples
         if source.rows:
             self.varies = self.varies or source.shorter or samples > source.rows
+            self.missing += max(0, source.rows - samples)
             source.shorter = True
         source.rows = samples
         self.sizes.add(samples)

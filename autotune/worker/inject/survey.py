@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import itertools
 import os
 import statistics
 import sys
@@ -46,12 +45,14 @@ class _Step(NamedTuple):
     Attributes:
         samples: of batches that were drawn for it and trained on.
         batches: how many these are.
+        full: samples that all until this one would have, were no batch the short last one of an epoch.
         passes: its micro-batches, by backward passes.
         until: number of all steps until this one, those included that a GradScaler has left out.
     """
 
     samples: int
     batches: int
+    full: int
     passes: int
     until: int
 
@@ -146,8 +147,9 @@ class Survey:
         sight = self.sight
         samples = sight.samples - sum(step.samples for step in self._steps)
         batches = len(self._batches) - sum(step.batches for step in self._steps)
+        full = sight.samples + sight.draws.missing
         until = self.steps + sight.steps_left_out
-        return _Step(samples, batches, sight.accumulation.of_step, until)
+        return _Step(samples, batches, full, sight.accumulation.of_step, until)
 
     def _watch_backward(self) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
@@ -246,12 +248,8 @@ class Survey:
         Args:
             wanted: samples of most steps.
         """
-        drawn = itertools.accumulate(step.samples for step in self._steps)
         untold = self.sight.draws.varies or not self.sight.samples
-        return not untold and any(
-            strays(samples, wanted, step.until)
-            for samples, step in zip(drawn, self._steps, strict=True)
-        )
+        return not untold and any(strays(step.full, wanted, step.until) for step in self._steps)
 
     def _watch_passes(self) -> None:
         """Forward passes of what is trained, each by its outermost module. Not those that backward

@@ -320,8 +320,9 @@ class ScriptRun:
         wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
         if not wanted or self._script.told or not self._sight.saw_loader:
             return
-        seen = self._sight.samples * self._drawing / self._context.world_size
-        if strays(seen, wanted, steps) and not self._accumulation_varies():
+        share = self._drawing / self._context.world_size
+        seen, missing = self._sight.samples * share, self._sight.draws.missing * share
+        if strays(seen + missing, wanted, steps) and not self._accumulation_varies():
             self._leave(
                 Outcome.ERROR,
                 f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "

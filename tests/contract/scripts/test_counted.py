@@ -389,6 +389,17 @@ for number, x in enumerate(DataLoader(torch.randn(400, 8), 4)):
     assert not found.seen.uneven
 
 
+def test_short_last_batches_of_short_epochs_are_no_variation() -> None:
+    script = f"""{_SET_UP}
+while True:
+    for x in DataLoader(torch.randn(9, 8), 8):
+        train(x)
+"""
+    found = look(script)
+    assert found.samples == [8, 1] * 3
+    assert not found.seen.uneven
+
+
 def test_shorter_last_accumulation_of_an_epoch_is_no_variation() -> None:
     script = f"""{_SET_UP}
 while True:

@@ -73,6 +73,8 @@ class AgentSlot(Slot):
             run = self._started(request, watch)
         except (AgentDied, SlotGone) as error:
             return self._lost_before_it_began(request, error, started)
+        # Agents that had to be started anew, with libraries to import, take no time of the trial.
+        started = time.monotonic()
         self._follow(run, [request], _until(request, started))
         self._outdated |= self._preloading.learn(run.built)
         if isinstance(run, WarmSession) and run.idle:
@@ -119,6 +121,7 @@ class AgentSlot(Slot):
             residents = self._started_interleaved(requests, schedule)
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
+        started = time.monotonic()
         self._follow(residents, requests, _until(requests[0], started))
         if residents.idle and self._agents is residents.agents:
             self._stays = residents

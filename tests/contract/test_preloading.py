@@ -54,15 +54,18 @@ class Bench:
     folder: Path
     library: str
 
-    def train(self, *, expression: str = "0") -> list[dict[str, object]]:
+    def train(
+        self, *, expression: str = "0", seconds: float | None = None
+    ) -> list[dict[str, object]]:
         """What was imported, and what the ranks saw, in one trial."""
         workload = WORKLOAD.format(name=self.library, expression=expression)
         (self.folder / "mine.py").write_text(workload)
         seen = self.folder / "imports.jsonl"
         known = len(seen.read_text().splitlines()) if seen.exists() else 0
-        request = trial(self.folder, "mine:build", env={"COLOUR": "red"})
+        request = trial(self.folder, "mine:build", env={"COLOUR": "red"}, seconds=seconds)
         report = self.launcher.slots[0].run(request, lambda block: False)
         assert report.outcome is None, report.log_tail
+        assert len(report.blocks) == request.blocks.max_blocks
         return [json.loads(line) for line in seen.read_text().splitlines()[known:]]
 
 
@@ -110,6 +113,16 @@ def test_from_the_second_trial_on_ranks_find_the_library_imported(
     for seen in (first, second, third):
         ranks = {entry["rank"]: entry["saw"] for entry in seen if "rank" in entry}
         assert ranks == {"0": ["red", str(bench.folder)], "1": ["red", str(bench.folder)]}
+
+
+@pytest.mark.slow
+def test_time_limit_of_a_trial_begins_when_its_agents_are_ready(
+    bench: Bench, library: Path
+) -> None:
+    library.write_text(library.read_text().replace("time.sleep(1.1)", "time.sleep(10)"))
+    bench.train()
+    # New agents import the library first, which takes as long as the trial may.
+    assert len(imports(bench.train(seconds=10.0))) == 1
 
 
 @pytest.mark.parametrize(

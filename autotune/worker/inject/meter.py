@@ -121,9 +121,9 @@ class Guest(Sight):
             except Exception as error:
                 self._gives_up(error)
 
-    def _trained(self) -> None:
+    def _trained(self, loss: torch.Tensor) -> None:
         try:
-            Sight._trained(self)
+            Sight._trained(self, loss)
         except Exception as error:
             self._gives_up(error)
 

@@ -102,7 +102,7 @@ class Guest(Sight):
 
         @functools.wraps(backward)
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            self._trained()
+            self._trained(loss)
             backward(loss, *args, **kwargs)
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:

@@ -2,7 +2,8 @@
 
 A batch is drawn long before it shows what it is for: frameworks draw the batches of a step before the
 model is told to train, and evaluation loops may draw theirs with gradients enabled. What is drawn
-between two backward passes is therefore judged together, when the second one begins.
+between two backward passes is therefore judged together, when the second one begins; in doubt by the
+graph that it goes through.
 """
 
 import itertools
@@ -12,10 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autotune.worker.inject.graph import Reached
 from autotune.worker.inject.tokens import Tokens
 
 _REGULAR = 3
-"""Backward passes in a row before which a loader was read: no evaluation is so regular."""
+"""Backward passes in a row before which a loader was read: no evaluation is so regular. Likewise times
+that a graph has shown what a data set is for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +121,8 @@ class Draws:
         self._window: list[Batch] = []
         self._undecided = False
         self._backwards = 0
-        self._origins: dict[int, weakref.ref[Any]] = {}
+        self._trained_on = _Origins()
+        self._left_beside = _Origins()
 
     def asks(self, source: Source) -> None:
         """The script asks a source, which is not known to be trained on, for a batch."""
@@ -140,8 +144,11 @@ class Draws:
         """Drop all that was drawn since the last backward pass."""
         self._window = []
 
-    def backward(self) -> list[Source]:
+    def backward(self, reached: Callable[[], Reached]) -> list[Source]:
         """Count what is trained on, as a backward pass begins.
+
+        Args:
+            reached: tells what its gradients go through.
 
         Returns:
             Sources that are found to be trained on.
@@ -151,7 +158,7 @@ class Draws:
         if not window:
             return []
         self._window = []
-        found = self._decide(window) if self._undecided else []
+        found = self._decide(window, reached) if self._undecided else []
         counted = [batch for batch in window if batch.source.trained]
         for batch in counted:
             self.samples += batch.samples
@@ -173,8 +180,10 @@ class Draws:
         source.rows = samples
         self.sizes.add(samples)
 
-    def _decide(self, window: Sequence[Batch]) -> list[Source]:
+    def _decide(self, window: Sequence[Batch], reached: Callable[[], Reached]) -> list[Source]:
         self._undecided = False
+        beside = self._beside(window, reached)
+        window = [batch for batch in window if batch.source not in beside]
         sources = list(dict.fromkeys(batch.source for batch in window))
         undecided = [source for source in sources if not source.trained]
         anchor = _anchor(sources, window)
@@ -182,15 +191,42 @@ class Draws:
         found = []
         for source in undecided:
             if anchor is not None and not source.evaluated and not source.left:
-                known = not begun or self._knows(source.origin)
+                known = not begun or self._trained_on[source.origin] > 0
                 together = known and _together(source, anchor, window)
                 if source is anchor or together or self._is_regular(source):
                     found.append(source)
             source.quiet, source.evaluating = 0, True
         for source in found:
             source.trained = True
-            self._remember(source.origin)
+            self._trained_on.add(source.origin)
         return found
+
+    def _beside(self, window: Sequence[Batch], reached: Callable[[], Reached]) -> Sequence[Source]:
+        """Return sources whose batches went through the model without gradients only, beside those that
+        are trained on. Where gradients were disabled since a batch was drawn, which also teachers and
+        pseudo labels do, the graph tells."""
+        latest = {batch.source: batch for batch in window}
+        doubtful = [batch for batch in latest.values() if self._is_doubtful(batch)]
+        if len(latest) == 1 or not doubtful:
+            return []
+        graph, found = None, []
+        for batch in reversed(doubtful):
+            origin = batch.source.origin
+            others = [b for b in latest.values() if b is not batch and b.source not in found]
+            if self._left_beside[origin] < _REGULAR:
+                graph = graph or reached()
+                if not _is_beside(batch, others, graph):
+                    continue
+                self._left_beside.add(origin)
+            found.append(batch.source)
+        return found
+
+    def _is_doubtful(self, batch: Batch) -> bool:
+        """Whether gradients were disabled since a batch was drawn, and nothing else tells what it is
+        for."""
+        source = batch.source
+        told = source.trained or source.evaluated or source.left or self._trained_on[source.origin]
+        return not told and batch.drawn < self.quiet
 
     def _is_regular(self, source: Source) -> bool:
         """Whether a source is read before every backward pass."""
@@ -199,15 +235,34 @@ class Draws:
         source.dropped = self._backwards
         return source.regular >= _REGULAR
 
-    def _remember(self, origin: Any) -> None:
+
+class _Origins:
+    """How often something was found out about a data set."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def add(self, origin: Any) -> None:
+        """Count it once more."""
         try:
-            self._origins[id(origin)] = weakref.ref(origin)
+            self._known[id(origin)] = (weakref.ref(origin), self[origin] + 1)
         except TypeError:
             return  # a plain list of batches, say
 
-    def _knows(self, origin: Any) -> bool:
-        known = self._origins.get(id(origin))
-        return known is not None and known() is origin
+    def __getitem__(self, origin: Any) -> int:
+        """Return how often it was."""
+        reference, times = self._known.get(id(origin), (None, 0))
+        return times if reference is not None and reference() is origin else 0
+
+
+def _is_beside(batch: Batch, others: Sequence[Batch], graph: Reached) -> bool:
+    """Return whether the gradients go through one of the other batches, and not through this one, alone
+    or put together with another."""
+    rows = graph.rows
+    through = [other.samples for other in others if other.samples in rows]
+    if batch.samples in rows:
+        return graph.once and batch.samples in through
+    return bool(through) and not any(batch.samples + other.samples in rows for other in others)
 
 
 def _anchor(sources: Sequence[Source], window: Sequence[Batch]) -> Source | None:

@@ -102,7 +102,7 @@ class Guest(Sight):
 
         @functools.wraps(backward)
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            self._trained()
+            self._trained(loss)
             backward(loss, *args, **kwargs)
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
@@ -121,9 +121,9 @@ class Guest(Sight):
             except Exception as error:
                 self._gives_up(error)
 
-    def _trained(self) -> None:
+    def _trained(self, loss: torch.Tensor) -> None:
         try:
-            Sight._trained(self)
+            Sight._trained(self, loss)
         except Exception as error:
             self._gives_up(error)
 

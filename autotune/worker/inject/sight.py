@@ -25,6 +25,7 @@ from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batches import samples as guess
 from autotune.worker.inject.changes import Built
 from autotune.worker.inject.draws import Batch, Draws, Source
+from autotune.worker.inject.graph import reached
 from autotune.worker.inject.tokens import Tokens
 from autotune.worker.observers import communication
 
@@ -286,10 +287,10 @@ class Sight:
         model = self.built.inner or self._last_evaluated()
         return model is not None and not model.training
 
-    def _trained(self) -> None:
+    def _trained(self, loss: torch.Tensor) -> None:
         """Take in that a backward pass begins."""
         self.accumulation.passes += 1
-        for source in self.draws.backward():
+        for source in self.draws.backward(lambda: reached(loss)):
             self.saw_loader = True
             self.guessed = self.guessed or source.guessed
             if (loader := source.iterator()) is not None:
@@ -300,7 +301,7 @@ class Sight:
 
         @functools.wraps(backward)
         def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            self._trained()
+            self._trained(loss)
             if self.first_backward is None:
                 self.first_backward = communication.collectives()
             if self.looks_at_loss:

@@ -229,6 +229,56 @@ while True:
     assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
 
 
+_BESIDE = f"""{_SET_UP}
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def without_end(rows, size):
+    data = TensorDataset(torch.randn(rows, 8))
+    while True:
+        for (batch,) in DataLoader(data, size):
+            yield batch
+training, beside = without_end(64, 4), without_end(48, SIZE)
+@torch.no_grad()
+def look(batch):
+    return model(batch)
+while True:
+    for _ in range(2):
+        x, y = ORDER
+        look(y)
+        LOSS.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_ORDERS = {
+    "training first": "next(training), next(beside)",
+    "training last": "(next(beside), next(training))[::-1]",
+    "apart": "(look(z := next(beside)), next(training), z)[1:]",
+}
+
+
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("order", _ORDERS)
+def test_validation_batch_beside_every_training_batch_is_not_counted(order: str, size: int) -> None:
+    script = _BESIDE.replace("ORDER", _ORDERS[order]).replace("SIZE", str(size))
+    found = look(script.replace("LOSS", "model(x)"))
+    assert found.samples == [8] * 6
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+
+
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize(
+    "loss", ["torch.cat([model(x), model(y)])", "model(torch.cat([x, y]))"], ids=["apart", "in one"]
+)
+@pytest.mark.parametrize("order", ["training first", "training last"])
+def test_batch_that_gets_pseudo_labels_counts_with_the_other(
+    order: str, loss: str, size: int
+) -> None:
+    script = _BESIDE.replace("ORDER", _ORDERS[order]).replace("SIZE", str(size))
+    found = look(script.replace("LOSS", loss))
+    assert found.samples == [2 * (4 + size)] * 6
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4 + size, 2)
+
+
 _BOTH = """
 data = TensorDataset(torch.randn(36, 8))
 def batches(size):

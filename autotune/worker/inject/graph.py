@@ -1,0 +1,56 @@
+"""What a backward pass is about to train on, by the shapes in its graph. Nothing of it is computed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_MOST_NODES = 50_000
+"""Beyond them nothing is told: far more than layers of any model."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What the gradients of a loss go through.
+
+    Attributes:
+        rows: of the values that depend on more than parameters.
+        once: whether each parameter is used once, so that the model has seen one batch.
+    """
+
+    rows: frozenset[int]
+    once: bool
+
+
+def reached(loss: torch.Tensor) -> Reached:
+    """Return what the gradients of a loss go through."""
+    rows, uses = set[int](), dict[Any, int]()
+    for node in _nodes(loss.grad_fn):
+        for following, _ in node.next_functions:
+            if following is not None and not following.next_functions:
+                uses[following] = uses.get(following, 0) + 1
+        if not _of_parameter(node):
+            shapes = (given.shape for given in getattr(node, "_input_metadata", ()))
+            rows |= {shape[0] for shape in shapes if len(shape)}
+    return Reached(frozenset(rows), all(count == 1 for count in uses.values()))
+
+
+def _nodes(first: Any) -> Iterator[Any]:
+    """Yield all nodes of a graph, unless it is very large."""
+    seen, left = {first}, [first] if first is not None else []
+    while left and len(seen) < _MOST_NODES:
+        node = left.pop()
+        yield node
+        following = {node for node, _ in node.next_functions if node is not None} - seen
+        seen |= following
+        left += following
+
+
+def _of_parameter(node: Any) -> bool:
+    """Whether a node is a parameter, or a view or another format of one."""
+    while len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+        if node is None:
+            return False
+    return not node.next_functions

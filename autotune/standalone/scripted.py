@@ -96,10 +96,19 @@ def told(found: Findings) -> str:
         samples = "varying numbers of samples"
     return (
         f"{samples} a micro-batch{', by its tensors' if seen.guessed else ''}, "
-        f"{counted(seen.accumulation_steps, 'micro-batch')} an optimizer step, "
+        f"{_step_of(seen)}, "
         f"{counted(found.workers, 'rank')} on {found.device}; {wrapped}, {loader}, {seen.optimizer}, "
         f"{number}"
     )
+
+
+def _step_of(seen: Surveyed) -> str:
+    """Say what an optimizer step is made of."""
+    if seen.reuses:
+        return "a batch trained on by several optimizer steps"
+    if seen.accumulation_varies:
+        return "a varying number of micro-batches an optimizer step"
+    return f"{counted(seen.accumulation_steps, 'micro-batch')} an optimizer step"
 
 
 def name_of(launched: Launched) -> str:
@@ -151,12 +160,21 @@ def _workload(launched: Launched, found: Findings) -> str:
 
 def _objective(found: Findings) -> str:
     """Return the objective where it is not the usual one."""
-    if not found.seen.varies:
+    if not found.seen.counts_steps:
         return ""
     return (
-        "# Its batches have different numbers of samples: optimizer steps compare.\n"
+        f"# {_why_uneven(found.seen).capitalize()}: optimizer steps compare.\n"
         "objective: {metric: steps_per_second}\n"
     )
+
+
+def _why_uneven(seen: Surveyed) -> str:
+    """Say why steps have different numbers of samples; nothing where they have not."""
+    if seen.varies:
+        return "batches have different numbers of samples"
+    if seen.reuses:
+        return "a batch is trained on by several optimizer steps"
+    return "its accumulation varies" if seen.accumulation_varies else ""
 
 
 def _resources(launched: Launched, found: Findings) -> str:
@@ -212,7 +230,7 @@ def _of_batch(found: Findings) -> _Offers:
     batches = _batches(seen.micro_batch, seen.samples, step)
     steps = sorted(seen.samples // batch for batch in batches)
     values = {"micro_batch": batches, "accumulation_steps": steps}
-    if seen.varies or seen.batch_dependent:
+    if seen.uneven or seen.batch_dependent:
         return
     if found.turning.keeps_global_batch or values.keys() <= found.flags.keys():
         yield from ((name, values[name]) for name in values if name in found.flags)
@@ -329,8 +347,8 @@ def _left_out(found: Findings) -> Iterator[str]:
 
 def _batch_left_out(found: Findings) -> Iterator[str]:
     seen = found.seen
-    if seen.varies:
-        yield "micro_batch: batches have different numbers of samples"
+    if why := _why_uneven(seen):
+        yield f"micro_batch, accumulation_steps: {why}"
     elif seen.batch_dependent:
         yield (
             f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes its "
@@ -355,14 +373,14 @@ def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
     """What the script does today, where it has been seen."""
     seen = found.seen
     batch = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
-    own = {**seen.own, **({} if seen.varies else batch)}
+    own = {**seen.own, **({} if seen.uneven else batch)}
     if interval := _log_interval(seen):
         own["log_interval"] = int(interval.value)
     # Which kernels of attention can run is a matter of the number format.
     told_anyway = {*batch, "precision"} if "attention" in space else {*batch}
     kept = {name: value for name, value in own.items() if name in space or name in told_anyway}
     lines = ["# What the script does today."]
-    if seen.guessed and not seen.varies:
+    if seen.guessed and not seen.uneven:
         lines.append(
             "# micro_batch is a guess by the shapes of tensors: the DataLoader does not say how many "
             "samples a batch has."

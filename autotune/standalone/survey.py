@@ -241,8 +241,10 @@ def _check(seen: Surveyed, launched: Launched) -> None:
     if not seen.steps:
         how = seen.ended or "it never came to one"
         raise BadInput(
-            f"{launched.target}: no optimizer step of torch.optim was seen ({how}); only training "
-            "scripts can be tuned"
+            f"{launched.target}: no optimizer step of torch.optim was seen ({how}), and these are what "
+            "is measured. A script that updates its parameters by itself can step an optimizer of "
+            "torch.optim instead, such as SGD, or be tuned by its options alone, as a command: write "
+            "study.yaml with workload.command (docs/scripts.md, Commands)"
         )
     if not seen.micro_batch:
         raise BadInput(

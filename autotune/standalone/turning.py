@@ -58,7 +58,7 @@ def turning(look: Look, seen: Surveyed, workers: int, say: Callable[[str], None]
         workers: ranks that ran it.
         say: told how many runs may follow.
     """
-    if seen.varies:  # no setting says how many samples a batch has
+    if seen.uneven:  # no setting says how many samples a step has
         return Turning()
     search = _Search(look, seen, workers)
     if plan := search.planned():

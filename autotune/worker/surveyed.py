@@ -41,6 +41,10 @@ class Surveyed:
         accumulation_steps: such passes per optimizer step.
         varies: whether its batches have different numbers of samples; then micro_batch is the most
             frequent one.
+        accumulation_varies: whether its steps have different numbers of micro-batches; then
+            accumulation_steps is the usual number.
+        reuses: whether its steps have different numbers of samples for another reason, such as a batch
+            that is trained on by several steps.
         guessed: whether samples were counted by tensors, as its loader does not know them.
         backwards: backward passes that were seen.
         loader: whether a DataLoader yielded what it trained on.
@@ -66,6 +70,8 @@ class Surveyed:
     columns: int = 0
     accumulation_steps: int = 1
     varies: bool = False
+    accumulation_varies: bool = False
+    reuses: bool = False
     guessed: bool = False
     backwards: int = 0
     loader: bool = False
@@ -88,6 +94,16 @@ class Surveyed:
     def samples(self) -> int:
         """Of a rank per optimizer step."""
         return self.micro_batch * self.accumulation_steps
+
+    @property
+    def uneven(self) -> bool:
+        """Whether steps have different numbers of samples, so that no setting says how many."""
+        return self.varies or self.accumulation_varies or self.reuses
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether steps compare, and samples do not."""
+        return self.varies or self.reuses
 
     def to_text(self) -> str:
         """For a file."""

@@ -37,11 +37,26 @@ def test_batches_that_vary_have_steps_as_their_unit() -> None:
     assert "varying numbers of samples" in text
 
 
-def test_batches_that_vary_have_no_option_for_their_samples() -> None:
+def test_batch_that_several_steps_train_on_has_steps_as_its_unit() -> None:
+    text, spec = written(reuses=True)
+    assert spec.unit == "steps/s"
+    assert not {"micro_batch", "accumulation_steps"} & {*spec.baseline, *spec.values()}
+    assert "a batch trained on by several optimizer steps" in text
+
+
+def test_accumulation_that_varies_is_no_knob_and_samples_compare() -> None:
+    text, spec = written(accumulation_varies=True)
+    assert spec.unit == "samples/s"
+    assert not {"micro_batch", "accumulation_steps"} & {*spec.baseline, *spec.values()}
+    assert "its accumulation varies" in text
+
+
+@pytest.mark.parametrize("why", ["varies", "reuses", "accumulation_varies"])
+def test_uneven_steps_have_no_option_for_their_samples(why: str) -> None:
     def look(_: object) -> Surveyed:
         raise AssertionError("the script is run once more")
 
-    varied = Surveyed(**{**vars(_SEEN), "varies": True})
+    varied = Surveyed(**{**vars(_SEEN), why: True})
     assert turning(look, varied, 2, print).turned_by == {}
 
 

@@ -96,8 +96,10 @@ class Draws:
     Attributes:
         samples: trained on so far.
         tokens: likewise.
+        batches: likewise; those of several loaders count together.
         varies: whether batches of one loader have different numbers of samples, but for the last one.
         sizes: samples of the batches that were trained on, each number once.
+        missing: samples that the last batches of passes had less than those before them.
         drawn: whether any batch was drawn.
         quiet: times that gradients were disabled; to be counted by the owner.
         trained: called with the batches that a backward pass trains on.
@@ -106,8 +108,10 @@ class Draws:
     def __init__(self, trained: Callable[[Sequence[Batch]], None] | None = None) -> None:
         self.samples = 0
         self.tokens = 0
+        self.batches = 0
         self.varies = False
         self.sizes: set[int] = set()
+        self.missing = 0
         self.drawn = False
         self.quiet = 0
         self.trained = trained
@@ -154,6 +158,7 @@ class Draws:
             self.tokens += batch.tokens
             if batch.samples != batch.source.rows:
                 self._note_size(batch)
+        self.batches += of_one_pass(counted)[1] if len(counted) > 1 else len(counted)
         if self.trained is not None and counted:
             self.trained(counted)
         return found
@@ -163,6 +168,7 @@ class Draws:
         source, samples = batch.source, batch.samples
         if source.rows:
             self.varies = self.varies or source.shorter or samples > source.rows
+            self.missing += max(0, source.rows - samples)
             source.shorter = True
         source.rows = samples
         self.sizes.add(samples)

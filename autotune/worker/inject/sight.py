@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import dataloader
 
 from autotune.worker.inject import lengths, own
+from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batches import samples as guess
 from autotune.worker.inject.changes import Built
 from autotune.worker.inject.draws import Batch, Draws, Source
@@ -64,6 +65,7 @@ class Sight:
         first_backward: collectives that the process had begun when the first backward pass began; None
             before there is one.
         leader: the optimizer that stepped first; its steps are those of the training.
+        accumulation: micro-batches of its steps.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Sight:
         """
         self.built = built or Built()
         self.draws = Draws(trained)
+        self.accumulation = Accumulation()
         self.saw_loader = False
         self.guessed = False
         self.wait_seconds = 0.0
@@ -140,13 +143,20 @@ class Sight:
         if at_gradients:
             self._watch_gradients(at_gradients)
 
+        accumulation = self.accumulation
+
+        def before_step(*_: Any) -> None:
+            accumulation.begins()
+
         def after_step(optimizer: Optimizer, *_: Any) -> None:
             self._taken = True
             if self.leader is None:
                 self.leader = optimizer
             if optimizer is self.leader:
+                accumulation.ends(self.draws.batches)
                 taken()
 
+        register_optimizer_step_pre_hook(before_step)
         register_optimizer_step_post_hook(after_step)
 
     @property
@@ -278,6 +288,7 @@ class Sight:
 
     def _trained(self) -> None:
         """Take in that a backward pass begins."""
+        self.accumulation.passes += 1
         for source in self.draws.backward():
             self.saw_loader = True
             self.guessed = self.guessed or source.guessed
@@ -326,6 +337,8 @@ class Sight:
             found = step(scaler, optimizer, *args, **kwargs)
             if not self._taken:
                 self._overflows[id(optimizer)] += 1
+                if self.leader is None or optimizer is self.leader:
+                    self.accumulation.left_out(self.draws.batches)
             return found
 
         torch.amp.GradScaler.step = stepped  # type: ignore[method-assign, assignment]

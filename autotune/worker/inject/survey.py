@@ -2,19 +2,19 @@
 
 import functools
 import gc
-import itertools
 import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batches import samples, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.draws import Batch, of_one_pass
@@ -34,9 +34,27 @@ _FEW_BACKWARDS = 8
 _ABOUT = 0.5
 """Tolerance for the parts of a batch, as some are seen before the next batch is drawn."""
 _IN_PARTS = 1.5
-"""Forward passes per batch from which on a script is taken to split its batches."""
+"""Backward passes per batch from which on a script is taken to split its batches."""
 _MOST_FILES = 20
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class _Step(NamedTuple):
+    """An optimizer step.
+
+    Attributes:
+        samples: of batches that were drawn for it and trained on.
+        batches: how many these are.
+        full: samples that all until this one would have, were no batch the short last one of an epoch.
+        passes: its micro-batches, by backward passes.
+        until: number of all steps until this one, those included that a GradScaler has left out.
+    """
+
+    samples: int
+    batches: int
+    full: int
+    passes: int
+    until: int
 
 
 @dataclass
@@ -78,7 +96,7 @@ class Survey:
         self._columns: list[int] = []
         self._passes: dict[int, _Passes] = {}
         self._batches: list[float] = []
-        self._counted_by_steps: list[tuple[int, int]] = [(0, 0)]
+        self._steps: list[_Step] = []
         self._backwards = 0
         self._scaled = False
         self._settings: dict[str, None] = {}
@@ -107,7 +125,7 @@ class Survey:
 
         def after() -> None:
             self.steps += 1
-            self._counted_by_steps.append((self.sight.samples, len(self._batches)))
+            self._steps.append(self._step())
             for passes in self._passes.values():
                 passes.of_steps.append(passes.since_step)
                 passes.since_step = 0
@@ -123,6 +141,15 @@ class Survey:
 
         self.sight.watch(went_on=alive, taken=after)
         self._watch_backward()
+
+    def _step(self) -> _Step:
+        """Return what the last step was made of."""
+        sight = self.sight
+        samples = sight.samples - sum(step.samples for step in self._steps)
+        batches = len(self._batches) - sum(step.batches for step in self._steps)
+        full = sight.samples + sight.draws.missing
+        until = self.steps + sight.steps_left_out
+        return _Step(samples, batches, full, sight.accumulation.of_step, until)
 
     def _watch_backward(self) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
@@ -149,12 +176,17 @@ class Survey:
         leader = self.sight.leader
         trained = self._trained()
         micro_batch = self._micro_batch(trained)
+        accumulation_steps = self._accumulation(trained, micro_batch)
+        uneven = self._uneven(micro_batch * accumulation_steps)
+        ramps = self._ramps() or (uneven and len(self.sight.accumulation.numbers) > 1)
         return Surveyed(
             steps=self.steps,
             micro_batch=micro_batch,
             columns=statistics.mode(self._columns) if self._columns else 0,
-            accumulation_steps=self._accumulation(trained, micro_batch),
+            accumulation_steps=accumulation_steps,
             varies=self.sight.draws.varies,
+            accumulation_varies=ramps,
+            reuses=uneven and not ramps,
             guessed=self.sight.guessed,
             backwards=self._backwards,
             loader=self.sight.saw_loader,
@@ -176,30 +208,48 @@ class Survey:
         )
 
     def _micro_batch(self, trained: "_Passes | None") -> int:
-        """Return the samples of a forward pass: what a loader yields, unless the script passes it on in
-        equal parts."""
+        """Return the samples of a micro-batch: what a loader yields, unless the script calls backward for
+        equal parts of it."""
         rows = [count for count in trained.rows if count] if trained else []
         passed = statistics.mode(rows) if rows else 0
         if not self._batches or not trained:
             return passed
         batch = round(statistics.mode(self._batches))
-        parts = len(rows) / len(self._batches)
+        parts = sum(step.passes for step in self._steps) / len(self._batches)
         in_parts = passed and parts >= _IN_PARTS and abs(batch / passed - parts) < _ABOUT
         return passed if in_parts else batch
 
     def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
         """Return the micro-batches per step: by what loaders yield, as a model may see a batch several
-        times; else by the passes."""
-        steps = [
-            (after[0] - before[0], after[1] - before[1])
-            for before, after in itertools.pairwise(self._counted_by_steps)
-        ]
+        times; else by backward passes, of which several may follow one pass of the model."""
+        if not self._steps:
+            return 1
         if self.sight.draws.varies:
-            return round(statistics.median(batches for _, batches in steps)) or 1
-        if micro_batch and any(drawn for drawn, _ in steps):
-            return max(1, round(statistics.median(drawn for drawn, _ in steps) / micro_batch))
-        passes = [count for count in trained.of_steps if count] if trained else []
-        return statistics.mode(passes) if passes else 1
+            return round(statistics.median(step.batches for step in self._steps)) or 1
+        if micro_batch and any(step.samples for step in self._steps):
+            drawn = statistics.median(step.samples for step in self._steps)
+            return max(1, round(drawn / micro_batch))
+        forward = [count for count in trained.of_steps if count] if trained else []
+        backward = [step.passes for step in self._steps if step.passes]
+        if not forward:
+            return 1
+        return min(map(statistics.mode, filter(None, (forward, backward))))
+
+    def _ramps(self) -> bool:
+        """Whether steps have more and more micro-batches. The first one may have less for another
+        reason: scripts step where the number of a batch, from 0, is a multiple."""
+        passes = [step.passes for step in self._steps]
+        drawn = [step.batches for step in self._steps]
+        return passes == drawn == sorted(passes) and passes[1:2] != passes[-1:]
+
+    def _uneven(self, wanted: int) -> bool:
+        """Whether steps have other samples than most, and no loader that runs ahead explains it.
+
+        Args:
+            wanted: samples of most steps.
+        """
+        untold = self.sight.draws.varies or not self.sight.samples
+        return not untold and any(strays(step.full, wanted, step.until) for step in self._steps)
 
     def _watch_passes(self) -> None:
         """Forward passes of what is trained, each by its outermost module. Not those that backward

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.worker.inject import own, spawning
+from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER, Changes
 from autotune.worker.inject.copies import Copies
 from autotune.worker.inject.loaded import Loaded
@@ -314,18 +315,27 @@ class ScriptRun:
         return float(self._sight.samples * self._drawing)
 
     def _check_samples(self) -> None:
-        """A step must have the samples that the configuration says. A loader may run ahead of the steps,
-        and end an epoch with a smaller batch."""
+        """End the trial where steps have other samples than the configuration says, unless their number
+        of micro-batches varies by itself."""
         wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
         if not wanted or self._script.told or not self._sight.saw_loader:
             return
-        seen = self._sight.samples * self._drawing / self._context.world_size
-        if abs(seen - wanted * steps) > wanted * (1 + _TOLERANCE * steps):
+        share = self._drawing / self._context.world_size
+        seen, missing = self._sight.samples * share, self._sight.draws.missing * share
+        if strays(seen + missing, wanted, steps) and not self._accumulation_varies():
             self._leave(
                 Outcome.ERROR,
                 f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "
                 f"step, are not the {wanted} that the configuration says: {self._why_others()}",
             )
+
+    def _accumulation_varies(self) -> bool:
+        """Whether micro-batches are as ever, some steps have as many of them as the configuration says,
+        and others have not: a script may accumulate more and more."""
+        sizes, numbers = self._sight.draws.sizes, self._sight.accumulation.numbers
+        wanted = self._script.samples * self._context.world_size / self._drawing
+        as_said = any(max(sizes) * number == wanted for number in numbers)
+        return as_said and len(numbers) > 1 and not self._sight.draws.varies
 
     def _why_others(self) -> str:
         """Return the likely reason for which a step has not the samples that it should have."""
@@ -343,8 +353,9 @@ class ScriptRun:
         if self._script.turned:
             return f"its arguments do not reach the training: {', '.join(self._script.turned)}"
         return (
-            "nothing was changed in its arguments; the script sets its batch by itself, or `baseline` "
-            "says something else than it does"
+            "nothing was changed in its arguments, so `baseline` says something else than the script "
+            "does; correct micro_batch and accumulation_steps there, or leave both out of the study and "
+            "say `objective: {metric: steps_per_second}`"
         )
 
 
@@ -369,5 +380,3 @@ _SET_BACK = (
     "is what the script has set, over what it was changed to from outside; map the knob to an argument "
     "of the script, or take it out"
 )
-_TOLERANCE = 0.1
-"""Of samples per step, in the long run."""

@@ -276,6 +276,144 @@ while True:
     assert (found.seen.micro_batch, found.seen.accumulation_steps) == (2, 4)
 
 
+def test_batch_whose_samples_pass_one_by_one_is_one_micro_batch() -> None:
+    """As detection models are called, before one backward pass for the batch."""
+    script = f"""{_SET_UP}
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        return torch.randn(8), {{"boxes": torch.rand(index % 5 + 1, 4)}}
+while True:
+    loader = DataLoader(Pictures(), 4, collate_fn=lambda batch: tuple(zip(*batch)))
+    for number, (pictures, targets) in enumerate(loader):
+        sum(model(picture[None]).sum() for picture in pictures).backward()
+        if number % 2:
+            optimizer.step()
+"""
+    found = look(script)
+    assert found.samples == [8] * 6
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+
+
+def test_two_passes_before_one_backward_are_one_micro_batch_without_a_loader() -> None:
+    script = f"""{_SET_UP}
+while True:
+    one, other = torch.randn(4, 8), torch.randn(4, 8)
+    (model(one) - model(other)).square().mean().backward()
+    optimizer.step()
+"""
+    found = look(script)
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 1)
+
+
+_REUSE = f"""{_SET_UP}
+while True:
+    for x in DataLoader(torch.randn(256, 8), ROWS):
+        for _ in range(2):
+            for part in x.split(8):
+                train(part)
+"""
+
+
+@pytest.mark.parametrize("rows", [8, 16, 24, 32, 256])
+def test_batch_that_several_steps_train_on_is_said_to_be(rows: int) -> None:
+    found = look(_REUSE.replace("ROWS", str(rows)), steps=4)
+    assert found.seen.reuses
+    assert found.seen.counts_steps
+    assert not found.seen.accumulation_varies
+
+
+@pytest.mark.parametrize("drawn", ["torch.randn(4, 8)", "next(batches)"])
+def test_passes_of_a_closure_are_one_micro_batch(drawn: str) -> None:
+    script = f"""{_SET_UP}
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=5)
+batches = iter(DataLoader(torch.randn(400, 8), 4))
+while True:
+    x = {drawn}
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+"""
+    found = look(script, steps=3)
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 1)
+    assert not found.seen.uneven
+
+
+def test_closure_that_ends_an_accumulation_is_its_last_micro_batch() -> None:
+    """As Lightning steps."""
+    script = f"""{_SET_UP}
+batches = iter(DataLoader(torch.randn(400, 8), 4))
+def closure():
+    model(next(batches)).square().mean().backward()
+while True:
+    closure()
+    optimizer.step(closure)
+"""
+    found = look(script, steps=4)
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+    assert not found.seen.uneven
+
+
+_RAMP = f"""{_SET_UP}
+batches = iter(DataLoader(torch.randn(4000, 8), 4))
+for step in range(100):
+    for _ in range(1 + step // 2):
+        model(next(batches)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_accumulation_that_varies_is_said_to() -> None:
+    found = look(_RAMP)
+    assert found.samples == [4, 4, 8, 8, 12, 12]
+    assert found.seen.micro_batch == 4
+    assert found.seen.accumulation_varies
+    assert not found.seen.counts_steps
+
+
+def test_accumulation_that_begins_with_a_single_micro_batch_does_not_vary() -> None:
+    script = f"""{_SET_UP}
+for number, x in enumerate(DataLoader(torch.randn(400, 8), 4)):
+    model(x).square().mean().backward()
+    if number % 3 == 0:
+        optimizer.step()
+"""
+    found = look(script, steps=4)
+    assert found.samples == [4, 12, 12, 12]
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 3)
+    assert not found.seen.uneven
+
+
+def test_short_last_batches_of_short_epochs_are_no_variation() -> None:
+    script = f"""{_SET_UP}
+while True:
+    for x in DataLoader(torch.randn(9, 8), 8):
+        train(x)
+"""
+    found = look(script)
+    assert found.samples == [8, 1] * 3
+    assert not found.seen.uneven
+
+
+def test_shorter_last_accumulation_of_an_epoch_is_no_variation() -> None:
+    script = f"""{_SET_UP}
+while True:
+    for number, x in enumerate(DataLoader(torch.randn(20, 8), 4), 1):
+        model(x).square().mean().backward()
+        if number % 2 == 0 or number == 5:
+            optimizer.step()
+"""
+    found = look(script)
+    assert found.samples == [8, 8, 4] * 2
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
+    assert not found.seen.uneven
+
+
 def test_batches_that_vary_are_said_to() -> None:
     script = of_loader(
         """

@@ -134,6 +134,39 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     assert "8 a step, are not the 16 that the configuration says" in report.cause
 
 
+def test_epochs_with_a_small_last_batch_have_the_samples_of_the_configuration(bench: Bench) -> None:
+    report = bench.run(bench.write(TRAINS.replace("randn(64", "randn(9")), samples=4)
+    assert_well(report)
+    assert sum(block.samples for block in report.blocks) < sum(
+        RANKS * 4 * block.steps for block in report.blocks
+    )
+
+
+def test_small_last_batches_do_not_hide_arguments_without_effect(bench: Bench) -> None:
+    report = bench.run(bench.write(TRAINS.replace("randn(64", "randn(9")), samples=8)
+    assert report.outcome == Outcome.ERROR
+
+
+def test_accumulation_that_rises_by_itself_is_measured(bench: Bench) -> None:
+    """As yolov5 warms up: one micro-batch a step at first, then more of them."""
+    script = TRAINS.replace("while True:", "from itertools import count\ndone = count()\nwhile True:")
+    script = script.replace(
+        "        optimizer.step()",
+        "        place = next(done)\n        if place < 4 or place % 4 == 0:\n            optimizer.step()",
+    )
+    report = bench.run(bench.write(script), samples=4)
+    assert_well(report)
+
+
+def test_constant_accumulation_that_the_configuration_does_not_say_is_no_measurement(
+    bench: Bench,
+) -> None:
+    script = TRAINS.replace("        optimizer.step()", "        if number % 4 == 3: optimizer.step()")
+    report = bench.run(bench.write(script), samples=4)
+    assert report.outcome == Outcome.ERROR
+    assert "16 a step, are not the 4 that the configuration says" in report.cause
+
+
 def test_samples_that_nobody_sees_are_the_users_to_say(bench: Bench) -> None:
     """An argument that never reaches the training would be taken for sixteen times its speed."""
     script = bench.write(OWN_BATCHES)

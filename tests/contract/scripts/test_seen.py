@@ -149,10 +149,13 @@ def test_small_last_batches_do_not_hide_arguments_without_effect(bench: Bench) -
 
 def test_accumulation_that_rises_by_itself_is_measured(bench: Bench) -> None:
     """As yolov5 warms up: one micro-batch a step at first, then more of them."""
-    script = TRAINS.replace("while True:", "from itertools import count\ndone = count()\nwhile True:")
+    script = TRAINS.replace(
+        "while True:", "from itertools import count\ndone = count()\nwhile True:"
+    )
     script = script.replace(
         "        optimizer.step()",
-        "        place = next(done)\n        if place < 4 or place % 4 == 0:\n            optimizer.step()",
+        "        place = next(done)\n        if place < 4 or place % 4 == 0:\n"
+        "            optimizer.step()",
     )
     report = bench.run(bench.write(script), samples=4)
     assert_well(report)
@@ -161,7 +164,9 @@ def test_accumulation_that_rises_by_itself_is_measured(bench: Bench) -> None:
 def test_constant_accumulation_that_the_configuration_does_not_say_is_no_measurement(
     bench: Bench,
 ) -> None:
-    script = TRAINS.replace("        optimizer.step()", "        if number % 4 == 3: optimizer.step()")
+    script = TRAINS.replace(
+        "        optimizer.step()", "        if number % 4 == 3: optimizer.step()"
+    )
     report = bench.run(bench.write(script), samples=4)
     assert report.outcome == Outcome.ERROR
     assert "16 a step, are not the 4 that the configuration says" in report.cause

@@ -1,6 +1,8 @@
-"""What it costs a trial of a script to change no file: launch to report, protected and not, in turn.
+"""What it costs a trial of a script to change no file: launch to report, protected and not, interleaved.
 
-python benchmarks/sandbox.py [PAIRS]
+A round has two unprotected trials: the difference between them shows the noise (A/A).
+
+python benchmarks/sandbox.py [ROUNDS]
 """
 
 import statistics
@@ -14,7 +16,8 @@ import search_spaces
 from autotune.worker.protocol import BlockPlan, Script, TrialRequest
 from launchers import Resources, Slot
 
-_PAIRS = 20
+_ROUNDS = 20
+_FREE, _PROTECTED, _FREE_AGAIN = _ORDER = ("free", "protected", "free again")
 _SCRIPT = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,7 +32,7 @@ while True:
 
 def main() -> None:
     """Measure, and print a table."""
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else _PAIRS
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else _ROUNDS
     with (
         tempfile.TemporaryDirectory() as name,
         launchers.open_launcher("local", Resources(1, 0, 1, 1), name, None) as launcher,
@@ -38,13 +41,20 @@ def main() -> None:
         (folder / "train.py").write_text(_SCRIPT)
         slot = launcher.slots[0]
         _seconds(slot, folder, "first", may_write=False)
-        extra = []
-        for pair in range(pairs):
-            order = (True, False) if pair % 2 else (False, True)
-            taken = {may: _seconds(slot, folder, f"{pair}-{may}", may_write=may) for may in order}
-            extra.append(taken[False] - taken[True])
-    low, middle, high = statistics.quantiles(extra, n=4)
-    print(f"{pairs} pairs of trials: {middle:.3f} s more (quartiles {low:.3f} to {high:.3f})")
+        extra, noise = [], []
+        for number in range(rounds):
+            taken = {
+                name: _seconds(slot, folder, f"{number}-{name}", may_write=name != _PROTECTED)
+                for name in (_ORDER if number % 2 else reversed(_ORDER))
+            }
+            extra.append(taken[_PROTECTED] - (taken[_FREE] + taken[_FREE_AGAIN]) / 2)
+            noise.append(taken[_FREE_AGAIN] - taken[_FREE])
+    print(f"{rounds} rounds: {_described(extra)} more; A/A {_described(noise)}")
+
+
+def _described(differences: list[float]) -> str:
+    low, middle, high = statistics.quantiles(differences, n=4)
+    return f"{middle:.3f} s (quartiles {low:.3f} to {high:.3f})"
 
 
 def _seconds(slot: Slot, folder: Path, name: str, *, may_write: bool) -> float:

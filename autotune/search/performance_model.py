@@ -20,7 +20,6 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from threadpoolctl import ThreadpoolController
 
 from autotune.search.fault_model import FaultModel
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
@@ -29,6 +28,7 @@ from autotune.search.observations import Observations, measured
 from autotune.search.splits import MICRO_BATCH
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
+from autotune.search.threads import ThreadpoolController
 from search_spaces import CATALOGUE
 
 Allowed = Callable[[list[FrozenTrial]], Callable[[Params], bool]]

@@ -4,6 +4,8 @@ import itertools
 import math
 import random
 import statistics
+import subprocess
+import sys
 
 import numpy as np
 import optuna
@@ -16,6 +18,12 @@ from autotune.search.observations import Observations
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.step_model import StepModel
 
+SHOW_CHANGES = """
+import os
+before = dict(os.environ)
+import autotune.search.performance_model
+print({name for name in os.environ if os.environ[name] != before.get(name)})
+"""
 SPACE = {
     "micro_batch": [1, 2, 4, 8, 16, 32, 64],
     "accumulation_steps": [1, 2, 4, 8],
@@ -33,6 +41,12 @@ BASELINE = {
     "gradient_as_bucket_view": False,
     "log_interval": 10,
 }
+
+
+def test_import_leaves_the_environment_of_trials_as_it_is(monkeypatch):
+    monkeypatch.delenv("KMP_DUPLICATE_LIB_OK", raising=False)
+    command = [sys.executable, "-c", SHOW_CHANGES]
+    assert subprocess.check_output(command, text=True) == "set()\n"
 
 
 def machine(seed):

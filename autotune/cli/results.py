@@ -150,11 +150,17 @@ def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
 
 
 def best_in(path: Path, read: Callable[[Path], "BestConfig"]) -> "BestConfig":
-    """What a best.yaml says."""
+    """Return what a best.yaml says.
+
+    Raises:
+        BadInput: it cannot be read, or is no best.yaml.
+    """
     try:
         return read(path)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: {error}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # which names the file
+        raise BadInput(str(error)) from None
 
 
 def dashboard(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -106,9 +107,9 @@ def start(
 
 
 def _path_and_command(words: list[str]) -> tuple[Path, list[str]]:
-    """A study file comes first, if it is there; whatever follows is a command. A single word is a file,
-    whatever its name, unless it is a script."""
-    is_file = len(words) == 1 and not words[0].endswith(".py")
+    """Return the study file, which comes first if it is there, and the command that follows. A single
+    word is a file, whatever its name, unless it is a script or a program."""
+    is_file = len(words) == 1 and not (words[0].endswith(".py") or shutil.which(words[0]))
     if words and (is_file or Path(words[0]).suffix in (".yaml", ".yml")):
         return Path(words[0]), words[1:]
     return Path("study.yaml"), words

@@ -1,0 +1,39 @@
+"""Words behind `autotune init` and `autotune run`: which is a file, which begins a command."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.results import best_in
+from autotune.cli.running import _path_and_command
+from autotune.errors import BadInput
+from autotune.export.best import read
+
+
+@pytest.mark.parametrize("word", ["my_study", "other.yaml", "folder/study"])
+def test_single_word_is_a_study_file(word: str) -> None:
+    assert _path_and_command([word]) == (Path(word), [])
+
+
+@pytest.mark.parametrize("word", ["train.py", "my-train"])
+def test_single_word_that_runs_is_a_command(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "my-train"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _path_and_command([word]) == (Path("study.yaml"), [word])
+
+
+def test_missing_best_yaml_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as told:
+        best_in(tmp_path / "best.yaml", read)
+    assert str(told.value).count("best.yaml") == 1
+    assert "Errno" not in str(told.value)
+
+
+def test_file_that_is_no_best_yaml_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def main():\n    x: int = [")
+    with pytest.raises(BadInput) as told:
+        best_in(tmp_path / "train.py", read)
+    assert str(told.value).count("train.py") == 1

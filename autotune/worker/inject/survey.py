@@ -208,13 +208,8 @@ class Survey:
         )
 
     def _micro_batch(self, trained: "_Passes | None") -> int:
-<<<<<<< HEAD
-        """Return the samples of a micro-batch: what a loader yields, unless the script calls backward
-        for equal parts of it."""
-=======
         """Return the samples of a micro-batch: what a loader yields, unless the script calls
         backward for equal parts of it."""
->>>>>>> files
         rows = [count for count in trained.rows if count] if trained else []
         passed = statistics.mode(rows) if rows else 0
         if not self._batches or not trained:

@@ -315,13 +315,8 @@ class ScriptRun:
         return float(self._sight.samples * self._drawing)
 
     def _check_samples(self) -> None:
-<<<<<<< HEAD
         """End the trial where steps have other samples than the configuration says, unless their number
         of micro-batches varies by itself."""
-=======
-        """Fail where a step has not the samples that the configuration says. A loader may run ahead of
-        the steps, and end an epoch with a smaller batch."""
->>>>>>> breaker
         wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
         if not wanted or self._script.told or not self._sight.saw_loader:
             return

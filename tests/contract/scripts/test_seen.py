@@ -154,12 +154,8 @@ def test_accumulation_that_rises_by_itself_is_measured(bench: Bench) -> None:
     )
     script = script.replace(
         "        optimizer.step()",
-<<<<<<< HEAD
-        "        place = next(done)\n        if place < 4 or place % 4 == 0: optimizer.step()",
-=======
         "        place = next(done)\n        if place < 4 or place % 4 == 0:\n"
         "            optimizer.step()",
->>>>>>> files
     )
     report = bench.run(bench.write(script), samples=4)
     assert_well(report)

@@ -13,7 +13,7 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart test faults errands check bench search knobs gpu-check wheel bundle bundle-check clean
+.PHONY: quickstart test faults fault-sample errands check bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ test: $(READY)  ## every test but full counts and long errands: minutes
 
 faults: $(READY)  ## the table of faults, and what else has a full count
 	$(TEST) 4 -m "fault or slow" --fault-table=faults.json
+
+fault-sample: $(READY)  ## each test of the table of faults once, at its full count: minutes
+	$(TEST) 4 -m slow --first-of-each --fault-table tests/faults
 
 errands: $(READY)  ## what users do with the command, each with real studies, as far as `make test` leaves it out
 	$(TEST) 4 -m errand

@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune.worker import processes
 from autotune.worker.protocol import Preload, TrialRequest
+from autotune.worker.sandbox import redirect
 
 PRELOAD_FILE = "AUTOTUNE_PRELOAD"
 """Environment variable that tells a fork server where it stands what to import."""
@@ -41,9 +42,11 @@ class Brought:
             own: names of environment variables that are set for this rank alone.
         """
         names = {*self._environment, *os.environ}
+        # Without an overlay a fork server cannot find out which libraries write when they are imported.
+        copying = redirect.VARIABLE in os.environ
         environment = processes.of_study(request.env)
         return Preload(
-            modules=installed(self._modules, request.factory),
+            modules=() if copying else installed(self._modules, request.factory),
             environment=environment,
             private=tuple(sorted({*own} - {*environment})),
             changed={
@@ -52,6 +55,7 @@ class Brought:
                 if os.environ.get(name) != self._environment.get(name)
             },
             workdir=request.workdir,
+            may_write=request.may_write,
             import_paths=(
                 *request.import_paths,
                 *(entry for entry in sys.path if entry not in self._path),
@@ -90,7 +94,7 @@ def load(wanted: Preload) -> str:
     os.environ.update(wanted.environment)
     with _watched_environment({*wanted.private, *wanted.changed}) as asked:
         for name in wanted.modules:
-            _load(name)
+            import_one(name)
             if has_begun_cuda():
                 return f"{name} initialises CUDA when it is imported"
     if differing := [name for name in asked if not _comes_out_alike(name, wanted.changed)]:
@@ -134,12 +138,13 @@ def running_beside(parent: int) -> str:
     return ""
 
 
-def _load(name: str) -> None:
+def import_one(name: str) -> None:
+    """Import a module, and print why if that fails: the rank that imports it itself will tell."""
     try:
         importlib.import_module(name)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # SystemExit too: the rank that imports it itself will tell
+    except BaseException:  # SystemExit too
         traceback.print_exc()
 
 

@@ -23,7 +23,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -280,6 +280,8 @@ class Preload(Message):
     changed: dict[str, str | None] = field(default_factory=dict)
     """Variables that changed while the workload was built, with their value afterwards."""
     workdir: str = "."
+    may_write: bool = True
+    """Whether importing may write files of the user."""
     import_paths: tuple[str, ...] = ()
     """What ranks search before sys.path, and what building the workload has added to that."""
     host: str = ""

@@ -13,7 +13,7 @@ from search_spaces import CATALOGUE
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -26,11 +26,21 @@ def test_the_template_is_the_quickstart():
     assert template.read_text() == (ROOT / "examples" / "quickstart.yaml").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_a_page_lead_to_files_and_headings(page):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def fields(model, prefix=""):
@@ -75,27 +85,3 @@ def test_exact_versions_are_within_the_supported_ranges():
         if wanted.name == project["name"]:
             continue  # an extra that is part of another
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), text
-
-
-def rooms(page):
-    """Every file that docs/architecture.md lists, by its indentation."""
-    text = page.read_text().partition("## Rooms")[2].partition("```\n")[2].partition("```")[0]
-    folders = []
-    for line in text.splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [name]
-        if not name.endswith("/"):
-            yield "".join(folders)
-
-
-def test_the_page_on_architecture_lists_every_file_once():
-    listed = list(rooms(ROOT / "docs" / "architecture.md"))
-    packages = ("autotune", "launchers", "search_spaces", "storage")
-    there = {
-        str(path.relative_to(ROOT))
-        for package in packages
-        for path in (ROOT / package).rglob("*.py")
-        if path.name != "__init__.py" and "migrations" not in path.parts
-    }
-    assert sorted(listed) == sorted(there)

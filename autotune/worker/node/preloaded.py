@@ -1,13 +1,14 @@
 """Importing this module imports what the study's workload needs, and has torch find out about names: all
 that a fork server can be told before it forks is which modules to import."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import torch
 
 from autotune.worker import imports, interpreter
-from autotune.worker.node import names
+from autotune.worker.node import names, rehearsal
 from autotune.worker.protocol import Preload, from_line
 
 
@@ -19,6 +20,11 @@ def _load() -> str:
     assert isinstance(wanted, Preload)
     if wanted.host:
         names.settle(wanted.host)
+    if wanted.modules and not wanted.may_write:
+        try:
+            wanted = dataclasses.replace(wanted, modules=rehearsal.harmless(wanted))
+        except OSError as error:
+            return f"nothing shows which of them write files: {error}"
     global _WANTED
     _WANTED = bool(wanted.modules)
     return imports.load(wanted) if _WANTED else ""

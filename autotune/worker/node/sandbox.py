@@ -150,11 +150,17 @@ def _write_copies(ticket: Ticket) -> None:
 def _wanted(request: TrialRequest) -> tuple[str, ...]:
     """Folders that a job is likely to write to: where it works, where its script is, its home."""
     workdir = Path(request.workdir).absolute()
-    several = [workdir, Path(os.path.expanduser("~"))]  # noqa: PTH111 (there may be none)
+    several = [workdir]
     if request.script and not request.script.is_module:
         several.append((workdir / request.script.path).parent)
     if request.command:
         several += [(workdir / word).parent for word in request.command.argv if "/" in word]
+    return writable(several)
+
+
+def writable(folders: Iterable[str | Path]) -> tuple[str, ...]:
+    """Return the real paths of folders, and of the user's home, that this user may write to."""
+    several = [*folders, os.path.expanduser("~")]  # noqa: PTH111 (there may be none)
     real = dict.fromkeys(os.path.realpath(folder) for folder in several)
     return tuple(folder for folder in real if Path(folder).is_dir() and os.access(folder, os.W_OK))
 

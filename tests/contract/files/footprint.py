@@ -2,8 +2,32 @@
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
+LIBRARIES = {
+    "calm": "",
+    "writer": "from pathlib import Path; Path.home().joinpath('.cache-of-fonts').write_text('new')",
+    "leaning": "import calm, writer",
+}
+"""Module -> what it does when it is imported."""
+USES_LIBRARIES = """
+import json, os, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import calm, leaning, writer
+beforehand = [m.__name__ for m in (calm, leaning, writer) if m.PROCESS != os.getpid()]
+print("beforehand", json.dumps(beforehand), flush=True)
+assert writer.Path.home().joinpath(".cache-of-fonts").exists()
+time.sleep(1.1)  # as long as libraries take that are worth it
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for (x,) in DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=4):
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+"""A script that tells which libraries it has found imported."""
 SCRIPT = Path(__file__).parents[2] / "scripts" / "writing.py"
 Footprint = dict[str, tuple[object, ...]]
 
@@ -48,6 +72,16 @@ def project(folder: Path) -> Path:
     }.items():
         (folder / name).write_text(text)
     (folder / "link").symlink_to("log.txt")
+    return folder
+
+
+def install_libraries(home: Path) -> Path:
+    """Install the libraries for the user with this home; return the folder."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folder = home / ".local" / "lib" / version / "site-packages"
+    folder.mkdir(parents=True)
+    for name, code in LIBRARIES.items():
+        (folder / f"{name}.py").write_text(f"import os\nPROCESS = os.getpid()\n{code}\n")
     return folder
 
 

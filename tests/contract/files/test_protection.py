@@ -91,6 +91,24 @@ def test_files_after_trials_that_write_are_as_before(place: Place, how: str) -> 
     assert place.now() == place.before
 
 
+@pytest.mark.parametrize(
+    ("how", "beforehand"), [("overlay", ["calm"]), ("user", ["calm"]), ("copies", [])]
+)
+def test_library_that_writes_when_imported_is_imported_where_files_are_protected(
+    place: Place, monkeypatch: pytest.MonkeyPatch, how: str, beforehand: list[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(marks.install_libraries(place.home)))
+    (place.project / "train.py").write_text(marks.USES_LIBRARIES)
+    place.before = place.now()
+    if how == "user":
+        give_to_user(place)
+    told = place.run(how)
+    assert [trial["cause"] for trial in told] == ["", ""]
+    assert place.now() == place.before
+    second = (place.folder / "logs/1/rank-0.log").read_text()
+    assert f"beforehand {json.dumps(beforehand)}" in second.splitlines()
+
+
 def test_program_that_writes_past_copies_is_refused(place: Place) -> None:
     told = place.run("copies", "--programs")
     assert "may_write" in str(told[0]["cause"])

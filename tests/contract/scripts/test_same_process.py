@@ -49,7 +49,7 @@ def told_in_trial(
             patch.setenv(name, value)
         patch.chdir(folder)
         launched = taken_apart(command)
-        with launcher_of(_spec(launched), folder / "agents") as launcher:
+        with launcher_of(_spec(launched, None), folder / "agents") as launcher:
             report = launcher.slots[0].run(
                 trial(
                     folder,

@@ -1,0 +1,120 @@
+"""A rehearsal of imports: which libraries write no file when they are imported.
+
+The fork server imports libraries where no file is protected. Those that write are left to the ranks.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+
+from autotune.worker import imports, processes
+from autotune.worker.node.sandbox import writable
+from autotune.worker.protocol import Preload
+from autotune.worker.sandbox import overlay, scratch
+
+_REMOVAL_SECONDS = 5.0
+
+
+def harmless(wanted: Preload) -> tuple[str, ...]:
+    """Return the modules that write no file when they are imported, in their order.
+
+    A fork imports them under an overlay, which is discarded. Where none can be mounted, or this user may
+    write neither where the job works nor at home, no module is known to be harmless.
+
+    Raises:
+        OSError: there is no room for the overlay.
+    """
+    folders = writable([wanted.workdir])
+    if not folders:
+        return ()
+    layers = scratch.Scratch(scratch.place(list(folders))[0])
+    view = overlay.View(folders, (), str(layers.folder), in_memory=True)
+    told = os.memfd_create("harmless")
+    fork = os.fork()
+    if not fork:
+        _rehearse_and_leave(wanted, view, told)
+    os.waitpid(fork, 0)
+    layers.remove()
+    scratch.finish(_REMOVAL_SECONDS)  # no rank can be forked beside a thread
+    os.lseek(told, 0, os.SEEK_SET)
+    with open(told) as lines:  # noqa: PTH123 (a descriptor)
+        return tuple(lines.read().split())
+
+
+def _rehearse_and_leave(wanted: Preload, view: overlay.View, told: int) -> None:
+    try:
+        _rehearse(wanted, view, told)
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(processes.Survivors):
+        processes.kill_descendants(set())
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _rehearse(wanted: Preload, view: overlay.View, told: int) -> None:
+    """Import the modules one by one, and tell which of them are harmless.
+
+    Raises:
+        OSError: no overlay can be mounted.
+    """
+    os.chdir(wanted.workdir)
+    os.environ.update(wanted.environment)
+    overlay.enter(view)
+    sys.dont_write_bytecode = True  # what python itself writes beside a library is no harm
+    left_out = _LeftOut()
+    sys.meta_path.insert(0, left_out)
+    for name in wanted.modules:
+        if left_out.has(name):
+            continue
+        left_out.missed, before = False, _written(view)
+        imports.import_one(name)
+        if left_out.missed or _written(view) != before:
+            print(f"{name} writes files when it is imported: left to the ranks.", file=sys.stderr)
+            left_out.add(name)
+        else:
+            os.write(told, f"{name}\n".encode())
+
+
+def _written(view: overlay.View) -> int:
+    """Count the files in the upper layers: all are in one tmpfs, and each change adds one."""
+    known = os.statvfs(view.wanted[0])
+    return known.f_files - known.f_ffree
+
+
+class _LeftOut(MetaPathFinder):
+    """Packages that cannot be imported any more, and whether a module has missed one.
+
+    Attributes:
+        missed: set to True when one of them is looked for.
+    """
+
+    def __init__(self) -> None:
+        self.missed = False
+        self._roots = set[str]()
+
+    def add(self, name: str) -> None:
+        """Take the package of a module out of this process."""
+        self._roots.add(name.partition(".")[0])
+        for loaded in [loaded for loaded in sys.modules if self.has(loaded)]:
+            del sys.modules[loaded]
+
+    def has(self, name: str) -> bool:
+        """Whether a module is of such a package."""
+        return name.partition(".")[0] in self._roots
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        """Find nothing.
+
+        Raises:
+            ModuleNotFoundError: the module is left out.
+        """
+        if self.has(name):
+            self.missed = True
+            raise ModuleNotFoundError(f"{name} is left to the ranks", name=name)

@@ -136,7 +136,7 @@ def test_hydra(folder: StudyFolder) -> None:
         ("raise SystemExit('no data here')", "no data here"),
         pytest.param(
             "print('nothing is trained')",
-            "no optimizer step of torch.optim was seen",
+            "write study.yaml with workload.command (docs/scripts.md, Commands)",
             marks=pytest.mark.errand,
         ),
         pytest.param("import no_such_module", "no_such_module", marks=pytest.mark.errand),

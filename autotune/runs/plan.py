@@ -28,7 +28,7 @@ from autotune.worker.protocol import (
 )
 from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
 from search_spaces import Facts, infeasible
-from search_spaces.constraints import global_batch
+from search_spaces.constraints import global_batch, runs_slowly
 
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PROFILED_STEPS = 8
@@ -115,6 +115,7 @@ class Plan:
             facts_of(launcher),
             global_batch=spec.global_batch(launcher.workers),
             rules=spec.rules,
+            slow_pairs=runs_slowly(spec.full_baseline()),
         )
 
     @property

@@ -7,7 +7,7 @@ bundle of changes that failed is split, until the change that fails is known.
 import math
 from collections.abc import Iterator, Sequence
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from autotune.analysis.confirmation import ranked
 from autotune.analysis.proof import Proof
@@ -48,11 +48,11 @@ class FollowUps:
             return
         proof = self._schedule.proof(attempts)
         self._tell_what_is_left_out(proof)
-        for suggestion in self._next(trials, attempts, proof):
-            self._ledger.enqueue(suggestion.params, suggestion.reason)
-            if any(trial.state == TrialState.WAITING for trial in self._ledger.trials()):
-                self._job.say(f"To be tried next: {suggestion.reason}.")
-                return
+        tried = [dict(trial.params) for trial in trials]
+        suggestions = self._next(trials, attempts, proof)
+        if new := next((one for one in suggestions if one.params not in tried), None):
+            self._ledger.enqueue(new.params, new.reason)
+            self._job.say(f"To be tried next: {new.reason}.")
 
     def _next(
         self, trials: Sequence[FrozenTrial], attempts: Attempts, proof: Proof

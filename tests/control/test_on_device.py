@@ -2,7 +2,9 @@
 
 import pytest
 
+from autotune.worker.protocol import Outcome
 from benchmarks import gpu_policy
+from launchers.replay.behaviours import where
 from launchers.replay.device import RecordedDevice, read_device
 from tests.control.replayed import Replayed
 
@@ -20,6 +22,7 @@ def run(played: Replayed, seconds: int, baseline: str = "mb16", **space: object)
         baseline=gpu_policy.BASELINES[baseline],
         search_space={**gpu_policy.SPACE, **space},
         budget={"trials": None, "wall_time": seconds},
+        objective={"metric": "tokens_per_second"},
         sampler="model",
         resources={"workers": 1},
     )
@@ -49,3 +52,18 @@ def test_study_too_short_to_compile_never_does_and_says_so(on_device: Replayed) 
     said = on_device.said()
     assert "compile=default is left out" in said
     assert "float8=tensorwise is left out" in said
+
+
+def test_bundle_that_fails_is_split(played: Replayed, device: RecordedDevice) -> None:
+    fails = where(
+        device.behaviour(script=True),
+        lambda launch: bool(launch.knobs["optimizer_kernels"] == "fused"),
+        outcome=Outcome.ERROR,
+        cause="no such kernel",
+    )
+    played.on(fails, workers=1, environment=device.environment)
+    run(played, 150, compile=["none"], float8=["none"])
+    own, bundle, *rest = played.attempts("search")
+    assert bundle.result.state == "ERROR"
+    split = [a for a in rest[:2] if a.knobs["optimizer_kernels"] == own.knobs["optimizer_kernels"]]
+    assert split and split[0].result.state == "COMPLETE"

@@ -215,8 +215,10 @@ class Costs:
         return max(startup + self._fewest_steps(knobs), _LONGER * max(too_short, default=0.0))
 
     def _fewest_steps(self, knobs: Knobs) -> float:
-        fewest = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
-        return max(fewest, _LEAST_TIMED * self.slow_startup)
+        counted, least = _FEWEST_STEPS * self.step(knobs), _LEAST_TIMED * self.slow_startup
+        if compiles(knobs):
+            counted = max(counted, least)  # beside a first step of seconds
+        return max(self.first_step(knobs) + counted, least)
 
     def trajectory(self, knobs: Knobs) -> float:
         """Return seconds of a run of the numerics gate."""

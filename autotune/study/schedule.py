@@ -34,7 +34,7 @@ _MEASURED_ON_DEVICE = 5.0
 apart shows in others only."""
 _FEWEST_TRIALS = 8
 """Among which the search divides its time, where that is short."""
-_UNSTEADY = 0.05
+_UNSTEADY = 0.01
 """Relative half-width of the baseline's own trial above which it does not compute all of the time (H200:
 steps that compute scatter by 0.03 to 1 %, those that wait for the host by 3 to 11 %, their processes by
 25 %)."""

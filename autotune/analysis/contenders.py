@@ -12,6 +12,9 @@ _MOST = 150
 _LEAST_ERROR, MOST_ERROR = 1e-4, 0.15
 """Relative, of a rate: none is known better, and a trial of a step or two is not further off."""
 
+_BEYOND_DOUBT = 3.0
+"""Standard errors by which a difference is more than noise."""
+
 
 def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:
     """Trials by the rate that the model of a step expects of them, by all that they have shown.
@@ -27,6 +30,15 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
     close = by_rate[: len(rates)]
     order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
     return [*(close[place] for place in order), *by_rate[len(rates) :]]
+
+
+def may_be_faster(one: StoredAttempt, other: StoredAttempt) -> bool:
+    """Return whether a trial may be faster than another one, by what is known of the noise of both."""
+    rates = one.result.throughput, other.result.throughput
+    if not (rates[0] and rates[1]):
+        return True
+    doubt = _BEYOND_DOUBT * math.hypot(_error(one), _error(other))
+    return math.log(rates[0] / rates[1]) > -doubt
 
 
 def error_of(result: AttemptResult) -> float | None:

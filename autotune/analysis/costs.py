@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from autotune.analysis.compilation import Compilation, Compiled, compiles
 from autotune.measurement.numerics import FEWEST_STEPS
 from autotune.measurement.onset import Onset, OnsetBound
 from search_spaces.residency import why_not_live
@@ -32,6 +33,9 @@ _SLOW_LAUNCH = 0.9
 """Quantile of the launches seen that a plan counts on: of up to nine, the slowest."""
 _LEAST_TIMED = 0.1
 """Share of a launch: steps that are timed for less are not worth it."""
+_FULL_PRECISION = 7.0
+"""Factor of a step in fp32 over one in bf16 on a CUDA device, as long as none in fp32 was timed (56,000
+against 409,000 tokens/s, GPT-2 124M on an H200)."""
 _UNKNOWN = 1.0
 """Seconds of a trial before there was any: all are alike."""
 _LEAST = 1e-3
@@ -86,6 +90,14 @@ class Pace:
             attempt.result.resident_of is not None,
         )
 
+    @property
+    def compiling(self) -> float:
+        """Seconds of its first step that are the compilation's."""
+        return max(0.0, self.onset.first - self.onset.steady) if compiles(self.knobs) else 0.0
+
+
+_ON_PROCESSORS = Compilation()
+
 
 class Costs:
     """Of runs that are still to be made, in seconds."""
@@ -95,6 +107,7 @@ class Costs:
         paces: Sequence[Pace],
         in_vain: Sequence[StoredAttempt] = (),
         looked: float = 0.0,
+        compilation: Compilation = _ON_PROCESSORS,
     ) -> None:
         """Take in what is known, the latest last.
 
@@ -103,10 +116,20 @@ class Costs:
                 the same configuration has completed since.
             looked: seconds of the look before the search until its first step was over: all that is
                 known of a launch while nothing else has been launched.
+            compilation: price of compilation, as far as it is known.
         """
         self._paces = paces
         self._in_vain = in_vain
         self._looked = looked
+        self._compilation = compilation
+
+    def compilation(self, knobs: Knobs) -> float:
+        """Return seconds that compilation adds to the first step of this configuration."""
+        return self._compilation.seconds(knobs)
+
+    def once(self, knobs: Knobs) -> "Costs":
+        """Return the costs once this configuration has run: what it compiles is kept."""
+        return Costs(self._paces, self._in_vain, self._looked, self._compilation.once(knobs))
 
     @property
     def known(self) -> bool:
@@ -149,8 +172,10 @@ class Costs:
             return _UNKNOWN
         live = resident is not None and not why_not_live(resident, knobs)
         alike = [pace for pace in self._paces if pace.live == live] or self._paces
-        usual = statistics.median(pace.trained for pace in alike)
-        fewest = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
+        usual = statistics.median(pace.trained - pace.compiling for pace in alike)
+        usual += 0.0 if live else self.compilation(knobs)
+        first = self.step(knobs) if live and compiles(knobs) else self.first_step(knobs)
+        fewest = first + _FEWEST_STEPS * self.step(knobs)
         return max(_LEAST, (self.switch if live else self.startup) + max(usual, fewest))
 
     @property
@@ -170,6 +195,8 @@ class Costs:
 
     def first_step(self, knobs: Knobs) -> float:
         """The same for the first one of a run."""
+        if compiles(knobs):
+            return self.step(knobs) + self.compilation(knobs)
         own = [pace.onset.first for pace in self._paces if pace.knobs == knobs]
         return statistics.median(own) if own else self.step(knobs)
 
@@ -188,12 +215,21 @@ class Costs:
         return max(startup + self._fewest_steps(knobs), _LONGER * max(too_short, default=0.0))
 
     def _fewest_steps(self, knobs: Knobs) -> float:
-        fewest = self.first_step(knobs) + _FEWEST_STEPS * self.step(knobs)
-        return max(fewest, _LEAST_TIMED * self.slow_startup)
+        counted, least = _FEWEST_STEPS * self.step(knobs), _LEAST_TIMED * self.slow_startup
+        if compiles(knobs):
+            counted = max(counted, least)  # beside a first step of seconds
+        return max(self.first_step(knobs) + counted, least)
 
     def trajectory(self, knobs: Knobs) -> float:
         """Return seconds of a run of the numerics gate."""
-        return self.slow_startup + self.first_step(knobs) + (FEWEST_STEPS - 1) * self.step(knobs)
+        steps = self.first_step(knobs) + (FEWEST_STEPS - 1) * self.step(knobs)
+        return self.slow_startup + self._slower(knobs) * steps
+
+    def _slower(self, knobs: Knobs) -> float:
+        """Return the factor by which a number format is slower than those that have been timed."""
+        timed = any(pace.knobs["precision"] == knobs["precision"] for pace in self._paces)
+        full = self._compilation.device == "cuda" and knobs["precision"] == "fp32"
+        return _FULL_PRECISION if full and not timed and self.known else 1.0
 
     def profile(self, knobs: Knobs) -> float:
         """Return seconds of the shortest look at what a step is made of."""
@@ -211,9 +247,10 @@ def _size(knobs: Knobs) -> float:
 class CostRecords:
     """Costs as the records show them; what has been looked at is not read again."""
 
-    def __init__(self, blocks: Blocks) -> None:
-        """Take in whom to ask for blocks."""
+    def __init__(self, blocks: Blocks, device: str = "cpu") -> None:
+        """Take in the function that reads blocks, and what trials run on, 'cpu' or 'cuda'."""
         self._blocks = blocks
+        self._device = device
         self._paces: dict[int, Pace | None] = {}
         self._looked: float | None = None
 
@@ -225,7 +262,11 @@ class CostRecords:
             if attempt.id not in self._paces:
                 self._paces[attempt.id] = Pace.of(attempt, self._blocks(attempt.id))
         paces = [pace for a in looked_at if (pace := self._paces[a.id]) is not None]
-        return Costs(paces, _in_vain(attempts), self._look(attempts))
+        looked = self._look(attempts)
+        launch = Costs(paces, looked=looked).startup
+        seen = [Compiled(p.knobs, p.compiling) for p in paces if p.compiling and not p.live]
+        compilation = Compilation(self._device, seen, _not_compiled(attempts, launch))
+        return Costs(paces, _in_vain(attempts), looked, compilation)
 
     def _look(self, attempts: Attempts) -> float:
         if self._looked is None and (look := attempts.of(Purpose.PROFILE).recorded().first):
@@ -240,3 +281,12 @@ def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
     ended = [a for a in finals.ended_in(AttemptState.PRUNED) if a.result.throughput is None]
     later = finals.complete() if ended else ()
     return [a for a in ended if not any(c.id > a.id and c.knobs == a.knobs for c in later)]
+
+
+def _not_compiled(attempts: Attempts, launch: float) -> list[Compiled]:
+    """Return the compilations that trials of the search were ended in, each with the seconds so far."""
+    return [
+        Compiled(a.knobs, max(0.0, a.result.wall_seconds - launch))
+        for a in attempts.of(Purpose.SEARCH).ended_in(AttemptState.PRUNED)
+        if a.result.throughput is None and compiles(a.knobs)
+    ]

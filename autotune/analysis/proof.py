@@ -7,7 +7,7 @@ asks for more time asks for this: all three by the same figures.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.analysis import gate
@@ -30,12 +30,16 @@ class Proof:
         costs: of its runs.
         baseline: the user's configuration.
         barred: trials that may not be recommended, each with the reason.
+        reserved: share of the wall time that the search leaves to it at least.
+        needed: rounds of the confirmation for which the search leaves time.
     """
 
     attempts: Attempts
     costs: Costs
     baseline: Knobs
     barred: Mapping[int, str] = field(default_factory=dict)
+    reserved: float = RESERVED
+    needed: int = FEWEST_ROUNDS
 
     def rivals(self) -> list[StoredAttempt]:
         """Return complete trials that may still be recommended, the fastest first."""
@@ -68,18 +72,23 @@ class Proof:
         runs = max(1, rounds * len(members))
         return rounds * (usual + (slow - usual) / math.sqrt(runs))
 
+    def of(self, knobs: Knobs) -> float:
+        """Return seconds of the shortest finals of a configuration that has yet to be tried."""
+        tried = replace(self, costs=self.costs.once(knobs))
+        return tried.finals([knobs], self.needed)
+
     def shortest(self, left: float) -> float:
         """Return seconds of the shortest finals: of the fastest rival, or where its checks take longer
         than what is left, of the fastest one that needs none. Before a rival is known they are those of
         a configuration that runs like the baseline."""
         rivals = self.rivals()
         if not rivals:
-            return self.finals([self.baseline], FEWEST_ROUNDS)
-        first = self.finals([rivals[0].knobs], FEWEST_ROUNDS)
+            return self.finals([self.baseline], self.needed)
+        first = self.finals([rivals[0].knobs], self.needed)
         if first <= left:
             return first
         checked = self.checked(rivals)
-        return self.finals([checked[0].knobs], FEWEST_ROUNDS) if checked else first
+        return self.finals([checked[0].knobs], self.needed) if checked else first
 
     def _missing_checks(self, finalists: Iterable[Knobs]) -> list[dict[str, Any]]:
         return gate.missing_runs(finalists, self.baseline, self.attempts)

@@ -48,6 +48,8 @@ class Limits:
         sigma_run: relative standard deviation between runs in new processes.
         run_df: degrees of freedom of `sigma_run`.
         fewest: number of blocks that must count before their interval ends the trial.
+        warm_blocks: most blocks of the warm-up after the first, those in which something was compiled
+            left out.
     """
 
     warmup: float
@@ -60,6 +62,7 @@ class Limits:
     fewest: int = FEWEST_BLOCKS
     long_step: float = math.inf
     whole: float = math.inf
+    warm_blocks: float = math.inf
     settling: OnsetBound = field(default_factory=OnsetBound)
 
     @property
@@ -207,10 +210,13 @@ class StopRule:
         compiling = [s for s in self.seen if s.block.observed.get("compilations")]
         spared = compiling[:_MOST_COMPILING]  # with changing shapes compilation may never end
         charged = [s.block for s in self.seen if s not in spared]
+        if sum(block.index > 0 for block in charged) >= self._limits.warm_blocks:
+            return False
         longest = self._limits.warmup
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
             longest = min(longest, self._limits.longest)
-        longest = min(longest, _WARM_UP_SHARE * self._limits.whole)
+        compiled = sum(seen.block.seconds for seen in spared)
+        longest = min(longest, _WARM_UP_SHARE * (self._limits.whole - compiled))
         return sum(block.seconds for block in charged) < longest
 
     def _steady(self) -> bool:

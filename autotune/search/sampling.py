@@ -32,11 +32,18 @@ class FeasibleSampler(BaseSampler):
     (`sample_relative`), so nothing infeasible ever becomes a trial.
     """
 
-    def __init__(self, inner: BaseSampler, space: Space, seed: int, tries: int) -> None:
+    def __init__(
+        self,
+        inner: BaseSampler,
+        space: Space,
+        seed: int,
+        tries: int,
+        worth: "WorthLaunching | None" = None,
+    ) -> None:
         self._inner = inner
         self._model = inner if isinstance(inner, PerformanceModelSampler) else None
         self._space = space
-        self._worth = WorthLaunching(space)
+        self._worth = worth or WorthLaunching(space)
         self._random = random.Random(seed)
         self._tries = tries
 
@@ -82,6 +89,14 @@ class FeasibleSampler(BaseSampler):
         if self._model:
             self._model.price(lambda params: seconds(self._space.complete(params)))
 
+    def afford(self, affordable: Callable[[Mapping[str, KnobValue]], bool]) -> None:
+        """Propose only what there is time for; a configuration that was enqueued is taken as it is.
+
+        Args:
+            affordable: returns whether there is time for a trial, given a value for every knob.
+        """
+        self._worth.affordable = affordable
+
     def prediction(self, trials: list[FrozenTrial]) -> Prediction | None:
         """Return the inner sampler's expectation; None if it has no model, or too few trials."""
         return self._model.predict(trials, self._space.distributions()) if self._model else None
@@ -108,6 +123,8 @@ class FeasibleSampler(BaseSampler):
         # Some values are fixed in an enqueued trial, and in one whose daemon died while it asked.
         given = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         settled = {name: given[name] for name in search_space if name in given}
+        if settled:
+            worth = self._worth.at_any_price(others)
         for _ in range(self._tries):
             params = self._ask_inner(study, trial, search_space) | settled
             if worth(params):
@@ -140,14 +157,22 @@ class FeasibleSampler(BaseSampler):
         return params
 
 
+def _any(_: Mapping[str, KnobValue]) -> bool:
+    return True
+
+
 class WorthLaunching:
-    """Filter of configurations that are feasible, new, and not bound to run out of memory.
+    """Filter of configurations that are feasible, new, affordable, and not bound to run out of memory.
 
     Trials that have ended do not change, so they are read once.
+
+    Attributes:
+        affordable: returns whether there is time for a trial, given a value for every knob.
     """
 
     def __init__(self, space: Space) -> None:
         self._space = space
+        self.affordable: Callable[[Mapping[str, KnobValue]], bool] = _any
         self._ended: set[int] = set()
         self._tried: set[Configuration] = set()
         self._too_large: list[dict[str, KnobValue]] = []
@@ -155,6 +180,13 @@ class WorthLaunching:
 
     def __call__(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
         """Return the filter of sampled parameters for these trials."""
+        worth, affordable = self.at_any_price(trials), self.affordable
+        if affordable is _any:
+            return worth
+        return lambda params: worth(params) and affordable(self._space.complete(params))
+
+    def at_any_price(self, trials: list[FrozenTrial]) -> Callable[[Mapping[str, KnobValue]], bool]:
+        """Return the same filter where time does not matter."""
         new = [trial for trial in trials if trial.number not in self._ended]
         for trial in new:
             if trial.state.is_finished():
@@ -227,7 +259,7 @@ def sampler(
         ours = PerformanceModelSampler(
             seed, space.distributions(), worth, memory_bytes, follows, finalists
         )
-        return FeasibleSampler(ours, space, seed, tries=1)
+        return FeasibleSampler(ours, space, seed, 1, worth)
     inner, tries = _INNER[name]
     return FeasibleSampler(inner(seed), space, seed, tries)
 

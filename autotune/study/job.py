@@ -223,4 +223,4 @@ class Job:
 
     @functools.cached_property
     def _cost_records(self) -> CostRecords:
-        return CostRecords(self.repository.attempts.blocks)
+        return CostRecords(self.repository.attempts.blocks, self.plan.launcher.slots[0].device)

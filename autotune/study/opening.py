@@ -8,7 +8,7 @@ from autotune.runs.monitors import ProfileMonitor
 from autotune.search.space import Space
 from autotune.study.bench import Bench
 from autotune.study.job import BASELINE, Allowance, Job
-from autotune.study.suggestions import Place, Suggestion, devices, experts, remembered, said
+from autotune.study.suggestions import Place, Room, Suggestion, devices, experts, remembered, said
 from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
 _CORES_FOR_LOADING = 2
@@ -50,12 +50,20 @@ class Opening:
         """Nothing is built upon a baseline that does not run."""
         if seen is None:
             return []
+        room = self._room(seen)
+        if room and not room.peak_bytes:
+            return []  # once the baseline has shown what memory it takes
         baseline = self._plan.baseline
         found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
         unusable = {*seen.get("unusable", ())}
         if self._cores_per_rank() < _CORES_FOR_LOADING:
             unusable.add("loader_workers")  # unless it is loading that holds the step back
-        return experts(self._space, baseline, found, unusable)
+        return experts(self._space, baseline, found, unusable, room)
+
+    def _room(self, seen: dict[str, Any]) -> Room | None:
+        """Return the memory that is left on a device; None on processors, where a launch is cheap."""
+        memory = self._plan.memory_of_rank()
+        return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
 
     def _cores_per_rank(self) -> float:
         launcher = self._plan.launcher

@@ -6,12 +6,13 @@ that is not there, the search ends as soon as there is something to compare the 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.compilation import graph
 from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, shown
-from autotune.analysis.contenders import most_promising_first
+from autotune.analysis.contenders import may_be_faster, most_promising_first
 from autotune.analysis.memory import barred
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
@@ -23,10 +24,22 @@ _OPENING_SHARE = 0.1
 """For the look at the baseline, before anything is known."""
 _FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST = 0.1, 0.4
 """For the baseline's own trial: how long its steps are, nobody knows."""
-_CALIBRATION_SHARE = 0.25
+_CALIBRATION_SHARE, _CALIBRATION_SHARE_ON_DEVICE = 0.25, 0.1
 """Of the time for the search: a run of the baseline once more takes no larger part."""
+_RESERVED_ON_DEVICE = 0.4
+"""Share of the wall time for the proof on CUDA devices, where most of a run is its launch: the first few
+trials find most of the gain, and a proof takes six launches."""
+_MEASURED_ON_DEVICE = 5.0
+"""Seconds for which the baseline's own trial is measured at most on CUDA devices: how far processes lie
+apart shows in others only."""
 _FEWEST_TRIALS = 8
 """Among which the search divides its time, where that is short."""
+_UNSTEADY = 0.01
+"""Relative half-width of the baseline's own trial above which it does not compute all of the time (H200:
+steps that compute scatter by 0.03 to 1 %, those that wait for the host by 3 to 11 %, their processes by
+25 %)."""
+_ROUNDS_IF_UNSTEADY = 6
+"""Rounds that tell a gain of a half where the processes of the baseline differ by a quarter."""
 _GOOD_ROUNDS = 5
 """Rounds of the confirmation that more finalists, or longer runs, are not worth."""
 _SLACK = 0.05
@@ -51,6 +64,10 @@ class Schedule:
         self._clock = job.plan.launcher.clock
         self._started = self._clock() - job.study.elapsed
         self._wall_time = job.plan.spec.budget.wall_time
+        on_device = job.plan.launcher.slots[0].device == "cuda"
+        self._on_device = on_device
+        self._reserved = _RESERVED_ON_DEVICE if on_device else RESERVED
+        self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
         self.rounds = min(job.plan.spec.measurement.rounds, _GOOD_ROUNDS)
         """Of the confirmation, among which its time is divided."""
 
@@ -97,37 +114,77 @@ class Schedule:
         return Allowance(looks, min(built + looks, self._most))
 
     def pays_to_look(self) -> bool:
-        """Return whether there is time for the look before the search: a script starts anew for it."""
+        """Return whether there is time for the look before the search: a script, or anything on a CUDA
+        device, starts anew for it."""
         allowed = self.for_opening()
-        is_script = self._job.plan.spec.workload.is_script
-        return allowed is None or not is_script or allowed.most >= _SHORTEST_LOOK
+        dear = self._on_device or self._job.plan.spec.workload.is_script
+        return allowed is None or not dear or allowed.most >= _SHORTEST_LOOK
 
-    def for_trial(self, attempts: Attempts) -> Allowance | None:
-        """Return the time for the next trial of the search; None: no limit."""
+    def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> Allowance | None:
+        """Return the time for the next trial of the search; None: no limit.
+
+        Args:
+            knobs: configuration of the trial; None: the baseline's.
+        """
         if self._wall_time is None:
             return None
         proof = self.proof(attempts)
         if not proof.costs.known:
-            wanted = _FIRST_TRIAL_SHARE * self._wall_time + proof.costs.startup
+            measured = _FIRST_TRIAL_SHARE * self._wall_time
+            if self._on_device:
+                measured = min(measured, _MEASURED_ON_DEVICE)
+            wanted = measured + proof.costs.startup
             most = max(_FIRST_TRIAL_MOST * self._wall_time, wanted)
             return Allowance(wanted, min(most, self._most))
         to_come = max(1, _FEWEST_TRIALS - len(attempts.searched()))
-        return self._of_search(proof, 1 / to_come)
+        costs = proof.costs
+        compiling = costs.compilation(knobs or self._baseline) - costs.compilation(self._baseline)
+        return self._of_search(proof, 1 / to_come, max(0.0, compiling))
 
     def for_calibration(self, attempts: Attempts) -> Allowance | None:
         """Return the time for another run of the baseline in the search; None: no limit."""
         proof = self.proof(attempts)
         if self._wall_time is None or not proof.costs.known:
             return self.for_trial(attempts)
-        return self._of_search(proof, _CALIBRATION_SHARE)
+        return self._of_search(proof, self._calibration_share)
 
-    def _of_search(self, proof: Proof, share: float) -> Allowance:
+    def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> Allowance:
         """Return a share of the time for the search, as far as a run can do with it; a slow launch may
-        take more of it, and nothing of the time of the proof."""
+        take more of it, and nothing of the time of the proof.
+
+        Args:
+            compiling: seconds that the run compiles, which it has beyond its share.
+        """
         free, shortest = self._for_search(proof), proof.costs.shortest(self._baseline)
-        wanted = max(share * free, shortest)
+        wanted = max(share * free, shortest) + compiling
+        shortest += compiling
         most = max(_OVERRUN * wanted, _LONGER_LAUNCH * shortest)
         return Allowance(min(wanted, free), max(0.0, min(most, free)))
+
+    def affordable(self, attempts: Attempts) -> Callable[[Knobs], bool]:
+        """Return the function that tells whether there is time to compile what a configuration compiles,
+        and to prove it then. What compiles no more than the baseline is afforded as any trial."""
+        proof, known = self.proof(attempts), dict[tuple[Any, ...], bool]()
+
+        def affords(knobs: Knobs) -> bool:
+            # There may be thousands of configurations, of few graphs.
+            if (compiled := graph(knobs)) not in known:
+                known[compiled] = self.lacks(knobs, proof) <= 0
+            return known[compiled]
+
+        return affords
+
+    def lacks(self, knobs: Knobs, proof: Proof) -> float:
+        """Return seconds of wall time that are missing to compile what a configuration compiles, and to
+        prove it; at most 0 where there are enough."""
+        costs = proof.costs
+        dearer = costs.compilation(knobs) > costs.compilation(self._baseline)
+        if self._wall_time is None or not costs.known or not dearer:
+            return 0.0
+        trial = max(costs.shortest(knobs), costs.expected(knobs, None))
+        for_proof = trial + proof.of(knobs) - self._most
+        reserved = (trial + self._reserved * self._wall_time - self.left) / (1 - self._reserved)
+        return max(for_proof, reserved)
 
     def why_enough_searched(self, attempts: Attempts) -> str:
         """Return why there is no time for another trial, in words; empty while there is."""
@@ -135,21 +192,21 @@ class Schedule:
         if self._for_search(proof) >= proof.costs.shortest(self._baseline):
             return ""
         spent = f"{self.elapsed:.0f} s of the wall time are spent"
-        if not self.may_end(proof.shortest(self.left)):
+        if not self.may_end(proof.shortest(self._most)):
             return f"{spent}, and the rest is too short for another trial and its proof"
         return f"{spent}; the other {self.left:.0f} s are for what proves the result"
 
     def may_calibrate(self, attempts: Attempts) -> bool:
         """Return whether the baseline may run once more to show the noise."""
         proof = self.proof(attempts)
-        share = _CALIBRATION_SHARE * self._free(proof)
+        share = self._calibration_share * self._free(proof)
         return proof.costs.shortest(self._baseline) <= share
 
     def _free(self, proof: Proof) -> float:
         """Return seconds that the proof leaves to the search."""
         if self._wall_time is None:
             return math.inf
-        return self.left - max(RESERVED * self._wall_time, proof.shortest(self.left))
+        return self.left - max(self._reserved * self._wall_time, proof.shortest(self._most))
 
     def _for_search(self, proof: Proof) -> float:
         """Return seconds that the search may still take: without a rival there is nothing to prove, and
@@ -164,7 +221,15 @@ class Schedule:
         """Return the price of the finals by what is recorded."""
         blocks = self._job.repository.attempts.blocks
         out = barred(attempts, blocks, self._baseline, Rules.of(self._job.plan.spec))
-        return Proof(attempts, self._job.costs(), self._baseline, out)
+        needed = _ROUNDS_IF_UNSTEADY if self._is_unsteady(attempts) else FEWEST_ROUNDS
+        return Proof(attempts, self._job.costs(), self._baseline, out, self._reserved, needed)
+
+    def _is_unsteady(self, attempts: Attempts) -> bool:
+        """Return whether the baseline waits for the host of its device: its steps scatter, and so do its
+        processes."""
+        own = attempts.baseline()
+        doubt = own.result.block_half_width if own else None
+        return self._on_device and doubt is not None and doubt > _UNSTEADY
 
     def for_proof(self, share: float, shortest: float, others: float) -> Allowance | None:
         """Return the time of a run of the finals; None: no limit. It is ended early only for the sake of
@@ -220,7 +285,8 @@ class Course:
             return cls(wanted)
         attempts = job.attempts()
         proof = schedule.proof(attempts)
-        timed = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
+        every = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
+        timed = worth_checking(every, proof)
         for those in (timed, proof.checked(timed)):
             trials = most_promising_first(those)
             for count, own_batch in _sizes(min(wanted, len(trials))):
@@ -230,8 +296,21 @@ class Course:
                 rounds = schedule.rounds if len(members) > 1 else FEWEST_ROUNDS
                 finalists = [trial.knobs for trial in members]
                 if schedule.may_end(proof.finals(finalists, rounds)):
-                    return cls(count, _others(timed, those), own_batch)
-        return cls(1, _others(timed, proof.checked(timed)), same_batch=False)
+                    return cls(count, _others(every, those), own_batch)
+        return cls(1, _others(every, proof.checked(timed)), same_batch=False)
+
+
+def worth_checking(trials: Sequence[StoredAttempt], proof: Proof) -> list[StoredAttempt]:
+    """Return trials without those that need a check and were seen to be slower than the baseline, beyond
+    doubt: a check of these would prove nothing. All of them where no other one is left."""
+    own = proof.attempts.baseline()
+    checked = {attempt.trial for attempt in proof.checked(trials)}
+    left = [
+        attempt
+        for attempt in trials
+        if attempt.trial in checked or own is None or may_be_faster(attempt, own)
+    ]
+    return left or list(trials)
 
 
 def _sizes(most: int) -> Iterator[tuple[int, bool]]:

@@ -10,7 +10,15 @@ from search_spaces import CATALOGUE, KnobValue
 from storage import Recommended
 
 _MOST_GROWTH = 4
-"""Of the micro-batch at once: a larger one may not fit in memory."""
+"""Of the micro-batch at once where nothing is known of memory: a larger one may not fit."""
+_SHARE_OF_MEMORY = 0.8
+"""Share of a rank's memory that the micro-batch may grow to at once, if all of the peak grew with it."""
+DEAR = {
+    "compile": "default",
+    "float8": "tensorwise",
+}
+"""Knobs whose values are compiled, in the order in which they are tried, one beside the other, on top of
+the best configuration -> the value that an expert would try."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,26 @@ class Place:
         environment = recommended.body["provenance"]["environment"]
         workload = said(recommended.spec["workload"])
         return cls(workload, recommended.body["world_size"], devices(environment))
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory that the baseline leaves on a device.
+
+    Attributes:
+        memory_bytes: memory of a rank.
+        peak_bytes: what the baseline takes of it; 0: unknown.
+    """
+
+    memory_bytes: float
+    peak_bytes: int
+
+    @property
+    def growth(self) -> int:
+        """Factor by which the micro-batch may grow at once."""
+        if not self.peak_bytes:
+            return _MOST_GROWTH
+        return max(_MOST_GROWTH, int(_SHARE_OF_MEMORY * self.memory_bytes / self.peak_bytes))
 
 
 def said(workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,41 +108,50 @@ def experts(
     baseline: Mapping[str, KnobValue],
     findings: Sequence[Finding],
     unusable: Container[str] = (),
+    room: "Room | None" = None,
 ) -> list[Suggestion]:
-    """At most two: an answer to what holds the baseline back most, and all that experience favours.
+    """Return at most two: an answer to what holds the baseline back most, and all that is favoured.
+
+    What has to be compiled is in neither: it takes long, and a failure would hide what the rest brings.
 
     Args:
         space: what may be tried.
         baseline: a value for every knob.
         findings: of the baseline.
         unusable: knobs that have nothing to act on in the workload.
+        room: on a device where launches are dear: it makes one trial of both; None: elsewhere.
     """
-    favoured = [name for name in CATALOGUE if name not in unusable]
+    growth = room.growth if room else _MOST_GROWTH
+    favoured = [name for name in CATALOGUE if name not in unusable and name not in DEAR]
     answers = [finding for finding in findings if set(finding.knobs) & set(space.distributions())]
     suggestions = []
-    if answers:
+    if answers and room is None:
         first = answers[0]
         share = f" ({first.share:.0%} of its step)" if first.share is not None else ""
         suggestions.append(
             _suggestion(
                 space,
                 baseline,
-                first.knobs,
+                [name for name in first.knobs if name not in DEAR],
                 f"it answers what holds the baseline back{share}: {first.text}",
             )
         )
-    suggestions.append(_suggestion(space, baseline, favoured, "what experience favours"))
+    suggestions.append(_suggestion(space, baseline, favoured, "what experience favours", growth))
     unique = {tuple(sorted(s.params.items())): s for s in reversed(suggestions) if s is not None}
     return list(reversed(unique.values()))
 
 
 def _suggestion(
-    space: Space, baseline: Mapping[str, KnobValue], knobs: Sequence[str], why: str
+    space: Space,
+    baseline: Mapping[str, KnobValue],
+    knobs: Sequence[str],
+    why: str,
+    growth: int = _MOST_GROWTH,
 ) -> Suggestion | None:
     """The baseline with these knobs at their promising values; None if that is nothing new."""
     params = {name: baseline[name] for name in space.distributions()}
     reasons = []
-    for name, value in _promising(space, baseline, knobs):
+    for name, value in _promising(space, baseline, knobs, growth):
         if space.problems({**params, name: value}):
             continue
         params[name] = value
@@ -125,16 +162,62 @@ def _suggestion(
 
 
 def _promising(
-    space: Space, baseline: Mapping[str, KnobValue], knobs: Sequence[str]
+    space: Space, baseline: Mapping[str, KnobValue], knobs: Sequence[str], growth: int
 ) -> Iterator[tuple[str, KnobValue]]:
     for name in knobs:
         wanted: Any = CATALOGUE[name].promising
         if name not in space.distributions() or wanted is None:
             continue
         if name == "micro_batch":
-            wanted = _MOST_GROWTH * int(baseline[name])
+            wanted = growth * int(baseline[name])
         value = space.nearest(name, wanted)
         if name == "micro_batch" and value is not None and float(value) > wanted:
             continue  # the next smaller one is the baseline's, or below
         if value is not None and value != baseline[name]:
             yield name, value
+
+
+def compiled(
+    space: Space, best: Mapping[str, KnobValue], tried: Sequence[Mapping[str, KnobValue]]
+) -> Suggestion | None:
+    """Return the best configuration so far with the next knob that has to be compiled; None if there is
+    none left.
+
+    Args:
+        best: a value for every knob.
+        tried: the same of all trials, those that failed included.
+    """
+    for name, wanted in DEAR.items():
+        if name not in space.distributions() or space.nearest(name, wanted) is None:
+            continue
+        if any(knobs[name] != CATALOGUE[name].default for knobs in tried):
+            continue
+        params = {other: best[other] for other in space.distributions()} | {name: wanted}
+        if not space.problems(params):
+            return Suggestion(params, f"the best so far with {name} ({CATALOGUE[name].because})")
+    return None
+
+
+def halves(
+    space: Space,
+    baseline: Mapping[str, KnobValue],
+    failed: Mapping[str, KnobValue],
+    cause: str,
+) -> list[Suggestion]:
+    """Return a bundle of changes that failed, in two parts, to learn which change it was.
+
+    They are none where it was a single one.
+
+    Args:
+        failed: values of the knobs that vary.
+        cause: how it failed.
+    """
+    changed = [name for name in CATALOGUE if name in failed and failed[name] != baseline[name]]
+    middle = (len(changed) + 1) // 2
+    parts = [changed[:middle], changed[middle:]] if len(changed) > 1 else []
+    every = (
+        {name: failed[name] if name in part else baseline[name] for name in failed}
+        for part in parts
+    )
+    why = f"a part of what ended in {cause}"
+    return [Suggestion(params, why) for params in every if not space.problems(params)]

@@ -34,6 +34,7 @@ from autotune.study.bench import Bench, Finished
 from autotune.study.board import Board
 from autotune.study.budget import Budget
 from autotune.study.finals import Finals
+from autotune.study.follow_ups import FollowUps
 from autotune.study.job import Job
 from autotune.study.opening import Opening
 from autotune.study.pacemaker import Pacemaker
@@ -117,6 +118,7 @@ class Tuner:
         self._worth = Worth(Stakes.of(self._spec), self._sampler.prediction)
         self._pacemaker = Pacemaker(job)
         self._ledger = self._open_ledger()
+        self._follow_ups = FollowUps(job, self._space, self._schedule, self._ledger)
         self.board = Board(job, self._ledger)
 
     def run(self) -> Verdict:
@@ -274,20 +276,29 @@ class Tuner:
         """Launch the next trial; why none is, in words."""
         trials, attempts = self._ledger.trials(), self._job.attempts()
         self._sampler.doubt(errors_of_early(attempts))
+        if reason := self._why_over(trials, attempts):
+            return reason
+        self._follow_ups.enqueue(trials, attempts)
+        trials = self._ledger.trials()
+        self._sampler.afford(self._schedule.affordable(attempts))
         if reason := self._why_enough(trials, attempts, bench.noise.sigma_run):
             return reason
         if not self._sampler.has_more(trials):
-            return "every feasible configuration has been tried"
+            untried = ", or there is no time to compile it" if self._follow_ups.left_out else ""
+            return f"every feasible configuration has been tried{untried}"
         costs, resident = self._job.costs(), bench.resident
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         self._launch(bench, self._ledger.ask(self._space.distributions()), attempts)
         return ""
 
+    def _why_over(self, trials: list[FrozenTrial], attempts: Attempts) -> str:
+        """Return why there may be no other trial, whatever it would bring; empty if there may."""
+        return self._budget.why_enough(trials, attempts) or self._schedule.why_enough_searched(
+            attempts
+        )
+
     def _why_enough(self, trials: list[FrozenTrial], attempts: Attempts, sigma_run: float) -> str:
-        if reason := self._budget.why_enough(trials, attempts):
-            return reason
-        if reason := self._schedule.why_enough_searched(attempts):
-            return reason
+        """Return why another trial is not worth it; empty if it is."""
         if any(trial.state == TrialState.WAITING for trial in trials):
             return ""
         if not self._sampler.has_model:
@@ -315,7 +326,7 @@ class Tuner:
         racing = knobs != self._plan.baseline
         levels = Levels.of(attempts)
         low = _incumbent_low(levels.applied(attempts), bench.noise.df) if racing else 0.0
-        allowed = self._schedule.for_trial(attempts)
+        allowed = self._schedule.for_trial(attempts, knobs)
         level = self._pacemaker.level(trial.number, knobs, bench, allowed)
         if level:
             bench.start_paced(trial.number, knobs, level, incumbent_low=low, allowed=allowed)

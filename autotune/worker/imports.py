@@ -6,6 +6,7 @@ out differently. The user's own modules stay out of it.
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import site
@@ -22,7 +23,9 @@ from autotune.worker.sandbox import redirect
 
 PRELOAD_FILE = "AUTOTUNE_PRELOAD"
 """Environment variable that tells a fork server where it stands what to import."""
-_UNIFIED_MEMORY = "/dev/nvidia-uvm"
+_DRIVER = "libcuda.so.1"
+_NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED, the answer to every call before cuInit."""
 _DEVICES = "/dev/nvidia"
 _EVERYTHING = "all of the environment"
 
@@ -107,22 +110,27 @@ def load(wanted: Preload) -> str:
     return ""
 
 
-def has_begun_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Whether this process has initialised CUDA, through torch or not: none of its forks can then.
+def has_begun_cuda() -> bool:
+    """Return whether this process has initialised CUDA, through torch or not: its forks cannot use it.
 
-    Args:
-        descriptors: folder of links to what it has open. The driver opens this device, while who only
-            asks how many there are, as torch does through NVML, leaves it alone.
+    The driver is asked. What the process has open tells less: NVML, which only counts devices, opens the
+    same files in some versions.
     """
     torch = sys.modules.get("torch")  # not imported for this alone: it takes a second
-    begun = torch is not None and torch.cuda.is_initialized()
-    return begun or any(target.startswith(_UNIFIED_MEMORY) for target in _targets(descriptors))
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    driver = _driver()
+    if driver is None:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
-def _targets(descriptors: Path) -> Iterator[str]:
-    for link in descriptors.iterdir():
-        with contextlib.suppress(OSError):  # that of the folder itself, which is being read
-            yield str(link.readlink())
+def _driver() -> ctypes.CDLL | None:
+    """Return the CUDA driver's library if this process has loaded it, without loading it."""
+    try:
+        return ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
 
 
 def running_beside(parent: int) -> str:

@@ -154,6 +154,7 @@ class RecordedDevice:
                 switch=_SWITCH_SECONDS,
                 tokens_per_sample=_OPTIMIZER_STEP_TOKENS,
                 peak_bytes=int(needed),
+                first_steps={"compilations": 1} if knobs[_COMPILED] != "none" else {},
                 parts=_PARTS[nearest.launch_bound],
                 stays=not script,
             )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.config import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
-from search_spaces.constraints import global_batch, refused_global_batch, unmet_needs
+from search_spaces.constraints import global_batch, refused_global_batch, runs_slowly, unmet_needs
 from search_spaces.knob import Choice, Range
 from tests.steering import tiny_study
 
@@ -142,8 +142,8 @@ def test_tf32_runs_on_recent_devices(capability):
 @pytest.mark.parametrize(
     ("chosen", "lowest", "below"),
     [
-        ({"float8": "rowwise", "precision": "bf16"}, (8, 9), (8, 6)),
-        ({"float8": "tensorwise", "precision": "pure_bf16"}, (8, 9), (8, 0)),
+        ({"float8": "rowwise", "precision": "bf16", "compile": "default"}, (8, 9), (8, 6)),
+        ({"float8": "tensorwise", "precision": "pure_bf16", "compile": "default"}, (8, 9), (8, 0)),
         ({"nccl_algo": "NVLS"}, (9, 0), (8, 9)),
         ({"attention": "flash3", "precision": "bf16"}, (9, 0), (8, 9)),
     ],
@@ -269,7 +269,8 @@ HOPPER = Facts("cuda", 2, (9, 0), backend="nccl")
     ("chosen", "unchanged"),
     [
         ({"compile_scope": "blocks", "compile": "default"}, "compile"),
-        ({"float8": "rowwise", "precision": "bf16"}, "precision"),
+        ({"float8": "rowwise", "precision": "bf16", "compile": "default"}, "precision"),
+        ({"float8": "rowwise", "precision": "bf16", "compile": "default"}, "compile"),
         ({"fsdp_prefetch": 2, "parallelism": "fsdp"}, "parallelism"),
         ({"fsdp_reduce_dtype": "bf16", "parallelism": "fsdp_keep"}, "parallelism"),
     ],
@@ -288,10 +289,6 @@ def test_some_knobs_act_beside_another_only(chosen, unchanged):
         ({"nccl_registration": True}, {"expandable_segments": True}),
         ({"numa_binding": True}, {"parallelism": "data_parallel"}),
         (
-            {"float8": "tensorwise", "precision": "bf16"},
-            {"parallelism": "data_parallel"},
-        ),
-        (
             {"fsdp_reduce_dtype": "bf16", "parallelism": "fsdp"},
             {"precision": "pure_bf16"},
         ),
@@ -302,6 +299,15 @@ def test_some_knobs_do_not_go_together(first, second):
     assert infeasible(knobs, HOPPER) == []
     (reason,) = infeasible({**knobs, **second}, HOPPER)
     assert all(name in reason for name in (next(iter(first)), next(iter(second))))
+
+
+def test_pair_that_is_only_slow_is_tried_where_it_is_the_users_own():
+    knobs = {**defaults(), "float8": "rowwise", "precision": "bf16"}
+    assert runs_slowly(knobs) and not runs_slowly({**knobs, "compile": "default"})
+    own = dataclasses.replace(HOPPER, slow_pairs=True)
+    assert infeasible(knobs, own) == []
+    (reason,) = infeasible({**knobs, "parallelism": "data_parallel"}, own)
+    assert "torchao's layers" in reason
 
 
 # The global batch

@@ -1,6 +1,6 @@
 """Which trials may be the best."""
 
-from autotune.analysis.contenders import most_promising_first
+from autotune.analysis.contenders import may_be_faster, most_promising_first
 from search_spaces import defaults
 from storage import AttemptResult, AttemptState, Purpose, StoredAttempt
 
@@ -65,3 +65,9 @@ def test_what_came_to_nothing_comes_last():
     several = [trial(1, 0.0, log_interval=1), trial(2, 1.0, log_interval=10), trial(3, 2.0)]
     assert [a.trial for a in most_promising_first(several)] == [3, 2, 1]
     assert [a.trial for a in most_promising_first(several[:1])] == [1]
+
+
+def test_trial_far_below_the_baseline_may_not_be_faster():
+    today = trial(0, 100.0, half_width=0.02)
+    assert not may_be_faster(trial(1, 48.0, half_width=0.02, precision="bf16"), today)
+    assert may_be_faster(trial(2, 97.0, half_width=0.05), today)

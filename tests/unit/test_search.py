@@ -169,3 +169,18 @@ def test_what_the_baseline_is_made_of_reaches_the_model():
             study.tell(study.ask(space.distributions()), rate)
         promised.append(model.prediction(study.trials).gain)
     assert promised[0] != promised[1]
+
+
+def test_what_there_is_no_time_for_is_not_proposed_unless_it_was_enqueued():
+    space = Space({"compile": ["none", "default"], "micro_batch": [4, 8]}, defaults(), CPU)
+    for name in ("model", "random"):
+        ours = sampler(name, space, seed=0)
+        ours.afford(lambda knobs: knobs["compile"] == "none")
+        study = optuna.create_study(direction="maximize", sampler=ours)
+        study.enqueue_trial({"compile": "default", "micro_batch": 4})
+        asked = []
+        while ours.has_more(study.trials):
+            trial = study.ask(space.distributions())
+            asked.append(trial.params)
+            study.tell(trial, float(trial.params["micro_batch"]))
+        assert [params["compile"] for params in asked] == ["default", "none", "none"]

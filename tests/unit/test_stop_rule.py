@@ -179,3 +179,22 @@ def test_the_whole_time_is_kept_and_something_counts():
         watch.close()
         assert watch.kept
         assert sum(seen.block.seconds for seen in watch.seen) <= 6.0
+
+
+def test_warm_up_of_few_blocks_is_over_whatever_they_scatter():
+    unsteady = [0.1] + [0.2, 0.3] * 20
+    without, limited = StopRule(LIMITS), StopRule(dataclasses.replace(LIMITS, warm_blocks=5))
+    for rule in (without, limited):
+        for index, seconds in enumerate(unsteady[:7]):
+            rule(block(index, seconds))
+    assert without.kept == []
+    assert [kept.index for kept in limited.kept] == [6]
+
+
+def test_compilation_takes_nothing_from_the_time_that_counts():
+    rule = StopRule(dataclasses.replace(LIMITS, whole=18.0))
+    compiling = dataclasses.replace(block(0, 15.0), observed={"compilations": 1})
+    rule(compiling)
+    for index in range(1, 10):
+        rule(block(index, 0.25 + 0.05 * (index % 2)))
+    assert len(rule.kept) >= 4

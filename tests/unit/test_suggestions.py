@@ -4,7 +4,7 @@ import pytest
 
 from autotune.analysis.findings import Finding, findings
 from autotune.search.space import Space
-from autotune.study.suggestions import Place, experts, remembered
+from autotune.study.suggestions import Place, Room, compiled, experts, halves, remembered
 from autotune.worker.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import Recommended
@@ -96,3 +96,60 @@ def test_what_won_elsewhere_is_not(elsewhere):
         is None
     )
     assert remembered(space(**values), defaults(), [recommended()], HERE) is None
+
+
+ON_DEVICE = Facts("cuda", 1, (9, 0))
+VALUES = {
+    "micro_batch": [4, 8, 16, 32],
+    "compile": ["none", "default"],
+    "float8": ["none", "tensorwise"],
+    "precision": ["bf16"],
+    "log_interval": [1, 10],
+}
+TODAY = {**defaults(), "micro_batch": 4, "precision": "bf16", "log_interval": 1}
+
+
+def device_space():
+    return Space(VALUES, TODAY, ON_DEVICE)
+
+
+def test_first_bundle_on_a_device_compiles_nothing():
+    (bundle,) = experts(device_space(), TODAY, [], room=Room(140e9, 9e9))
+    assert bundle.params == {
+        "micro_batch": 32,
+        "compile": "none",
+        "float8": "none",
+        "log_interval": 10,
+    }
+
+
+def test_micro_batch_grows_further_only_where_memory_is_known_to_hold_it():
+    assert Room(140e9, 9e9).growth == 12
+    assert Room(140e9, 100e9).growth == Room(140e9, 0).growth == 4
+
+
+def test_compile_comes_on_top_of_the_best_and_float8_after_it():
+    best = {**TODAY, "micro_batch": 32}
+    first = compiled(device_space(), best, [TODAY, best])
+    assert first is not None
+    assert (first.params["micro_batch"], first.params["compile"]) == (32, "default")
+    assert first.params["float8"] == "none"
+    faster = {**best, "compile": "default"}
+    second = compiled(device_space(), faster, [TODAY, best, faster])
+    assert second is not None
+    assert second.params == {**first.params, "float8": "tensorwise"}
+    assert compiled(device_space(), faster, [faster, {**faster, "float8": "tensorwise"}]) is None
+
+
+def test_float8_is_not_suggested_where_compile_has_failed():
+    assert compiled(device_space(), TODAY, [TODAY, {**TODAY, "compile": "default"}]) is None
+
+
+def test_bundle_that_failed_is_split_until_one_change_is_left():
+    both = {"micro_batch": 32, "compile": "none", "float8": "none", "log_interval": 10}
+    parts = halves(device_space(), TODAY, both, "OOM")
+    assert [part.params for part in parts] == [
+        {**both, "log_interval": 1},
+        {**both, "micro_batch": 4},
+    ]
+    assert halves(device_space(), TODAY, parts[0].params, "OOM") == []

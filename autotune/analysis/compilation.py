@@ -1,0 +1,109 @@
+"""What compiling a model costs, in seconds: by mode until it has been seen, then as measured. Pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Knobs = Mapping[str, Any]
+
+_NONE = "none"
+_PRIOR = {
+    "default": 15.0,
+    "reduce-overhead": 20.0,
+    "max-autotune": 150.0,
+    "max-autotune-no-cudagraphs": 150.0,
+}
+"""Seconds by mode on a CUDA device (default: 12 to 16 s for GPT-2 124M on an H200; the others are
+judgement)."""
+_PRIOR_ON_PROCESSORS = 20.0
+_FLOAT8 = 20.0
+"""Seconds that float8 adds (35 s in all for GPT-2 124M on an H200)."""
+_WARM = 1 / 3
+"""Share of the seconds that a graph takes which an earlier process has compiled (judgement: seconds were
+seen in place of 12 to 16)."""
+_LONGER = 2.0
+"""Factor over the seconds of a compilation that was ended before it was over."""
+_GRAPH = ("micro_batch", "precision", "compile", "compile_scope", "float8", "attention")
+"""Knobs that a graph is compiled for."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One compilation in a new process.
+
+    Attributes:
+        knobs: configuration, a value for every knob.
+        seconds: of its first step, beyond a steady one.
+    """
+
+    knobs: Knobs
+    seconds: float
+
+    @property
+    def graph(self) -> tuple[Any, ...]:
+        """What it was compiled for."""
+        return graph(self.knobs)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Price of compilation in one study.
+
+    Attributes:
+        device: 'cpu' or 'cuda'.
+        seen: compilations that were measured, the latest last.
+        in_vain: compilations that were ended before they were over.
+    """
+
+    device: str = "cpu"
+    seen: Sequence[Compiled] = field(default_factory=tuple)
+    in_vain: Sequence[Compiled] = field(default_factory=tuple)
+
+    def seconds(self, knobs: Knobs) -> float:
+        """Return what the next process of a configuration takes; 0 where nothing is compiled."""
+        if not compiles(knobs):
+            return 0.0
+        own = [one.seconds for one in self.seen if one.graph == graph(knobs)]
+        if own:
+            return _WARM * own[0] if len(own) == 1 else own[-1]
+        too_short = [one.seconds for one in self.in_vain if _alike(one.knobs, knobs)]
+        return max(self._cold(knobs), _LONGER * max(too_short, default=0.0))
+
+    def once(self, knobs: Knobs) -> "Compilation":
+        """Return the price once this configuration has run."""
+        if not compiles(knobs):
+            return self
+        run = Compiled(knobs, self.seconds(knobs))
+        return Compilation(self.device, [*self.seen, run], self.in_vain)
+
+    def _cold(self, knobs: Knobs) -> float:
+        """Return what a graph takes that no process has compiled."""
+        first = {one.graph: one for one in reversed(self.seen)}.values()
+        if alike := [one.seconds for one in first if _alike(one.knobs, knobs)]:
+            return statistics.median(alike)
+        mode, float8 = knobs["compile"], _FLOAT8 if knobs["float8"] != _NONE else 0.0
+        plain = [
+            one.seconds
+            for one in first
+            if one.knobs["compile"] == mode and one.knobs["float8"] == _NONE
+        ]
+        prior = _PRIOR[mode] if self.device == "cuda" else _PRIOR_ON_PROCESSORS
+        return float8 + (statistics.median(plain) if plain else prior)
+
+
+def compiles(knobs: Knobs) -> bool:
+    """Return whether a configuration compiles its model."""
+    return bool(knobs["compile"] != _NONE)
+
+
+def graph(knobs: Knobs) -> tuple[Any, ...]:
+    """Return what a compiled graph of this configuration is made for."""
+    return tuple(knobs[name] for name in _GRAPH)
+
+
+def _alike(one: Knobs, other: Knobs) -> bool:
+    """Return whether compilation of both takes much the same time."""
+    names = ("compile", "compile_scope")
+    both = (one["float8"] != _NONE) == (other["float8"] != _NONE)
+    return both and all(one[name] == other[name] for name in names)

@@ -1,0 +1,121 @@
+"""Suggestions that follow from what the first trials have shown.
+
+What has to be compiled is tried on top of the best configuration, as far as there is time for it. A
+bundle of changes that failed is split, until the change that fails is known.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from optuna.trial import FrozenTrial
+
+from autotune.analysis.confirmation import ranked
+from autotune.analysis.proof import Proof
+from autotune.search.space import Space
+from autotune.study.job import Job
+from autotune.study.schedule import Schedule
+from autotune.study.suggestions import DEAR, Room, Suggestion, compiled, experts, halves
+from search_spaces import CATALOGUE, KnobValue
+from search_spaces.knob import written
+from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
+
+_FAILED = (AttemptState.OOM, AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
+_ROUNDED_TO = 10.0
+"""Seconds."""
+
+
+class FollowUps:
+    """Suggestions of one study after its opening, by its records."""
+
+    def __init__(self, job: Job, space: Space, schedule: Schedule, ledger: TrialLedger) -> None:
+        self._job = job
+        self._space = space
+        self._schedule = schedule
+        self._ledger = ledger
+        self._told = len(job.attempts().searched()) > 1
+
+    @property
+    def left_out(self) -> bool:
+        """True if there is no time for some values that have to be compiled."""
+        return any(self._unaffordable(self._schedule.proof(self._job.attempts())))
+
+    def enqueue(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> None:
+        """Enqueue what is to be tried next, unless something waits; and say it."""
+        if any(not trial.state.is_finished() for trial in trials):
+            return
+        own = attempts.baseline()
+        if own is None or own.result.throughput is None:
+            return
+        proof = self._schedule.proof(attempts)
+        self._tell_what_is_left_out(proof)
+        tried = [dict(trial.params) for trial in trials]
+        suggestions = self._next(trials, attempts, proof)
+        if new := next((one for one in suggestions if one.params not in tried), None):
+            self._ledger.enqueue(new.params, new.reason)
+            self._job.say(f"To be tried next: {new.reason}.")
+
+    def _next(
+        self, trials: Sequence[FrozenTrial], attempts: Attempts, proof: Proof
+    ) -> Iterator[Suggestion]:
+        yield from self._parts(trials, attempts)
+        yield from self._bundle(attempts)
+        tried = [attempt.knobs for attempt in attempts.searched()]
+        found = compiled(self._space, _best(attempts), tried)
+        if found and self._schedule.lacks(self._space.complete(found.params), proof) <= 0:
+            yield found
+
+    def _bundle(self, attempts: Attempts) -> Iterator[Suggestion]:
+        """Yield what experience favours, on a device whose study began without a look."""
+        memory, own = self._job.plan.memory_of_rank(), attempts.baseline()
+        if memory is not None and own is not None and not attempts.of(Purpose.PROFILE):
+            room = Room(memory, own.result.peak_bytes)
+            yield from experts(self._space, self._job.plan.baseline, [], room=room)
+
+    def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
+        suggested = {t.number: t.params for t in trials if "suggested_by" in t.user_attrs}
+        for attempt in attempts.searched():
+            params = suggested.get(attempt.trial)
+            if params is not None and _has_failed(attempt):
+                cause = attempt.result.state
+                yield from halves(self._space, self._job.plan.baseline, params, cause)
+
+    def _tell_what_is_left_out(self, proof: Proof) -> None:
+        """Say once what there is no time to compile, and from which wall time on there would be."""
+        if self._told:
+            return
+        self._told = True
+        for name, seconds, lacking in self._unaffordable(proof):
+            whole = self._job.plan.spec.budget.wall_time or 0.0
+            enough = _ROUNDED_TO * math.ceil((whole + lacking) / _ROUNDED_TO)
+            self._job.say(
+                f"{name} is left out: a trial of about {seconds:.0f} s and its proof do not fit into "
+                f"{whole:.0f} s. It is included from about {enough:.0f} s on (budget.wall_time)."
+            )
+
+    def _unaffordable(self, proof: Proof) -> Iterator[tuple[str, float, float]]:
+        today = self._job.plan.baseline
+        compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
+        for name in DEAR:
+            if name not in self._space.distributions():
+                continue
+            for value in _values(self._space, name):
+                knobs = {**today, **compiling, name: value}
+                if value != today[name] and (lacking := self._schedule.lacks(knobs, proof)) > 0:
+                    yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
+
+
+def _values(space: Space, name: str) -> Sequence[KnobValue]:
+    """Return the values of a knob that need to be compiled."""
+    values = getattr(space.distributions()[name], "choices", ())
+    return [value for value in values if value != CATALOGUE[name].default]
+
+
+def _best(attempts: Attempts) -> dict[str, KnobValue]:
+    return ranked(attempts)[0].knobs
+
+
+def _has_failed(attempt: StoredAttempt) -> bool:
+    """Return whether a trial came to nothing: an error, or no step in its time."""
+    result = attempt.result
+    in_vain = result.state == AttemptState.PRUNED and result.throughput is None
+    return in_vain or result.state in _FAILED

@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from autotune.errors import BadInput
 from autotune.standalone.launched import Launched, by_torchrun
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 
+_MATPLOTLIB = "MPLCONFIGDIR"
+"""Variable that names the folder of matplotlib's caches."""
 _OTHER_PROCESSES = ("no_python", "run_path", "virtual_local_rank", "numa_binding")
 """Options of torchrun that make other processes of the ranks than trials have."""
 
@@ -179,8 +182,10 @@ def of_fabric(words: Sequence[str]) -> Launched:
         raise BadInput("of fabric only `fabric run` runs a script")
     try:
         from click import ClickException
-        from lightning.fabric import cli
-        from lightning.fabric.utilities.distributed import _suggested_max_num_threads
+
+        with _without_font_cache():
+            from lightning.fabric import cli
+            from lightning.fabric.utilities.distributed import _suggested_max_num_threads
     except ImportError:
         raise _not_installed("fabric (pip install lightning)") from None
     try:
@@ -207,6 +212,20 @@ def of_fabric(words: Sequence[str]) -> Launched:
         launch=TORCHRUN,
         nodes=args.num_nodes,
     )
+
+
+@contextlib.contextmanager
+def _without_font_cache() -> Iterator[None]:
+    """Have matplotlib, which lightning imports, write its font cache into a folder that is removed."""
+    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+        before = os.environ.get(_MATPLOTLIB)
+        os.environ[_MATPLOTLIB] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(_MATPLOTLIB)
+            if before is not None:
+                os.environ[_MATPLOTLIB] = before
 
 
 def _set_by(action: Callable[[], object]) -> dict[str, str]:

@@ -71,11 +71,13 @@ def _rehearse(wanted: Preload, view: overlay.View, told: int) -> None:
     for name in wanted.modules:
         if left_out.has(name):
             continue
-        left_out.missed, before = False, _written(view)
+        left_out.missed, before, known = False, _written(view), set(sys.modules)
         imports.import_one(name)
         if left_out.missed or _written(view) != before:
             print(f"{name} writes files when it is imported: left to the ranks.", file=sys.stderr)
-            left_out.add(name)
+            # Whatever came with it may be what wrote, and would not write again in this process.
+            for brought in {name, *{*wanted.modules} & (sys.modules.keys() - known)}:
+                left_out.add(brought)
         else:
             os.write(told, f"{name}\n".encode())
 

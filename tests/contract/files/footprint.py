@@ -9,13 +9,16 @@ LIBRARIES = {
     "calm": "",
     "writer": "from pathlib import Path; Path.home().joinpath('.cache-of-fonts').write_text('new')",
     "leaning": "import calm, writer",
+    "outer/__init__": "import outer.about, hidden",
+    "outer/about": "",
+    "hidden": "from pathlib import Path; Path.home().joinpath('.hidden-cache').write_text('new')",
 }
-"""Module -> what it does when it is imported."""
+"""File of a module -> what it does when it is imported."""
 USES_LIBRARIES = """
 import json, os, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-import calm, leaning, writer
+import calm, leaning, outer, writer
 beforehand = [m.__name__ for m in (calm, leaning, writer) if m.PROCESS != os.getpid()]
 print("beforehand", json.dumps(beforehand), flush=True)
 assert writer.Path.home().joinpath(".cache-of-fonts").exists()
@@ -81,7 +84,9 @@ def install_libraries(home: Path) -> Path:
     folder = home / ".local" / "lib" / version / "site-packages"
     folder.mkdir(parents=True)
     for name, code in LIBRARIES.items():
-        (folder / f"{name}.py").write_text(f"import os\nPROCESS = os.getpid()\n{code}\n")
+        file = folder / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"import os\nPROCESS = os.getpid()\n{code}\n")
     return folder
 
 

@@ -9,14 +9,16 @@ LIBRARIES = {
     "calm": "",
     "writer": "from pathlib import Path; Path.home().joinpath('.cache-of-fonts').write_text('new')",
     "leaning": "import calm, writer",
+    "wide/__init__": "import wide.about, writer",
+    "wide/about": "",
 }
 """Module -> what it does when it is imported."""
 USES_LIBRARIES = """
 import json, os, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-import calm, leaning, writer
-beforehand = [m.__name__ for m in (calm, leaning, writer) if m.PROCESS != os.getpid()]
+import calm, wide, leaning, writer
+beforehand = [m.__name__ for m in (calm, wide, leaning, writer) if m.PROCESS != os.getpid()]
 print("beforehand", json.dumps(beforehand), flush=True)
 assert writer.Path.home().joinpath(".cache-of-fonts").exists()
 time.sleep(1.1)  # as long as libraries take that are worth it
@@ -80,6 +82,7 @@ def install_libraries(home: Path) -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folder = home / ".local" / "lib" / version / "site-packages"
     folder.mkdir(parents=True)
+    (folder / "wide").mkdir()
     for name, code in LIBRARIES.items():
         (folder / f"{name}.py").write_text(f"import os\nPROCESS = os.getpid()\n{code}\n")
     return folder

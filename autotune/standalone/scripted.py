@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ def study(
         BadInput: nothing of the script can be tuned.
     """
     space = offered(found, cpus * launched.nodes)
+    taken = _set_by_command(space, launched)
+    space = {knob: values for knob, values in space.items() if knob not in taken}
     if not space:
         raise BadInput(_nothing_to_tune(launched, found))
     measurement = f"measurement:\n  startup_deadline: {startup:g}s\n" if startup else ""
@@ -73,7 +75,7 @@ def study(
         _workload(launched, found),
         _resources(launched, found),
         _env(launched),
-        _search_space(space, found),
+        _search_space(space, found, taken),
         _baseline(space, found),
         _objective(found),
         measurement,
@@ -210,6 +212,13 @@ def offered(found: Findings, cpus: int) -> dict[str, list[Any]]:
     return {name: values for name, values in fitting.items() if len(values) > 1}
 
 
+def _set_by_command(knobs: Iterable[str], launched: Launched) -> dict[str, str]:
+    """Return the knobs that a variable of the command sets already, each with the variable."""
+    return {
+        knob: name for knob in knobs for name in CATALOGUE[knob].variables if name in launched.env
+    }
+
+
 _Offers = Iterator[tuple[str, list[Any]]]
 
 
@@ -300,12 +309,13 @@ def _batches(today: int, samples: int, step: int) -> list[int]:
     return sorted(near[:_BATCHES])
 
 
-def _search_space(space: dict[str, list[Any]], found: Findings) -> str:
+def _search_space(space: dict[str, list[Any]], found: Findings, taken: Mapping[str, str]) -> str:
     lines = ["# What takes effect in this script. `autotune knobs` lists all that there are."]
     lines.append("search_space:")
     for name, values in space.items():
         shown = f"  {name}: [{', '.join(map(written, values))}]"
         lines.append(f"{shown}   # {CATALOGUE[name].summary.partition(';')[0]}")
+    lines += [f"# Not here: {knob}: the command sets {name}" for knob, name in taken.items()]
     lines += [f"# Not here: {reason}" for reason in _left_out(found)]
     return "\n".join([*lines, ""])
 

@@ -22,12 +22,22 @@ _SEEN = Surveyed(
 )
 
 
-def written(**seen: object) -> tuple[str, StudySpec]:
+def written(env: dict[str, str] | None = None, **seen: object) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
     found = Findings(Surveyed(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
-    launched = Launched("train.py", is_module=False, args=(), workers=2, launch="torchrun")
+    launched = Launched(
+        "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
+    )
     text = scripted.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
+
+
+def test_knob_of_a_variable_that_the_command_sets_is_left_out() -> None:
+    _, spec = written(threads=1)
+    assert "cpu_threads" in spec.values()
+    text, spec = written({"OMP_NUM_THREADS": "1"}, threads=1)
+    assert "cpu_threads" not in spec.values()
+    assert "# Not here: cpu_threads: the command sets OMP_NUM_THREADS" in text
 
 
 def test_batches_that_vary_have_steps_as_their_unit() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
@@ -66,7 +67,7 @@ def _rehearse(wanted: Preload, view: overlay.View, told: int) -> None:
     os.environ.update(wanted.environment)
     overlay.enter(view)
     sys.dont_write_bytecode = True  # what python itself writes beside a library is no harm
-    left_out = _LeftOut()
+    left_out, packages = _LeftOut(), {_root(name) for name in wanted.modules}
     sys.meta_path.insert(0, left_out)
     for name in wanted.modules:
         if left_out.has(name):
@@ -75,9 +76,9 @@ def _rehearse(wanted: Preload, view: overlay.View, told: int) -> None:
         imports.import_one(name)
         if left_out.missed or _written(view) != before:
             print(f"{name} writes files when it is imported: left to the ranks.", file=sys.stderr)
-            # Whatever came with it may be what wrote, and would not write again in this process.
-            for brought in {name, *{*wanted.modules} & (sys.modules.keys() - known)}:
-                left_out.add(brought)
+            # What it has imported may be what writes, and would write nothing in its own turn.
+            brought = {_root(loaded) for loaded in set(sys.modules) - known}
+            left_out.add({_root(name)} | (brought & packages))
         else:
             os.write(told, f"{name}\n".encode())
 
@@ -86,6 +87,10 @@ def _written(view: overlay.View) -> int:
     """Count the files in the upper layers: all are in one tmpfs, and each change adds one."""
     known = os.statvfs(view.wanted[0])
     return known.f_files - known.f_ffree
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
 
 
 class _LeftOut(MetaPathFinder):
@@ -99,15 +104,15 @@ class _LeftOut(MetaPathFinder):
         self.missed = False
         self._roots = set[str]()
 
-    def add(self, name: str) -> None:
-        """Take the package of a module out of this process."""
-        self._roots.add(name.partition(".")[0])
+    def add(self, packages: AbstractSet[str]) -> None:
+        """Take packages out of this process."""
+        self._roots |= packages
         for loaded in [loaded for loaded in sys.modules if self.has(loaded)]:
             del sys.modules[loaded]
 
     def has(self, name: str) -> bool:
         """Whether a module is of such a package."""
-        return name.partition(".")[0] in self._roots
+        return _root(name) in self._roots
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

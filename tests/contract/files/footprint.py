@@ -9,17 +9,16 @@ LIBRARIES = {
     "calm": "",
     "writer": "from pathlib import Path; Path.home().joinpath('.cache-of-fonts').write_text('new')",
     "leaning": "import calm, writer",
-    "outer/__init__": "import outer.about, hidden",
-    "outer/about": "",
-    "hidden": "from pathlib import Path; Path.home().joinpath('.hidden-cache').write_text('new')",
+    "wide/__init__": "import wide.about, writer",
+    "wide/about": "",
 }
-"""File of a module -> what it does when it is imported."""
+"""Module -> what it does when it is imported."""
 USES_LIBRARIES = """
 import json, os, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-import calm, leaning, outer, writer
-beforehand = [m.__name__ for m in (calm, leaning, writer) if m.PROCESS != os.getpid()]
+import calm, wide, leaning, writer
+beforehand = [m.__name__ for m in (calm, wide, leaning, writer) if m.PROCESS != os.getpid()]
 print("beforehand", json.dumps(beforehand), flush=True)
 assert writer.Path.home().joinpath(".cache-of-fonts").exists()
 time.sleep(1.1)  # as long as libraries take that are worth it
@@ -83,10 +82,9 @@ def install_libraries(home: Path) -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folder = home / ".local" / "lib" / version / "site-packages"
     folder.mkdir(parents=True)
+    (folder / "wide").mkdir()
     for name, code in LIBRARIES.items():
-        file = folder / f"{name}.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"import os\nPROCESS = os.getpid()\n{code}\n")
+        (folder / f"{name}.py").write_text(f"import os\nPROCESS = os.getpid()\n{code}\n")
     return folder
 
 

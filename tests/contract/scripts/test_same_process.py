@@ -101,7 +101,8 @@ def differences(plain: dict[str, Any], in_trial: dict[str, Any]) -> dict[str, An
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK"):  # set by other tests
+        monkeypatch.delenv(name, raising=False)
     package = tmp_path / "package"
     (package / "tools").mkdir(parents=True)
     for script in (tmp_path / "process.py", package / "tools" / "process.py"):

@@ -30,7 +30,7 @@ test: $(READY)  ## every test but full counts and long errands: minutes
 faults: $(READY)  ## the table of faults, and what else has a full count
 	$(TEST) 4 -m "fault or slow" --fault-table=faults.json
 
-fault-sample: $(READY)  ## each test of the table of faults once, at its full count: minutes
+fault-sample: $(READY)  ## each test of the table of faults once
 	$(TEST) 4 -m slow --first-of-each --fault-table tests/faults
 
 errands: $(READY)  ## what users do with the command, each with real studies, as far as `make test` leaves it out

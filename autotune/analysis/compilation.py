@@ -1,4 +1,4 @@
-"""What compiling a model costs, in seconds: by mode until it has been seen, then as measured. Pure."""
+"""Price of compiling a model, in seconds: a prior by mode until compilations were measured. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class Compiled:
 
     @property
     def graph(self) -> tuple[Any, ...]:
-        """What it was compiled for."""
+        """Return the graph that was compiled."""
         return graph(self.knobs)
 
 

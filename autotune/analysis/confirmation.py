@@ -192,13 +192,13 @@ class Confirmation:
 
     @property
     def rounds_left(self) -> int:
-        """How many rounds like the next one may follow."""
+        """Return the number of rounds like the next one that may follow."""
         done = self.rounds if self.chosen is None else self.fresh
         return max(0, self._most_rounds - len(done))
 
     @property
     def exhausted(self) -> bool:
-        """Whether all rounds that are allowed have been measured: time alone brings no more."""
+        """Return whether all rounds that are allowed have been measured: time alone brings no more."""
         return not self.rounds_left
 
     def _has_chosen(self) -> bool:
@@ -330,8 +330,8 @@ class Confirmation:
 
     @property
     def contradicted(self) -> bool:
-        """Whether rounds after the choice do not bear it out: enough of them do not show that the chosen
-        one is faster, or the few that there are show it slower."""
+        """Return whether rounds after the choice contradict it: enough of them do not show the chosen
+        configuration faster, or the few measured so far show it slower."""
         if self.chosen is None or self.baseline is None or not self.fresh:
             return False
         if self.measured_alone:

@@ -165,8 +165,8 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
 
 
 def _unproven(attempts: Attempts, blocks: Blocks) -> list[tuple[dict[str, Any], str]]:
-    """What is trained in runs that could not be compared with their reference, each with the reason why:
-    nor can others of the same training."""
+    """Return the trainings of runs that could not be compared with their reference, each with the
+    reason. Other runs of the same training cannot be compared either."""
     runs = attempts.of(Purpose.NUMERICS).recorded().complete()
     reasons = [(_trained(run.knobs), compared(run, attempts, blocks).unproven) for run in runs]
     return [(trained, why) for trained, why in reasons if why]

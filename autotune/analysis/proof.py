@@ -1,4 +1,4 @@
-"""What it takes to prove a result, in seconds: rounds of a finalist against the baseline, and the checks
+"""Price of the proof of a result, in seconds: rounds of a finalist against the baseline, and the checks
 before them. Pure.
 
 The search leaves this time untouched, the finals begin only where it is there, and a verdict that

@@ -1,5 +1,5 @@
-"""Whether a finalist trains the same as the baseline where a knob may change data, gradient graph or
-batch statistics. Pure, over what ranks have reported of their first steps.
+"""Checks that a finalist trains the same as the baseline where a knob may change data, gradient graph
+or batch statistics. Pure, over reports of the ranks' first steps.
 
 The number format has a gate of its own: autotune.analysis.gate.
 """
@@ -22,18 +22,18 @@ Blocks = Callable[[int], Sequence[StoredBlock]]
 """Attempt id -> its blocks."""
 Knobs = Mapping[str, Any]
 _MOST_RUNS = 8
-"""Of the baseline that are read: where it takes turns with every trial, there are thousands."""
+"""Number of the baseline's runs that are read: interleaved with every trial there are thousands."""
 _FEWEST_COPIES = 2
 """Rows that come twice by chance, at most, where the baseline has none."""
 _DEVIATIONS = 3.0
-"""Of a Poisson count: by how much more rows may come twice than in the baseline."""
+"""Standard deviations of a Poisson count by which more rows may repeat than in the baseline."""
 _PROMISES = (("find_unused_parameters", False), ("static_graph", True))
 """Values that hold only where every step trains the same parameters."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a study recommends though it is not shown to train the same.
+    """Rules for recommending a configuration that is not shown to train the same.
 
     Attributes:
         refuse_unchecked: nothing whose loss could not be compared with the reference.
@@ -54,7 +54,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Seen:
-    """What runs of one configuration have shown.
+    """Observations of the runs of one configuration.
 
     Attributes:
         consumed: the rows of each run's first steps, of those that told it; see

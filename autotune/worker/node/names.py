@@ -1,8 +1,9 @@
-"""torch asks for the name of the address at which ranks meet, whenever one comes there, for its log.
+"""Reverse name lookup of the ranks' store, done once per fork server instead of in every rank.
 
-Where the name server does not answer, each of them waits for it, 10 s with a resolver's usual settings.
-Since version 2.9 torch asks no more once nobody has answered, and neither do the forks of that process.
-An answer that comes late does not stop it.
+torch looks up the name of the store's address whenever a rank connects, for its log. Where the name
+server does not answer, each rank waits for it, 10 s with the usual settings of a resolver. Since
+version 2.9 torch stops asking after one failed lookup, in the process and in its forks. A late
+answer does not stop it.
 """
 
 import contextlib
@@ -13,23 +14,27 @@ import threading
 import time
 
 SOON_SECONDS = 0.5
-"""An answer that takes longer holds up who waits for it."""
+"""A lookup that takes longer delays every rank."""
 _AT_ONCE = datetime.timedelta(seconds=1)
 _DISCARD = 9
 """A port at which no store is served."""
 
 
 def as_torch_asks(address: str) -> str:
-    """IPv4 addresses within IPv6: who has only the former in /etc/hosts is not found there."""
+    """Return the address as torch looks it up: IPv4 mapped into IPv6.
+
+    /etc/hosts often has the IPv4 form alone, so the mapped one is not found there.
+    """
     return address if ":" in address else f"::ffff:{address}"
 
 
 class LookUp(threading.Thread):
-    """The same question, under way.
+    """A name lookup under way.
 
     Attributes:
-        seconds: that it took, by its own clock, as whoever waits for it may get to run later; infinite
-            until then.
+        seconds: duration by the thread's own clock, as a waiting thread may run again later;
+            infinite
+        until the lookup has ended.
     """
 
     def __init__(self, address: str) -> None:
@@ -39,7 +44,7 @@ class LookUp(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Ask."""
+        """Look the name up."""
         began = time.monotonic()
         with contextlib.suppress(OSError):
             socket.getnameinfo((self._address, 0), 0)
@@ -47,20 +52,20 @@ class LookUp(threading.Thread):
 
 
 def settle(address: str) -> None:
-    """Have torch find out in this process, if nobody answers soon, for all that are forked from it.
+    """Let torch notice a slow name server in this process, and thereby in all its forks.
 
     Args:
-        address: at which ranks meet, here or on another node.
+        address: of the ranks' store, on this node or another.
     """
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if torch.__version__ < "2.9":
-        return  # it would ask again and again
+        return  # it would look the name up again and again
     asking = LookUp(address)
     asking.join(SOON_SECONDS)
     if asking.seconds <= SOON_SECONDS:
         return
-    with contextlib.suppress(RuntimeError):  # nobody listens there: it asks before it sees that
+    with contextlib.suppress(RuntimeError):  # no server listens there; the lookup comes first
         TCPStore(address, _DISCARD, is_master=False, wait_for_workers=False, timeout=_AT_ONCE)
     asking.join()  # no thread may run where ranks are forked

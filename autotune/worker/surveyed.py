@@ -1,4 +1,4 @@
-"""What was seen of a training script in its first steps, as whoever writes a study of it is told."""
+"""Result of a survey: what a training script showed in its first steps."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -7,20 +7,20 @@ from typing import Any
 from autotune.worker.decoding import decoder
 
 SETTINGS = (".yaml", ".yml", ".json", ".toml")
-"""How names of files end from which scripts read their settings."""
+"""Extensions of files from which scripts read their settings."""
 Scalar = bool | int | float | str
 
 
 @dataclass(frozen=True)
 class Option:
-    """By which the script can be told something, and what it is told today.
+    """Command line option of a script, and its present value.
 
     Attributes:
         flag: `--flag`, `--flag=` where its value must be in the same argument, or `key=`.
         name: of the value inside the script.
         value: in force.
-        switch: it is given or not, and has no value.
-        sure: a parser knows it; else it is a guess from a variable of that name.
+        switch: whether it has no value, and is given or not.
+        sure: whether a parser knows it; otherwise it is a guess from a variable of that name.
     """
 
     flag: str
@@ -32,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """Of one rank.
+    """First steps of a script on one rank.
 
     Attributes:
         steps: of the optimizer that were seen.
@@ -92,26 +92,26 @@ class Surveyed:
 
     @property
     def samples(self) -> int:
-        """Of a rank per optimizer step."""
+        """Return the samples of a rank per optimizer step."""
         return self.micro_batch * self.accumulation_steps
 
     @property
     def uneven(self) -> bool:
-        """Whether steps have different numbers of samples, so that no setting says how many."""
+        """Return whether steps have different numbers of samples, so that no setting says how many."""
         return self.varies or self.accumulation_varies or self.reuses
 
     @property
     def counts_steps(self) -> bool:
-        """Whether steps compare, and samples do not."""
+        """Return whether only the steps of two runs are comparable, not their samples."""
         return self.varies or self.reuses
 
     def to_text(self) -> str:
-        """For a file."""
+        """Return the result as JSON."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_text(cls, text: str) -> "Surveyed":
-        """What `to_text` wrote."""
+        """Return the result that `to_text` wrote."""
         hint: Any = cls
         found: Surveyed = decoder(hint)(json.loads(text))
         return found

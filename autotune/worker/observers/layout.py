@@ -1,9 +1,9 @@
 """Where a model moves the batch away from the outermost dimension of its tensors.
 
-The automatic parallelisation of tensors splits the outermost dimension. A permutation that puts another
-one there costs a copy, and communication where ranks share tensors. Example: packed projections permuted
-from (batch, n, heads, width, 3) to (3, batch, heads, n, width), where (batch, 3, heads, n, width)
-would do.
+The automatic parallelisation of tensors splits the outermost dimension. A permutation that puts
+another one there costs a copy, and communication where ranks share tensors. Example: packed
+projections permuted from (batch, n, heads, width, 3) to (3, batch, heads, n, width), where (batch,
+3, heads, n, width) would do.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _FEWEST_DIMENSIONS = 3  # a matrix that is transposed is mostly a weight
 
 
 class BatchMoves(TorchDispatchMode):
-    """Notes every permutation that takes a batch of this size out of the first place."""
+    """Dispatch mode that records permutations that move the batch out of the first place."""
 
     def __init__(self, micro_batch: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ class BatchMoves(TorchDispatchMode):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Look while inside; modules are known by their names."""
+        """Record while inside, under the names of the model's modules."""
         handles = []
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(self._entering(name)))
@@ -50,7 +50,7 @@ class BatchMoves(TorchDispatchMode):
         return result
 
     def _moved(self, args: Any) -> bool:
-        """Whether the batch was the first dimension and is no longer."""
+        """Return whether the batch was the first dimension and is no longer."""
         tensor, dimensions = args[0], args[0].dim()
         if dimensions < _FEWEST_DIMENSIONS or tensor.shape[0] != self._size:
             return False

@@ -89,7 +89,7 @@ class FileCopy:
     """Absolute path of the copy."""
     text: str
     stands_in: bool = False
-    """Whether opening the file opens the copy; otherwise the script is given the copy's path."""
+    """True if opening the file opens the copy; otherwise the script is given the copy's path."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class Script:
     samples: int = 0
     """Samples per rank and optimizer step if the configuration determines them, else 0."""
     draws_none: bool = False
-    """Whether the user states that `samples` holds for a script that uses no DataLoader."""
+    """True if the user states that `samples` holds for a script that uses no DataLoader."""
     told: bool = False
-    """Whether `samples` holds even where a DataLoader was seen: ranks may share its batches."""
+    """True if `samples` holds even where a DataLoader was seen: ranks may share its batches."""
     kept: tuple[str, ...] = ()
     """Names of searched knobs whose values the script must have by itself."""
     counts: str = "samples"
@@ -138,7 +138,7 @@ class Command:
     pattern: str = ""
     """Regular expression with one group, the rate, for each line of its output."""
     tokens: bool = False
-    """Whether reports count tokens instead of samples."""
+    """True if reports count tokens instead of samples."""
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,14 @@ class TrialRequest:
     copies: tuple[FileCopy, ...] = ()
     """Changed copies of files that a script or a command reads."""
     may_write: bool = True
-    """Whether files that it changes stay changed; otherwise no file of the user changes."""
+    """True if files that it changes stay changed; otherwise no file of the user changes."""
     longest: bool = False
-    """Whether it trains on the longest samples alone, which the workload names (Workload.longest).
+    """True if it trains on the longest samples alone, which the workload names (Workload.longest).
     """
     takes_turns: bool = False
-    """Whether it is interleaved: it trains a block when it is given a turn."""
+    """True if it is interleaved: it trains a block when it is given a turn."""
     stays: bool = False
-    """Whether its ranks become warm workers, which wait for another configuration.
+    """True if its ranks become warm workers, which wait for another configuration.
 
     Only a workload can.
     """
@@ -248,7 +248,7 @@ class EndTrial(Message):
     hung: str = ""
     """Hang that another node has found; each rank's progress is recorded before its end."""
     on_purpose: bool = False
-    """Whether nothing has failed: errors that ranks raise from now on come of this end."""
+    """True if nothing has failed: errors that ranks raise from now on come of this end."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Turn(Message):
     number: int
     """Number of the turn, ascending from 1 over all trials that are interleaved."""
     rested: bool = False
-    """Whether other trials have trained since its last turn."""
+    """True if other trials have trained since its last turn."""
     left_out: int = 0
     """Untimed steps before the block: other trials have displaced its caches."""
 
@@ -295,7 +295,7 @@ class Preload(Message):
     """Variables that building the workload changes, with their new value."""
     workdir: str = "."
     may_write: bool = True
-    """Whether importing may write files of the user."""
+    """True if importing may write files of the user."""
     import_paths: tuple[str, ...] = ()
     """Folders searched before sys.path, and those that building the workload has added to it."""
     host: str = ""
@@ -456,7 +456,7 @@ class RankEnd(Message):
     """Forward passes and steps of a hung rank so far. The rank with the least holds up the others.
     """
     stopped: bool = False
-    """Whether a signal has stopped the process of a hung rank."""
+    """True if a signal has stopped the process of a hung rank."""
 
 
 @dataclass(frozen=True)
@@ -467,7 +467,7 @@ class NodeReport(Message):
     node: int
     ends: tuple[RankEnd, ...]
     agent_leaves: bool = False
-    """Whether the agent cannot fork any more, so that the next trial needs a new one."""
+    """True if the agent cannot fork any more, so that the next trial needs a new one."""
     stuck: str = ""
     """Processes of the trial that cannot be killed, in words: nothing can be measured beside them.
     """
@@ -496,7 +496,7 @@ class TrialReport:
     wall_seconds: float
     log_tail: str = ""
     lost_agent: bool = False
-    """Whether the agent died: the trial says nothing about the configuration and may be repeated.
+    """True if the agent died: the trial says nothing about the configuration and may be repeated.
     """
     not_its_own: str = ""
     """Event of a node or the cluster under the trial, in words: it was lost or suspended.

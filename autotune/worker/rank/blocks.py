@@ -1,4 +1,4 @@
-"""A timed run: block after block of whole optimizer steps."""
+"""Timed run: block after block of whole optimizer steps."""
 
 import math
 import time
@@ -24,8 +24,7 @@ def run_blocks(
     context: RankContext,
     report: Callable[[BlockReport], None],
 ) -> Iterator[None]:
-    """Block after block of a training that takes an optimizer step whenever this yields; on rank 0
-    report each."""
+    """Run blocks of a training that takes an optimizer step whenever this yields; report on rank 0."""
     kind = LengthInTurn if request.takes_turns else BlockLength
     length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
     observers = BlockObservers(
@@ -47,7 +46,7 @@ def run_blocks(
         if turn.number:
             observers.resume()
         if request.takes_turns or request.stays:
-            # Leave comes to one node after another, and the first would wait on the clock for the last.
+            # Turns reach one node after another, and the first would wait on the clock for the last.
             training.meet()
         observers.start(index)
         training.begin_block()

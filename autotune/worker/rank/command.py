@@ -1,5 +1,7 @@
-"""A command that trains with ranks of its own, as the only rank of its trial: run, listened to, and left
-when enough of its reports have come. Whoever started this process clears the command's away."""
+"""Run of a command that trains with ranks of its own, as the only rank of its trial.
+
+The command is left when enough of its reports have come; the agent kills its processes.
+"""
 
 import functools
 import os
@@ -41,10 +43,10 @@ from autotune.worker.sandbox import offline
 _REPORTS = "reports.jsonl"
 _TAIL_BYTES = 6000
 _OUTPUT = 1
-"""The log of this rank."""
+"""Descriptor of this rank's log."""
 
 Leave = Callable[[Outcome | None, str], NoReturn]
-"""Ends the rank, with what it has come to and why."""
+"""Ends the rank with an outcome and its cause."""
 
 
 @dataclass
@@ -59,8 +61,10 @@ class _Block:
 
 @dataclass
 class Blocks:
-    """Puts reports together to blocks of about the seconds that a plan asks for; the first block is a
-    single report."""
+    """Cutter of reports into blocks of about the seconds that a plan asks for.
+
+    The first block is a single report.
+    """
 
     plan: BlockPlan
     done: int = 0
@@ -68,12 +72,13 @@ class Blocks:
     _open: _Block = field(default_factory=_Block)
 
     def take(self, told: Sequence[Told], now: float) -> list[_Block]:
-        """The blocks that these reports, which have come together, bring to an end. One that does not
-        say its seconds has had its share of the time since those before; the very first only starts the
-        clock.
+        """Return the blocks that a batch of reports completes.
+
+        A report without seconds is given an equal share of the time since the batch before; the
+        very first batch only starts the clock.
 
         Args:
-            told: at least one.
+            told: at least one report.
             now: seconds of a clock.
         """
         share = None if self._last is None else (now - self._last) / len(told)
@@ -104,7 +109,7 @@ class Blocks:
 
 
 class CommandRun:
-    """One run of a command."""
+    """Run of a command."""
 
     def __init__(
         self,
@@ -126,7 +131,7 @@ class CommandRun:
         self._peak_bytes = 0
 
     def run(self) -> NoReturn:
-        """Run the command for as long as its reports are wanted."""
+        """Run the command until enough reports have come."""
         if self._request.trajectory or self._request.profile:
             self._leave(
                 Outcome.ERROR, "nobody sees the loss of a command, or what its step is made of"
@@ -165,7 +170,7 @@ class CommandRun:
     def _environment(self) -> dict[str, str]:
         found = {**os.environ}
         if self._command.pattern:
-            found["PYTHONUNBUFFERED"] = "1"  # rates are wanted when they are printed
+            found["PYTHONUNBUFFERED"] = "1"  # a rate must arrive when it is printed
         elif not self._command.json_lines:
             found[reporting.VARIABLE] = str(Path(self._command.folder) / _REPORTS)
         return {**found, **offline.VARIABLES, **processes.of_study(self._request.env)}
@@ -180,7 +185,7 @@ class CommandRun:
         return FileLines(Path(file)), functools.partial(of_json, tokens=self._command.tokens)
 
     def _listen(self, lines: Lines, reading: Reading) -> None:
-        """Take in what has been said, to the end of the run if that is enough."""
+        """Take in new reports; end the run if they are enough."""
         try:
             told = [said for line in lines.read() if (said := reading(line)) is not None]
         except Unreadable as wrong:
@@ -216,7 +221,7 @@ class CommandRun:
         )
 
     def _peak(self) -> int:
-        """Of its largest process, bytes; of a CUDA device nobody knows what the command has of it."""
+        """Return the peak of the largest process, bytes; 0 on CUDA, where it is not known."""
         if self._request.device != "cpu":
             return 0
         return max(map(_largest_resident, processes.descendants(os.getpid())), default=0)
@@ -240,14 +245,14 @@ class CommandRun:
 
 
 def _of_failure(tail: str) -> Outcome:
-    """By the last that a command has printed."""
+    """Return the outcome of a failed command by the end of its output."""
     if "MemoryError" in tail:  # Python's own, NumPy's, torch's
         return Outcome.OOM
     return raised.of_exception(RuntimeError(tail))
 
 
 def _largest_resident(pid: int) -> int:
-    """Peak of a process, bytes; 0 if it is gone."""
+    """Return the peak resident memory of a process, bytes; 0 if it is gone."""
     try:
         return memory.peak_resident(Path(f"/proc/{pid}/status"))
     except OSError:

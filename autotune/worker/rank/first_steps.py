@@ -1,5 +1,7 @@
-"""What a script's first steps show of its training, for comparison with another configuration's: the
-rows, the replicas, the parameters without a gradient, and what computes over a batch together."""
+"""Checks on a script's first steps, for comparison with another configuration's.
+
+They cover rows, replicas, parameters without a gradient, and operations over a whole batch.
+"""
 
 import json
 from typing import Any
@@ -17,7 +19,7 @@ from autotune.worker.rank.replicas import ReplicaSums, spread, sums_of
 
 
 class FirstStepChecks:
-    """Looks at the first CHECKED_STEPS optimizer steps of a script on one rank; changes nothing."""
+    """Passive observer of the first CHECKED_STEPS optimizer steps of a script on one rank."""
 
     def __init__(
         self, request: TrialRequest, context: RankContext, store: Store, sight: Sight
@@ -35,16 +37,16 @@ class FirstStepChecks:
         self._compared = 0
 
     def watch(self) -> None:
-        """Look from now on; of everything that looks at the script the last to be put in place."""
+        """Start observing. Call it last of all that hooks into the script."""
         self._epochs.watch()
         self._statistics.watch()
         self._rows.watch()
 
     def taken(self, steps: int) -> None:
-        """An optimizer step is over, and its gradients are there.
+        """Take in an optimizer step that is over, with its gradients.
 
         Args:
-            steps: so many there were by now.
+            steps: number of steps taken so far.
         """
         if steps > CHECKED_STEPS:
             return
@@ -53,22 +55,23 @@ class FirstStepChecks:
             self._tell()
 
     def without_gradient(self) -> list[nn.Parameter]:
-        """Parameters under DistributedDataParallel that this step has given no gradient."""
+        """Return parameters under DistributedDataParallel that this step has given no gradient."""
         model = self._sight.built.model
         if model is None:
             return []
         return [p for p in model.parameters() if p.requires_grad and p.grad is None]
 
     def start(self) -> str:
-        """A digest of the rows of the first step on all ranks, on rank 0; empty if not all are known.
-        Every rank must ask, after the first step."""
+        """Return a digest of the rows of the first step on all ranks, on rank 0.
+
+        It is empty if not all are known. Every rank must call it, after the first step.
+        """
         mine = self._rows.first(self._step)
         ranks = self._exchanged("start", mine.order if mine else "")
         return "/".join(ranks) if all(ranks) else ""
 
     def observed(self) -> Observed:
-        """What is to be reported with the block that is over: the first steps once, and epochs whenever
-        there are new ones."""
+        """Return new observations for a block: the first steps once, epochs when they change."""
         told, self._told = self._told, Observed()
         if self._epochs.compared > self._compared:
             self._compared = self._epochs.compared
@@ -97,7 +100,7 @@ class FirstStepChecks:
         self._told = told
 
     def _exchanged(self, name: str, mine: Any) -> list[Any]:
-        """What every rank has told under a name, on rank 0; nothing on others."""
+        """Return what every rank has stored under a name, on rank 0; an empty list on others."""
         self._store.set(f"{name}/{self._context.rank}", json.dumps(mine))
         ranks = range(0 if self._context.rank else self._context.world_size)
         return [json.loads(self._store.get(f"{name}/{rank}")) for rank in ranks]

@@ -1,5 +1,8 @@
-"""The gradients that the first optimizer of a script sees: their norm in every step, and sketches of
-those of the first step, which two runs of a seeded script begin with equal weights and rows."""
+"""Gradients that the first optimizer of a script sees.
+
+Their norm is taken in every step, and sketches of those of the first step, which two runs of a
+seeded script begin with equal weights and rows.
+"""
 
 import hashlib
 import json
@@ -18,14 +21,14 @@ from autotune.worker.rank.trajectory import plain, square
 
 
 class LeaderNorms:
-    """Of the gradient that the first optimizer sees, clipped if the script clips it."""
+    """Norm of the gradient that the first optimizer sees, clipped if the script clips it."""
 
     def __init__(self, sight: Sight, rows: Callable[[], str]) -> None:
-        """Prepare.
+        """Prepare for the first step.
 
         Args:
             sight: of this rank.
-            rows: a digest of the rows of the first step; empty if they are not known.
+            rows: returns a digest of the rows of the first step; empty if they are not known.
         """
         self._sight = sight
         self._rows = rows
@@ -48,7 +51,7 @@ class LeaderNorms:
 
     def first_taken(self) -> None:
         """Take in how far the first step has moved the weights. Every rank must call it."""
-        # On every rank, whatever is known of the rows: parts of parameters are put together.
+        # On every rank, whether or not the rows are known: sharded parameters are gathered.
         moved = [now.less(at) for now, at in zip(self._sketched(), self._weights, strict=True)]
         if rows := self._rows():
             weights = [one.as_row() for one in self._weights]
@@ -60,11 +63,11 @@ class LeaderNorms:
             self._seen = Observed()
 
     def of_step(self) -> float:
-        """The norm of the step that is over."""
+        """Return the norm of the step that is over."""
         return math.sqrt(self._square)
 
     def looked_at(self, index: int) -> AbstractContextManager[Observed]:
-        """Around a step, by its number: what was seen of the one before the first."""
+        """Return a context around step `index`; for the first, it yields what was seen before."""
         return nullcontext(self._seen if not index else Observed())
 
     def _look_at_first(self) -> None:
@@ -95,7 +98,7 @@ class LeaderNorms:
 
 
 def _names(sight: Sight) -> dict[nn.Parameter, str]:
-    """Of the parameters of a model under DistributedDataParallel."""
+    """Return the names of parameters of a model under DistributedDataParallel."""
     inner = sight.built.inner
     named = inner.named_parameters() if inner is not None else ()
     return {parameter: plain(name) for name, parameter in named}

@@ -61,14 +61,14 @@ _RUNNING = (
     *(__file__, execution.__file__, script.__file__, surveying.__file__),
     *("<frozen runpy>", runpy.__file__, "<frozen importlib._bootstrap_external>"),
 )
-"""What stands above a script in its traceback."""
+"""Files of frames above a script in its traceback."""
 _COLLECTIVE_TIMEOUT = datetime.timedelta(days=1)  # the agent judges hangs, by progress
 
 
 def main(
     request: TrialRequest, placement: Placement, local_rank: int, connection: Connection
 ) -> NoReturn:
-    """Train, report to the agent, and leave without tearing anything down."""
+    """Train, report to the agent, and exit without tearing anything down."""
     # As under torchrun. Where Linux shares out the processors by session, ranks in that of the agent
     # would have one share together, and be slower than the job is.
     os.setsid()
@@ -89,7 +89,7 @@ def main(
 
 
 def _of_user(error: BaseException, request: TrialRequest) -> TracebackType | None:
-    """Where it was raised, less how a script came to be run: that tells nobody anything."""
+    """Return the traceback without the frames that started the script."""
     place = error.__traceback__
     while request.script and place and place.tb_frame.f_code.co_filename in _RUNNING:
         place = place.tb_next
@@ -100,7 +100,7 @@ def _leave(connection: Connection, end: RankEnd) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     connection.send_bytes(end.to_line())
-    # Destructors of DDP and of the process group can deadlock: leave without them.
+    # Destructors of DDP and of the process group can deadlock: exit without them.
     os._exit(0)
 
 
@@ -158,7 +158,10 @@ def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
 def _run_command(
     request: TrialRequest, connection: Connection, progressed: Callable[[], None]
 ) -> NoReturn:
-    """Run a command, which is on devices with ranks of its own: this process leaves those alone."""
+    """Run a command.
+
+    It uses the devices with ranks of its own, so this process does not touch them.
+    """
 
     def leave(outcome: Outcome | None, cause: str) -> NoReturn:
         _leave(connection, RankEnd(0, outcome, cause, at=time.time()))
@@ -182,7 +185,7 @@ def _run_script(
     connection: Connection,
     progressed: Callable[[], None],
 ) -> NoReturn:
-    """Run a script under the eyes of its trial; in this process it has the last word."""
+    """Run a script with observers in place, and exit with its end."""
 
     def leave(outcome: Outcome | None, cause: str) -> NoReturn:
         _leave(connection, RankEnd(context.rank, outcome, cause, at=time.time()))
@@ -223,10 +226,15 @@ def _announcement(
     connection: Connection,
     told: Iterable[str] = (),
 ) -> Callable[[], None]:
-    """What tells the agent, once training can begin, how long that took from now on, and what was
-    imported meanwhile.
+    """Return a function that reports the workload as built.
+
+    The report has the time since this call, and the modules imported meanwhile.
 
     Args:
+        request: of the trial.
+        placement: of this node's ranks.
+        context: of this rank.
+        connection: to the agent.
         told: variables of the environment that this rank alone has, besides the usual ones.
     """
     brought, started = imports.Brought(), time.perf_counter()
@@ -255,7 +263,7 @@ def _prepare_process(request: TrialRequest, placement: Placement, context: RankC
     os.environ.update(environment(request, placement, context))
     os.chdir(request.workdir)
     sys.path[:0] = [path for path in request.import_paths if path not in sys.path]
-    # A script has by now what its launcher leaves it, unless that sets another number than was there.
+    # The launcher's number of threads is in force for a script, unless the environment changes it.
     if not request.script or os.environ.get(process.THREADS) != before:
         process.limit_threads(process.threads_of(os.environ))
     process.compile_workers(request.knobs, placement.local_world_size)
@@ -281,7 +289,7 @@ def _prepare_device(request: TrialRequest, context: RankContext) -> None:
 
 
 def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
-    """Return whether CUDA is begun by the script itself, as under plain python, and not before it."""
+    """Return whether the script itself initialises CUDA, as under plain python."""
     plain = request.script is not None and request.script.launch == PYTHON
     return plain and context.device.type == "cuda"
 
@@ -289,9 +297,9 @@ def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
 def environment(
     request: TrialRequest, placement: Placement, context: RankContext
 ) -> dict[str, str]:
-    """Return what a rank finds in its environment besides what its agent has."""
+    """Return the variables of a rank beyond those of its agent."""
     own = processes.of_study(request.env)
-    # What the agent's environment tells the allocator besides is not to be lost.
+    # Settings of the allocator in the agent's environment must not be lost.
     allocator = process.allocator_variables({**os.environ, **own})
     of_launcher = _of_script if request.script else _of_workload
     return {
@@ -314,7 +322,7 @@ def _of_workload(
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
         process.THREADS: str(threads),
         "GLOO_SOCKET_IFNAME": placement.interface,
-        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # without it every name that begins so
+        "NCCL_SOCKET_IFNAME": f"={placement.interface}",  # "=": not every name with this prefix
     }
 
 
@@ -341,7 +349,7 @@ def _join_group(request: TrialRequest, placement: Placement, context: RankContex
 
 
 def _store(request: TrialRequest, placement: Placement) -> PrefixStore:
-    """The part of the agent's that is of this launch alone."""
+    """Return the part of the agent's store that belongs to this launch."""
     shared = TCPStore(
         placement.store_host,
         placement.store_port,

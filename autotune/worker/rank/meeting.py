@@ -1,4 +1,4 @@
-"""Where ranks meet: stores, and what a launcher tells a script of them."""
+"""Rendezvous of ranks: stores, and the variables by which a script finds them."""
 
 import datetime
 import socket
@@ -10,19 +10,19 @@ from autotune.worker.rank.context import RankContext
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 _kept: list[TCPStore] = []
-"""For as long as the process lives."""
+"""Stores that must live as long as the process."""
 
 
 def variables(placement: Placement, context: RankContext, store: Store) -> dict[str, str]:
-    """Return what tells the ranks of a script where they meet: at a store of their trial alone.
+    """Return variables that lead a script's ranks to a store of their trial alone.
 
-    Older torch puts what ranks write there under the number of the restart, newer ones put it under
-    nothing: in a store that trials share, what an earlier one has left would be taken for theirs.
+    Older torch writes the ranks' keys under the number of the restart, newer torch under no prefix:
+    in a store that trials share, keys of an earlier one would be taken for theirs.
 
     Args:
-        placement: of this node; its agent's store is where the new one is told of.
+        placement: of this node, with the agent's store, which announces the new one.
         context: of this rank.
-        store: of the trial alone, in the agent's.
+        store: part of the agent's store that belongs to the trial.
     """
     if context.rank == 0:
         _kept.append(open_store(placement.store_host, _TIMEOUT))
@@ -35,7 +35,7 @@ def variables(placement: Placement, context: RankContext, store: Store) -> dict[
 
 
 def open_store(host: str, timeout: datetime.timedelta) -> TCPStore:
-    """Served by this process, on a free port of this address alone."""
+    """Return a store served by this process, on a free port of this address alone."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.bind((host, 0))

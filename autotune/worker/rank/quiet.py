@@ -1,5 +1,7 @@
-"""Dropout switched off for a few steps, so that two configurations whose kernels draw
-differently compute the same."""
+"""Dropout switched off for a few steps.
+
+Two configurations whose kernels draw differently then compute the same.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Dropout layers evaluate, and so does any module that holds a rate of dropout itself, as attention
-    does that hands it on. Nothing else changes: normalisation goes on training."""
+    """Switch dropout off meanwhile, and nothing else: normalisation goes on training.
+
+    A module that holds a dropout rate itself is switched off, too, as attention passes its rate on.
+    """
     quiet = _silenced(model)
     try:
         yield
@@ -24,7 +28,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_dropout_anywhere() -> Iterator[None]:
-    """Do the same to every model that is run meanwhile: a script builds its own."""
+    """Switch dropout off meanwhile in every model that is run: a script builds its own."""
     quiet: list[nn.Module] = []
 
     def silence(module: nn.Module, _: Any) -> None:

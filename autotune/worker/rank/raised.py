@@ -1,4 +1,4 @@
-"""What an exception that a rank has raised means, says, and where it comes from."""
+"""Classification of an exception that a rank has raised: outcome, text and origin."""
 
 import contextlib
 import sysconfig
@@ -14,7 +14,7 @@ _OOM_PHRASES = (
     "can't allocate memory",
     "cannot allocate memory",
     "alloc_failed",  # cuBLAS, cuDNN, cuSOLVER
-    "cublas_status_not_initialized",  # what cublasCreate says where no memory is left for its workspace
+    "cublas_status_not_initialized",  # cublasCreate, if no memory is left for its workspace
     "failed to cuda calloc",  # NCCL
     "bad_alloc",
 )
@@ -26,7 +26,7 @@ _NOT_THEIRS = (
 
 
 def of_exception(error: BaseException) -> Outcome:
-    """OOM or ERROR, by the exception that the rank raised."""
+    """Return OOM or ERROR for an exception of a rank."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return Outcome.OOM
     if not isinstance(error, RuntimeError | OSError):
@@ -36,7 +36,7 @@ def of_exception(error: BaseException) -> Outcome:
 
 
 def text_of(error: BaseException) -> str:
-    """What the exception says, in one line; empty if it cannot say it."""
+    """Return the message of an exception in one line; empty if it cannot be formatted."""
     try:
         return " ".join(str(error).split())
     except Exception:
@@ -44,8 +44,10 @@ def text_of(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where the user's own code was when it was raised: file, line and function; empty if only libraries
-    had a part in it."""
+    """Return file, line and function of the user's code that raised an exception.
+
+    The text is empty if only libraries had a part in it.
+    """
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)
@@ -55,7 +57,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _from_here(file: Path) -> Path:
-    with contextlib.suppress(OSError, ValueError):  # of a folder that is gone, or another one
+    with contextlib.suppress(OSError, ValueError):  # the working directory is gone, or another one
         return file.relative_to(Path.cwd())
     return file
 

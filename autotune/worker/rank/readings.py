@@ -1,4 +1,4 @@
-"""What a command tells of its training: lines of a file or of its output, read as they come."""
+"""Reports of a command about its training: lines of a file or of its output, read as they come."""
 
 import json
 import math
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 POLL_SECONDS = 0.02
-"""Between two looks at a file: the error of a report that does not say its seconds."""
+"""Interval between two readings of a file: the timing error of a report without seconds."""
 _READ_BYTES = 1 << 16
 _ENDS = re.compile(rb"[\r\n]+")
-"""Of lines. Progress bars go back to the beginning of theirs."""
+"""Ends of lines. Progress bars return to the beginning of theirs."""
 _SHOWN = 200
 
 
 class Unreadable(Exception):
-    """A line that should have been a report, in words."""
+    """Line that should have been a report; the text quotes it."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Told:
 
     Attributes:
         amount: samples, or tokens where the study counts those.
-        rate: of them a second.
-        seconds: that the amount has taken; None: since the report before.
-        loss: 0 where none is told.
+        rate: samples or tokens per second.
+        seconds: time of the amount; None: since the report before.
+        loss: 0 where the report has none.
     """
 
     amount: float | None = None
@@ -41,15 +41,16 @@ class Told:
 
 
 Reading = Callable[[str], Told | None]
-"""Of a line; None if that is no report."""
+"""Parser of a line; it returns None if the line is no report."""
 
 
 def of_json(line: str, *, tokens: bool) -> Told | None:
-    """Of a JSON object with the unit of the study and perhaps `seconds`, or with `throughput`. Other
-    objects are no reports.
+    """Parse a JSON object with the unit of the study and perhaps `seconds`, or with `throughput`.
+
+    Other objects are no reports.
 
     Raises:
-        Unreadable: it is no JSON object, what it says is no positive number, or counts another unit.
+        Unreadable: it is no JSON object, a value is no positive number, or it counts another unit.
     """
     try:
         said = json.loads(line)
@@ -78,10 +79,10 @@ def _number(said: dict[str, Any], name: str, line: str) -> float | None:
 
 
 def of_match(line: str, *, pattern: re.Pattern[str]) -> Told | None:
-    """Of the rate that a pattern's only group finds.
+    """Parse a line by a pattern whose only group finds the rate.
 
     Raises:
-        Unreadable: what it finds is no positive number.
+        Unreadable: the text it finds is no positive number.
     """
     found = pattern.search(line)
     if found is None:
@@ -104,28 +105,28 @@ def _shown(line: str) -> str:
 
 
 class Lines(Protocol):
-    """Where lines come from."""
+    """Source of lines."""
 
     def read(self) -> Iterator[str]:
-        """Those that have become whole since the last time."""
+        """Yield lines completed since the last call."""
 
     def wait(self) -> None:
-        """A moment, or until there is something to read."""
+        """Wait a moment, or until there is something to read."""
 
 
 class FileLines:
-    """Lines that are added to a file, which may not be there yet."""
+    """Lines that are appended to a file, which may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> Iterator[str]:
-        """Those that have become whole since the last time."""
+        """Yield lines completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # begun anew
+                    self._offset = 0  # the file was truncated
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except OSError:
@@ -136,15 +137,15 @@ class FileLines:
                 yield line.decode(errors="replace")
 
     def wait(self) -> None:
-        """A moment."""
+        """Wait a moment."""
         time.sleep(POLL_SECONDS)
 
 
 class OutputLines:
-    """Lines of a command's output, which goes on into the log."""
+    """Lines of a command's output, which is copied to the log."""
 
     def __init__(self, output: IO[bytes], log: int) -> None:
-        """Take over its output; `log`: descriptor of the file that is to have it as well."""
+        """Read from a command's output; `log` is the descriptor of the file that it is copied to."""
         self._descriptor = output.fileno()
         os.set_blocking(self._descriptor, False)
         self._log = log
@@ -152,7 +153,7 @@ class OutputLines:
         self._open = True
 
     def read(self) -> Iterator[str]:
-        """Those that have become whole since the last time."""
+        """Yield lines completed since the last call."""
         while self._open:
             try:
                 data = os.read(self._descriptor, _READ_BYTES)
@@ -167,7 +168,7 @@ class OutputLines:
                     yield line.decode(errors="replace")
 
     def wait(self) -> None:
-        """Until there is output, or a moment."""
+        """Wait until there is output, or a moment."""
         if self._open:
             select.select([self._descriptor], [], [], POLL_SECONDS)
         else:

@@ -1,4 +1,4 @@
-"""Whether the ranks' replicas of a model are alike, told by two numbers of each."""
+"""Comparison of the ranks' replicas of a model by two numbers of each."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -10,13 +10,13 @@ class ReplicaSums(NamedTuple):
     """Two sums that are equal for equal replicas of a model."""
 
     weights: float
-    """Of all parameters."""
+    """Sum of all parameters."""
     size: float
-    """Of their magnitudes."""
+    """Sum of their magnitudes."""
 
 
 def sums_of(parameters: Iterable[Tensor]) -> ReplicaSums:
-    """The sums of one replica; parameters that ranks hold parts of are put together."""
+    """Return the sums of one replica; sharded parameters are gathered."""
     weights = size = 0.0
     for parameter in parameters:
         values = whole(parameter.detach()).double()
@@ -26,12 +26,12 @@ def sums_of(parameters: Iterable[Tensor]) -> ReplicaSums:
 
 
 def spread(replicas: Sequence[ReplicaSums]) -> float:
-    """How far the replicas lie apart, relative to their size."""
+    """Return how far the replicas lie apart, relative to their size."""
     totals = [one.weights for one in replicas]
     return (max(totals) - min(totals)) / max(*(one.size for one in replicas), 1e-30)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor, put together if the ranks hold parts of it."""
+    """Return the tensor, gathered if it is sharded over the ranks."""
     found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return found

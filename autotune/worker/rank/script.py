@@ -1,5 +1,8 @@
-"""An unmodified training script as one rank runs it: started as its launcher would, seen step by step,
-and left when enough of its blocks are done."""
+"""An unmodified training script as one rank runs it.
+
+It is started as its launcher would, observed step by step, and left when enough of its blocks are
+done.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -29,11 +32,11 @@ from autotune.worker.rank.training import Training
 from autotune.worker.rank.trajectory import run_trajectory
 
 Leave = Callable[[Outcome | None, str], NoReturn]
-"""Ends the rank, with what it has come to and why. The script is asked no more."""
+"""Ends the rank with an outcome and its cause. The script does not run on."""
 
 
 class ScriptTraining(Training):
-    """What a script's training shows of itself."""
+    """Training of a script, as hooks in it observe it."""
 
     log_interval = 1
 
@@ -47,16 +50,16 @@ class ScriptTraining(Training):
         check: Callable[[], None],
         observed: Callable[[], Observed],
     ) -> None:
-        """After the first step.
+        """Begin after the first step.
 
         Args:
             request: of the trial.
             context: of this rank.
-            gather: beside whatever the ranks train with.
+            gather: exchange that is independent of the script's process groups.
             sight: of this rank.
-            counted: samples that all ranks have trained on so far.
-            check: called at the end of each block, whether its samples are what they should be.
-            observed: what else the script has shown since it was last asked.
+            counted: returns the samples that all ranks have trained on so far.
+            check: called at the end of each block, to check the number of samples.
+            observed: returns further observations since its last call.
         """
         super().__init__(request, context, gather)
         self._sight = sight
@@ -77,7 +80,7 @@ class ScriptTraining(Training):
         super().begin_block()
 
     def ends_with_next(self) -> None:
-        """The next step is the last one of the block: its loss is that of the block."""
+        """Record the loss of the next step, the last one of the block."""
         self._sight.looks_at_loss = True
 
     def read_loss(self) -> None:
@@ -86,7 +89,7 @@ class ScriptTraining(Training):
         super().read_loss()
 
     def end_block(self) -> RankFigures:
-        """Of the block until here."""
+        """Return the figures of the block until here."""
         self.loss = self._sight.loss
         self.clock.wait_seconds = self._sight.wait_seconds
         figures = super().end_block()
@@ -95,13 +98,15 @@ class ScriptTraining(Training):
         return figures
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimizer updates whose steps are those of the training."""
+        """Return the parameters of the optimizer whose steps are those of the training."""
         assert self._sight.leader is not None
         return (p for group in self._sight.leader.param_groups for p in group["params"])
 
     def tokens(self, samples: int) -> int:
-        """Of so many samples of the block. What a row has of them is so, also where ranks share what
-        each of them draws."""
+        """Return the number of tokens in some samples of the block.
+
+        Tokens per row are those of this rank's rows, even where ranks share them.
+        """
         rows, tokens = self._drawn_at_start
         drawn = self._sight.samples - rows
         return round(samples * (self._sight.tokens - tokens) / drawn) if drawn else 0
@@ -109,8 +114,7 @@ class ScriptTraining(Training):
     def block(
         self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
     ) -> BlockReport:
-        """Return the report of the block, with what the first steps showed and whether tokens may be
-        padding."""
+        """Return the report of the block, with observations of the first steps and of padding."""
         told = Observed(**{**self._observed(), **observed})
         if self._sight.padded:
             told["padded"] = 1
@@ -118,7 +122,7 @@ class ScriptTraining(Training):
 
 
 class _ScriptSubject:
-    """A script under the profiler: its stretches are named from outside."""
+    """Script under the profiler; its spans are named from outside."""
 
     def __init__(self, training: Training, spans: Spans, progressed: Callable[[], None]) -> None:
         self.training = training
@@ -130,19 +134,19 @@ class _ScriptSubject:
         return {}
 
     def watched(self) -> AbstractContextManager[Any]:
-        """Not operator by operator: it may be compiled, or look at its own."""
+        """Return an empty context: a script may be compiled, or have dispatch modes of its own."""
         return nullcontext()
 
     def marked(self) -> AbstractContextManager[Any]:
         return self._spans.marked()
 
     def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
-        """None: `init` and `doctor` have tried what acts on it."""
+        """Return nothing: `init` and `doctor` have tried what acts on the script."""
         return []
 
 
 class ScriptRun:
-    """Drives a timed run from the hooks in a script's training."""
+    """Driver of a timed run by the hooks in a script's training."""
 
     def __init__(
         self,
@@ -178,11 +182,11 @@ class ScriptRun:
         self._steps_seen = 0
 
     def run(self) -> NoReturn:
-        """Run the script for as long as its steps are wanted."""
+        """Run the script until enough of its steps are measured."""
         spawning.watch(self._script, lambda why: self._leave(Outcome.ERROR, why))
         self._copies.begin()
         self._changes.begin()
-        self._changes.met("cpu_affinity")  # as every rank's, before it began
+        self._changes.met("cpu_affinity")  # set for every rank before it began
         self._loaded.watch()
         self.watch()
         folders, local_rank = self._request.import_paths, self._context.local_rank
@@ -195,7 +199,7 @@ class ScriptRun:
         )
 
     def watch(self) -> None:
-        """Have the optimizer steps of this process drive the run."""
+        """Let the optimizer steps of this process drive the run."""
         norms = self._norms.look if self._request.trajectory else None
         self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
         self._first_steps.watch()
@@ -208,7 +212,7 @@ class ScriptRun:
             self._progressed()
 
     def _taken(self) -> None:
-        # Whatever goes wrong here is no business of the script, which may catch what is raised in it.
+        # An error here must not be raised in the script, which might catch it.
         try:
             self._spans.leave("optimizer")
             self._steps_seen += 1
@@ -224,7 +228,7 @@ class ScriptRun:
             self._leave(raised.of_exception(error), f"{type(error).__name__}: {error}")
 
     def _begin(self) -> None:
-        """After the first step, which shows what there is to see."""
+        """Check the first step, and begin to measure."""
         self._quiet.close()
         if self._request.trajectory:
             self._norms.first_taken()
@@ -262,11 +266,11 @@ class ScriptRun:
             self._steps = run_blocks(self._training, *where)
 
     def _problem(self) -> str | None:
-        """Why the training is not what the configuration says, or cannot be measured."""
+        """Return why the training is not what the configuration says, or cannot be measured."""
         if self._sight.loss is None:
             return "no loss was seen: Tensor.backward was never called on a scalar"
         idle = self._changes.idle(draws=self._sight.saw_loader)
-        # A rank that is given its batches by another has no loader that matters.
+        # The loader of a rank that receives its batches from another does not matter.
         given = self._drawing < self._context.world_size and not self._sight.saw_loader
         if idle := [name for name in idle if not (given and name in LOADER)]:
             return f"{', '.join(idle)}: has found nothing to act on in the script"
@@ -305,18 +309,20 @@ class ScriptRun:
         return communication.collectives() == self._sight.first_backward
 
     def _counted(self) -> float:
-        """Samples that all ranks have trained on until now."""
+        """Return the samples that all ranks have trained on until now."""
         said = self._script.samples * self._steps_seen * self._context.world_size
         if self._script.samples and self._script.told:
             return float(said)
         if self._script.samples and not self._sight.saw_loader:
-            # Nobody sees whether the arguments reach the training: the user must say it.
+            # Whether the arguments reach the training cannot be observed: the user must state it.
             return float(said) if self._script.draws_none else 0.0
         return float(self._sight.samples * self._drawing)
 
     def _check_samples(self) -> None:
-        """End the trial where steps have other samples than the configuration says, unless their number
-        of micro-batches varies by itself."""
+        """End the trial where steps have other samples than the configuration says.
+
+        Steps whose number of micro-batches varies by itself are left alone.
+        """
         wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
         if not wanted or self._script.told or not self._sight.saw_loader:
             return
@@ -330,15 +336,18 @@ class ScriptRun:
             )
 
     def _accumulation_varies(self) -> bool:
-        """Whether micro-batches are as ever, some steps have as many of them as the configuration says,
-        and others have not: a script may accumulate more and more."""
+        """Return whether only the number of micro-batches per step differs from the configuration.
+
+        Some steps have as many as it says, and others have not: a script may accumulate more and
+        more.
+        """
         sizes, numbers = self._sight.draws.sizes, self._sight.accumulation.numbers
         wanted = self._script.samples * self._context.world_size / self._drawing
         as_said = any(max(sizes) * number == wanted for number in numbers)
         return as_said and len(numbers) > 1 and not self._sight.draws.varies
 
     def _why_others(self) -> str:
-        """Return the likely reason for which a step has not the samples that it should have."""
+        """Return the likely reason for a step with other samples than it should have."""
         if self._sight.draws.varies:
             sizes = self._sight.draws.sizes
             return (
@@ -360,19 +369,19 @@ class ScriptRun:
 
 
 class _Unit:
-    """What a study counts."""
+    """Units that a study may count."""
 
     TOKENS = "tokens"
     STEPS = "steps"
 
 
 class _Drew(NamedTuple):
-    """What a rank tells of its first step."""
+    """First step of a rank, as it reports it."""
 
     any: float
-    """Batches from a DataLoader: 1; none: 0."""
+    """1 if a DataLoader has given batches, else 0."""
     unread: float
-    """Copies of files that it has not opened."""
+    """Number of copies of files that it has not opened."""
 
 
 _END = object()

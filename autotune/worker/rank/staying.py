@@ -1,4 +1,4 @@
-"""One run after another in the same ranks, by messages of the launcher."""
+"""Run one configuration after another in the ranks of a warm worker."""
 
 import gc
 import random
@@ -26,12 +26,17 @@ def stay(
     report: Callable[[BlockReport], None],
     print_to: Callable[[Path], None],
 ) -> NoReturn:
-    """Train what the loop was built for, or look at it, then train whatever is asked for, until this
-    process is ended.
+    """Train, or profile, what the loop was built for; then train every configuration that is sent.
+
+    It ends with the process.
 
     Args:
-        turns: on which the context's wait.
-        print_to: has what this process prints go to a file from then on.
+        loop: of the first configuration.
+        request: of the trial.
+        context: of this rank.
+        turns: on which the context's turns wait.
+        report: called with each block.
+        print_to: redirects this process's output to a file.
     """
     if request.profile:
         _look(loop, request, context, report)
@@ -52,20 +57,19 @@ def _look(
     context: RankContext,
     report: Callable[[BlockReport], None],
 ) -> None:
-    """In one turn; what it took in memory goes back."""
+    """Profile in one turn, and return the memory that this took."""
     context.turns.next()
-    gc.freeze()  # to go through all that torch has brought takes half a second
+    gc.freeze()  # a collection over torch's objects takes half a second
     loop.take(run_profile(LoopSubject(loop, request.replicas), request, context, report))
-    gc.collect()  # the profiler is in cycles, and holds a hundred megabytes
+    gc.collect()  # the profiler has reference cycles, and holds a hundred megabytes
     gc.unfreeze()
 
 
 def _clear(request: TrialRequest, context: RankContext) -> None:
-    """Leave as little of the last training as a new process would have: memory that nothing holds goes
-    back, peaks begin anew, chance as well."""
+    """Return to the state of a new process: unused memory, peaks and random seeds."""
     if not gc.isenabled():
         gc.unfreeze()
-    # Half a second, for a few tensors in reference cycles: worth it where memory is a device's.
+    # It takes half a second for a few tensors in cycles: worth it for the memory of a device.
     if context.device.type == "cuda" or not gc.isenabled():
         gc.collect()
     for device in context.devices:

@@ -1,9 +1,9 @@
-"""A short loss trajectory, step by step: what two configurations compute, not how fast.
+"""Short loss trajectory, step by step: what two configurations compute, not how fast.
 
-Beside the loss, each step reports the norm of the gradient that the optimizer sees, and whether the
-replicas of the model are still alike: a wrong loss scale hides behind Adam, and a gradient that is not
-exchanged behind a loss that falls all the same. The first steps are taken without dropout, and report
-sketches of their gradients and of how far they have moved the weights.
+Besides the loss, each step reports the norm of the gradient that the optimizer sees, and whether
+the replicas of the model are still alike: a wrong loss scale hides behind Adam, and a gradient that
+is not exchanged hides behind a loss that falls all the same. The first steps are taken without
+dropout, and report sketches of their gradients and of how far they have moved the weights.
 """
 
 import math
@@ -32,16 +32,16 @@ class _RankStep(NamedTuple):
 
 
 class Norms(Protocol):
-    """The norm of the gradient that the optimizers see."""
+    """Source of the norm of the gradient that the optimizers see."""
 
     def clear(self) -> None:
         """Begin a step."""
 
     def of_step(self) -> float:
-        """Of the step that is over; NaN where there was none."""
+        """Return the norm of the step that is over; NaN where there was no update."""
 
     def looked_at(self, index: int) -> AbstractContextManager[Observed]:
-        """Around a step, by its number: what else is seen of it, once it is over."""
+        """Return a context around step `index` that yields further observations of it."""
 
 
 def run_trajectory(
@@ -51,8 +51,10 @@ def run_trajectory(
     context: RankContext,
     report: Callable[[BlockReport], None],
 ) -> Iterator[None]:
-    """`request.trajectory` optimizer steps of a training that takes one whenever this yields; on rank 0
-    report each as a block of one step."""
+    """Run `request.trajectory` optimizer steps of a training that takes one whenever this yields.
+
+    Rank 0 reports each as a block of one step.
+    """
     for index in range(request.trajectory):
         norms.clear()
         training.begin_block()
@@ -79,11 +81,13 @@ def _rank_step(training: Training, gradient_norm: float) -> _RankStep:
 
 
 class UpdateNorms:
-    """Of the gradients of all parameters together, before they are clipped; of the first steps the
-    gradients themselves as well, and how far the weights have moved, as sketches."""
+    """Norm of the gradients of all parameters together, before they are clipped.
+
+    In the first steps it also sketches the gradients, and how far the weights have moved.
+    """
 
     def __init__(self, loop: TrainingLoop) -> None:
-        """Look at every update of a training."""
+        """Register hooks for every update of a training."""
         self._loop = loop
         self._updates = loop.updates
         self._squares: list[float] = []
@@ -101,7 +105,7 @@ class UpdateNorms:
         self._squares.clear()
 
     def of_step(self) -> float:
-        """The norm. fp16: the scaler skips an update whose gradients overflow; NaN then."""
+        """Return the norm of the step; NaN where fp16 skips an update whose gradients overflow."""
         if not self._squares or math.isnan(sum(self._squares)):
             return math.nan
         before = self._updates.norm_before_clipping
@@ -109,7 +113,7 @@ class UpdateNorms:
 
     @contextmanager
     def looked_at(self, index: int) -> Iterator[Observed]:
-        """Around a step, by its number: sketches of the first ones, which have no dropout."""
+        """Sketch a step if it is one of the first, and run it without dropout."""
         seen = Observed()
         if index >= QUIET_STEPS:
             yield seen
@@ -128,7 +132,7 @@ class UpdateNorms:
             seen["weights"] = [one.norm for one in self._start]
 
     def _unclipped(self, gradients: Sequence[Sketched]) -> Iterator[Sketched]:
-        """As they were before they were clipped."""
+        """Return the gradients as they were before they were clipped."""
         before = self._updates.norm_before_clipping
         clipped = math.sqrt(sum(one.norm**2 for one in gradients))
         factor = 1.0 if before is None or not clipped else float(before) / clipped
@@ -142,7 +146,7 @@ class UpdateNorms:
     def _look(self, optimizer: Optimizer) -> None:
         self._squares.append(square(optimizer))
         if self._sketches:
-            # fp16: a fused update takes the scale off by itself.
+            # fp16: a fused update removes the scale by itself.
             scale = getattr(optimizer, "grad_scale", None)
             self._sketch_gradients(
                 (p for group in optimizer.param_groups for p in group["params"]),
@@ -171,8 +175,8 @@ def plain(name: str) -> str:
 
 
 def square(optimizer: Optimizer) -> float:
-    """Of the norm of the gradient that the update is about to see; NaN where it will be skipped."""
-    # fp16: a fused update takes the scale off by itself, and skips itself where gradients overflow.
+    """Return the square of the gradient's norm before an update; NaN where it will be skipped."""
+    # fp16: a fused update removes the scale by itself, and skips itself where gradients overflow.
     scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     if overflow is not None and float(overflow):
         return math.nan

@@ -1,4 +1,4 @@
-"""How many samples a batch has, whatever it is made of."""
+"""Number of samples in a batch of any structure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
@@ -39,7 +39,7 @@ def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
 
 
 def _numbers(part: Any) -> list[int]:
-    """Of samples that this part of a batch may have, the likeliest first; none where it says nothing."""
+    """Return the numbers of samples that this part of a batch may have, the likeliest first."""
     if isinstance(part, torch.Tensor):
         return [part.shape[0]] if part.dim() else []
     if isinstance(part, Mapping):
@@ -51,8 +51,10 @@ def _numbers(part: Any) -> list[int]:
 
 
 def _one_by_one(entries: Sequence[Any]) -> bool:
-    """Whether each is a sample of its own: a dict, a tensor of another length than the others, or what
-    no tensor has been made of."""
+    """Return whether each entry is a sample of its own.
+
+    Such an entry is a dict, a tensor of another length than the others, or no tensor at all.
+    """
     if next(tensors(entries), None) is None:
         return True
     if len(entries) == 1:
@@ -64,15 +66,15 @@ def _one_by_one(entries: Sequence[Any]) -> bool:
 
 
 def _agreed(parts: Iterable[Any]) -> list[int]:
-    said = [numbers for part in parts if (numbers := _numbers(part))]
-    if not said:
+    known = [numbers for part in parts if (numbers := _numbers(part))]
+    if not known:
         return []
-    common = [number for number in said[0] if all(number in other for other in said)]
-    return common or said[0]
+    common = [number for number in known[0] if all(number in other for other in known)]
+    return common or known[0]
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """All that a batch is made of, in its order."""
+    """Yield all tensors of a batch, in its order."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

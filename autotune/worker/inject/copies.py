@@ -1,5 +1,7 @@
-"""Copies of settings files at work in this process: whoever opens the file gets the copy, where nothing
-tells the script its path; and whether they were read at all."""
+"""Copies of settings files, opened in place of the files themselves.
+
+Reading is recorded, so that an unused copy is noticed.
+"""
 
 import builtins
 import io
@@ -16,7 +18,7 @@ _WRITING = frozenset("wax+")
 
 
 def write(copy: FileCopy) -> None:
-    """Write it where it belongs, whole at any time: whoever else writes it writes the same."""
+    """Write a copy atomically: another process may write the same one."""
     path = Path(copy.path)
     make_private(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -25,10 +27,13 @@ def write(copy: FileCopy) -> None:
 
 
 class Copies:
-    """Call `begin` before the script runs, in its working directory."""
+    """Copies in use by this process.
+
+    Call `begin` before the script runs, in its working directory.
+    """
 
     def __init__(self, copies: Iterable[FileCopy]) -> None:
-        """Take in copies that are written."""
+        """Prepare the use of copies that exist."""
         several = tuple(copies)
         self._unread = {os.path.realpath(copy.path): copy.file for copy in several}
         self._standing_in = {
@@ -37,15 +42,15 @@ class Copies:
         self._names = {Path(path).name for path in self._standing_in}
 
     def begin(self) -> None:
-        """Stand in for files from now on, and see which copies are read."""
+        """Open copies in place of files from now on, and record which copies are read."""
         if self._standing_in:
             builtins.open = io.open = self._opening(io.open)
         if self._unread:
-            # It stays for as long as the process lives: a look at a name per event.
+            # The hook stays for as long as the process lives: one lookup of a name per event.
             sys.addaudithook(self._audit)
 
     def unread(self) -> list[str]:
-        """Files whose copies nothing in this process has opened so far."""
+        """Return files whose copies this process has not opened so far."""
         return sorted(self._unread.values())
 
     def _opening(self, opens: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +63,7 @@ class Copies:
         if not isinstance(file, str | bytes | os.PathLike) or _WRITING & {*mode}:
             return file
         path = os.fsdecode(file)
-        # A link of another name is not followed: the study names the file as the script does.
+        # A link of another name is not followed: the study uses the script's name of the file.
         if Path(path).name not in self._names:
             return file
         return self._standing_in.get(os.path.realpath(path), file)

@@ -1,6 +1,6 @@
-"""A configuration in a user's own job: what `autotune run` hands to the processes of a command.
+"""Configuration in a user's own job, passed by `autotune run` to the processes of a command.
 
-Imports nothing of torch before it is known that this process is the one to be changed.
+It imports nothing of torch before it is known that this process is the one to be changed.
 """
 
 import json
@@ -18,21 +18,21 @@ from autotune.worker.protocol import FileCopy
 from autotune.worker.python_command import parsed
 
 VARIABLE = "AUTOTUNE_RUN"
-"""Of the environment: an Order as JSON."""
+"""Environment variable that holds an Order as JSON."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be changed, and in which processes.
+    """Changes for a job, and the processes that they are meant for.
 
     Attributes:
         target: name of the script's file, or of the module behind -m.
-        is_module: which of them.
+        is_module: whether `target` is a module.
         knobs: a value for every knob.
-        changes: names of those that are to act from outside.
+        changes: names of those that act from outside.
         copies: of settings files that the script reads; their texts are written already.
-        samples: that one rank has in a step, where no loader shows them; 0: the study tells none.
-        told: they count even if a loader shows others.
+        samples: of one rank in a step, where no loader shows them; 0: unknown.
+        told: whether `samples` count even if a loader shows others.
     """
 
     target: str
@@ -44,12 +44,12 @@ class Order:
     told: bool = False
 
     def to_text(self) -> str:
-        """For the environment."""
+        """Return the order as a value for the environment."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "Order":
-        """What `to_text` wrote."""
+        """Return the order that `to_text` wrote."""
         hint: Any = cls
         order: Order = decoder(hint)(json.loads(text))
         return order
@@ -84,24 +84,24 @@ def begin(command: Sequence[str]) -> None:
 
 
 def runs(command: Sequence[str]) -> tuple[str, bool] | None:
-    """Return what python runs: the name of a file and False, or a module and True; else None."""
-    told = parsed(command[1:])
-    if told is None:
+    """Return the file or module that python runs, and whether it is a module; else None."""
+    parts = parsed(command[1:])
+    if parts is None:
         return None
-    return (told.target, True) if told.is_module else (Path(told.target).name, False)
+    return (parts.target, True) if parts.is_module else (Path(parts.target).name, False)
 
 
 def _say_what_is_idle(changes: Any, copies: Copies) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    looked = False
+    checked = False
 
     def look(*_: Any) -> None:
-        nonlocal looked
-        # It stays: torch goes through the hooks meanwhile, and the script may have some of its own.
-        if looked:
+        nonlocal checked
+        # The hook stays: torch iterates over the hooks meanwhile, and the script may have its own.
+        if checked:
             return
-        looked = True
+        checked = True
         if idle := sorted({*changes.idle(), *changes.set_back()}):
             print(
                 f"autotune: {', '.join(idle)}: has found nothing to act on in this script, or was set "

@@ -1,4 +1,4 @@
-"""The speed of the user's own job, seen from within it; the job goes on whatever becomes of that."""
+"""Speed of the user's own job, observed from within it without disturbing the job."""
 
 import contextlib
 import functools
@@ -22,22 +22,24 @@ BLOCK_SECONDS = 1.0
 
 
 class Seen(Protocol):
-    """What was seen of the training so far."""
+    """Counters of the training so far."""
 
     saw_loader: bool
 
     @property
     def samples(self) -> int:
-        """Samples trained on."""
+        """Return the samples trained on."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of these samples."""
+        """Return the tokens of these samples."""
 
 
 class Meter:
-    """Times blocks of whole steps. No device is waited for: over a second its queue holds the program to
-    its speed."""
+    """Timer of blocks of whole steps.
+
+    It does not wait for a device: over a second the device's queue holds the program to its speed.
+    """
 
     def __init__(
         self,
@@ -48,14 +50,14 @@ class Meter:
         always: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Prepare.
+        """Prepare the timer.
 
         Args:
-            seen: of this rank.
+            seen: counters of this rank.
             tell: called at the end of each block with its steps, seconds, samples and tokens.
-            told: samples of a step, by the study, where no loader shows them; 0: it tells none.
-            always: they count even if a loader shows others.
-            clock: seconds.
+            told: samples of a step by the study, where no loader shows them; 0: unknown.
+            always: whether `told` counts even if a loader shows other samples.
+            clock: returns seconds.
         """
         self._seen = seen
         self._tell = tell
@@ -67,7 +69,7 @@ class Meter:
         self._started: float | None = None
 
     def taken(self) -> None:
-        """The training has taken an optimizer step. The first one begins the first block."""
+        """Take in an optimizer step. The first one begins the first block."""
         now = self._clock()
         self._steps += 1
         if self._started is not None:
@@ -87,12 +89,12 @@ class Meter:
 
 
 class Guest(Sight):
-    """Sees the same, and harms nothing where it meets what it does not understand."""
+    """Probe that survives a script which it does not understand."""
 
     problem = ""
 
     def watch_pace(self, taken: Callable[[], None]) -> None:
-        """Look at samples and steps only.
+        """Observe samples and steps only.
 
         Args:
             taken: called after every step of the training.
@@ -133,19 +135,19 @@ class Guest(Sight):
 
 
 def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
-    """Tell of this process's training from its first step on.
+    """Report this process's training from its first step on.
 
     Args:
         address: of the socket.
-        built: what the script builds.
-        samples: see Meter.
-        always: likewise.
+        built: objects that the script builds.
+        samples: of a step by the study; see Meter.
+        always: whether `samples` count even if a loader shows others.
     """
     line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         line.connect(address)
     except OSError:
-        return  # in another container, or nobody watches any more
+        return  # in another container, or the watcher has ended
     line.setblocking(False)
     sight = Guest(built, counts_tokens=True)
 
@@ -159,7 +161,7 @@ def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
 
 
 def _place() -> tuple[int, int]:
-    """Rank and world size."""
+    """Return rank and world size."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     with contextlib.suppress(ValueError):

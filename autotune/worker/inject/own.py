@@ -1,4 +1,4 @@
-"""What a script has in force of what knobs turn, read from what it has built, once it trains."""
+"""Settings that a script has in force for knobs, read from what it has built, once it trains."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,29 +16,29 @@ from autotune.worker.protocol import Knobs
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MIB = 1 << 20
 _ON = "on"
-"""Some way or other, which does not show."""
+"""Value of a knob that is in force in a form that does not show."""
 _HOOKS = {
     "allreduce_hook": "none",
     "fp16_compress_hook": "fp16",
     "bf16_compress_hook": "bf16",
     "powerSGD_hook": "powersgd",
 }
-"""Of torch, by name -> gradient_compression."""
+"""Hooks of torch by name -> gradient_compression."""
 _CHECKPOINTING = torch.utils.checkpoint
 
 
 class Formats:
-    """The number format in which a model computes.
+    """Number format in which a model computes.
 
-    Frameworks enter autocast around the model, or around its forward pass inside of what they wrap it
-    in: it is seen where it is entered.
+    Frameworks enter autocast around the model, or around its forward pass inside of their wrapper:
+    it is observed where it is entered.
     """
 
     def __init__(self) -> None:
         self._entered: set[torch.dtype] = set()
 
     def watch(self) -> None:
-        """Look at every autocast that is entered from now on while gradients are on."""
+        """Record every autocast that is entered from now on while gradients are on."""
         enter: Callable[..., Any] = torch.autocast.__enter__
 
         @functools.wraps(enter)
@@ -50,7 +50,7 @@ class Formats:
         torch.autocast.__enter__ = watched  # type: ignore[method-assign]
 
     def own(self, parameters: Iterable[nn.Parameter]) -> str:
-        """Of a training that updates these.
+        """Return the format of a training that updates some parameters.
 
         Args:
             parameters: at least one.
@@ -62,13 +62,13 @@ class Formats:
 
 
 class Recomputation:
-    """Whether activations are computed anew: torch.utils.checkpoint is entered, from wherever."""
+    """Observer of activation checkpointing by torch.utils.checkpoint."""
 
     def __init__(self) -> None:
         self.seen = False
 
     def watch(self) -> None:
-        """Look at every pass from now on."""
+        """Observe every pass from now on."""
         for owner, name in (
             (_CHECKPOINTING, "_checkpoint_without_reentrant_generator"),
             (_CHECKPOINTING.CheckpointFunction, "apply"),
@@ -85,12 +85,12 @@ class Recomputation:
         return run
 
     def own(self) -> dict[str, Any]:
-        """activation_checkpointing, if it was seen."""
+        """Return activation_checkpointing, if it was observed."""
         return {"activation_checkpointing": _ON} if self.seen else {}
 
 
 def of_model(model: DistributedDataParallel) -> dict[str, Any]:
-    """Knobs of its constructor."""
+    """Return knobs of the constructor of DistributedDataParallel."""
     bucket = model.bucket_bytes_cap / _MIB
     return {
         "bucket_cap_mb": int(bucket) if bucket.is_integer() else bucket,
@@ -108,8 +108,11 @@ def _hooks(model: DistributedDataParallel) -> str:
 
 
 def of_loader(iterator: Any) -> dict[str, Any]:
-    """Knobs of the DataLoader whose iterator this is. Without workers two of them mean nothing, without
-    devices nobody pins memory, whatever was asked for."""
+    """Return knobs of the DataLoader of an iterator.
+
+    Without workers two of them mean nothing; without devices memory is not pinned, whatever was
+    asked for.
+    """
     found: dict[str, Any] = {"loader_workers": iterator._num_workers}
     if torch.accelerator.is_available():
         found["pin_memory"] = bool(iterator._pin_memory)
@@ -120,7 +123,7 @@ def of_loader(iterator: Any) -> dict[str, Any]:
 
 
 def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """optimizer_kernels, if all groups of parameters are alike."""
+    """Return optimizer_kernels, if all groups of parameters are alike."""
     kinds = {
         "fused" if group.get("fused") else "foreach" if group.get("foreach") else "default"
         for group in optimizer.param_groups
@@ -129,12 +132,12 @@ def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def contrary(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -> Iterator[str]:
-    """What is in force, `knob value`, where the configuration says something else.
+    """Yield `knob value` in force where the configuration has another value.
 
     Args:
-        own: knob -> the value in force, of those that show.
+        own: knob -> value in force, as far as it was detected.
         knobs: a value for every knob.
-        names: of those that are compared.
+        names: of the knobs that are compared.
     """
     for name in sorted({*names} & own.keys()):
         if not _agree(own[name], knobs[name]):
@@ -142,5 +145,5 @@ def contrary(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -> Iter
 
 
 def _agree(own: Any, wanted: Any) -> bool:
-    # Autocast does not tell tf32 from fp32.
+    # Autocast is the same for tf32 and fp32.
     return own == wanted or (own, wanted) == ("fp32", "tf32") or (own == _ON and bool(wanted))

@@ -1,23 +1,23 @@
-"""What a rank of the user's own job tells of its speed to whoever watches it: see service.watcher."""
+"""Report of a rank of the user's own job on its speed; see service.watcher."""
 
 import json
 from dataclasses import asdict, dataclass
 
 ADDRESS = "AUTOTUNE_WATCHER"
-"""Of the environment: the socket of whoever watches."""
+"""Environment variable that names the socket of the watcher."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a rank tells of a block of whole optimizer steps.
+    """Block of whole optimizer steps, as a rank reports it.
 
     Attributes:
-        rank: whose.
+        rank: number of the rank.
         world_size: ranks of the job.
         steps: in the block.
-        seconds: that it took.
+        seconds: duration of the block.
         samples: that this rank has drawn in it and trained on.
-        tokens: of them.
+        tokens: of these samples.
         problem: why samples are not counted; empty: they are.
     """
 
@@ -30,14 +30,14 @@ class Pace:
     problem: str = ""
 
     def to_bytes(self) -> bytes:
-        """For the socket."""
+        """Return the report as a datagram."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def of_bytes(cls, told: bytes) -> "Pace":
-        """What `to_bytes` wrote.
+    def of_bytes(cls, data: bytes) -> "Pace":
+        """Return the report that `to_bytes` wrote.
 
         Raises:
-            ValueError, TypeError: it did not.
+            ValueError, TypeError: the data have another form.
         """
-        return cls(**json.loads(told))
+        return cls(**json.loads(data))

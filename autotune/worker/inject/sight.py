@@ -1,7 +1,7 @@
-"""What an unmodified script shows of its training, step by step.
+"""Probe of an unmodified script's training, step by step.
 
-Optimizer steps show in torch's own hooks; samples in what its loaders yield; the loss where the backward
-pass begins.
+It observes optimizer steps by torch's own hooks, samples by what loaders yield, and the loss where
+the backward pass begins.
 """
 
 import functools
@@ -34,13 +34,15 @@ _SOURCE = "_source_seen_by_autotune"
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a step computes its gradients by itself, by a function that it is given."""
+    """Return whether a step computes its gradients by a closure."""
     return any(map(callable, (*args, kwargs.get("closure"))))
 
 
 def _samples(source: Source, batch: Any, known: int | None, *, iterable: bool) -> int:
-    """Return the samples of a batch: by its loader, else by its tensors. The last batch of an iterable
-    data set may have less than the loader has asked for."""
+    """Return the samples of a batch: by its loader, else by its tensors.
+
+    The last batch of an iterable data set may have fewer than the loader has asked for.
+    """
     if known is not None and not iterable:
         return known
     shown = guess(batch)
@@ -52,7 +54,7 @@ def _samples(source: Source, batch: Any, known: int | None, *, iterable: bool) -
 
 
 class Sight:
-    """What was seen so far.
+    """Observer of a script's training.
 
     Attributes:
         counts_tokens: whether `tokens` are counted.
@@ -60,12 +62,13 @@ class Sight:
         saw_loader: whether any batch that was trained on came from a loader.
         guessed: whether samples were counted by tensors, as a loader did not know them.
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
-        loss: the last one that a backward pass began with, on its device; None before there is one.
-        built: what the script has built.
-        looks_at_loss: whether the loss of the backward passes to come will be read.
-        first_backward: collectives that the process had begun when the first backward pass began; None
-            before there is one.
-        leader: the optimizer that stepped first; its steps are those of the training.
+        loss: last one that a backward pass began with, on its device; None before there is one.
+        built: objects that the script has built.
+        looks_at_loss: whether the loss of the following backward passes will be read.
+        first_backward: collectives that the process had begun when the first backward pass began;
+            None
+        before there is one.
+        leader: optimizer that stepped first; its steps are those of the training.
         accumulation: micro-batches of its steps.
     """
 
@@ -76,11 +79,11 @@ class Sight:
         counts_tokens: bool = False,
         trained: Callable[[Sequence[Batch]], None] | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare the probe.
 
         Args:
-            built: what the script builds.
-            counts_tokens: whether `tokens` are to be counted.
+            built: objects that the script builds.
+            counts_tokens: whether to count `tokens`.
             trained: see Draws.
         """
         self.built = built or Built()
@@ -105,17 +108,17 @@ class Sight:
 
     @property
     def samples(self) -> int:
-        """Samples that were trained on so far, of batches from loaders."""
+        """Return the samples trained on so far, of batches from loaders."""
         return self.draws.samples
 
     @property
     def tokens(self) -> int:
-        """Tokens of these samples, where a sample is a row of whole numbers."""
+        """Return the tokens of these samples, where a sample is a row of whole numbers."""
         return self.draws.tokens
 
     @property
     def padded(self) -> bool:
-        """Whether padding may be among the tokens."""
+        """Return whether padding may be among the tokens."""
         return any(text.padded for text in self._texts)
 
     def watch(
@@ -125,16 +128,17 @@ class Sight:
         taken: Callable[[], None],
         at_gradients: Callable[[], None] | None = None,
     ) -> None:
-        """Look at everything that the script does from now on.
+        """Observe the script from now on.
 
-        All of this is on the way of every step, and finds nothing of its own in the processor's caches:
+        All of this is on the path of every step, and none of it is in the processor's caches then:
         the less it touches, the better.
 
         Args:
-            went_on: called whenever the script shows that it is alive.
+            went_on: called whenever the script makes progress.
             taken: called after every step of the leader.
-            at_gradients: called when the gradients of such a step are there: before it, or after one
-                that computes them by itself.
+            at_gradients: called when the gradients of such a step are complete: before it, or after
+                one
+            that computes them by itself.
         """
         self._watch_loaders(went_on)
         self._watch_backward(went_on)
@@ -162,7 +166,7 @@ class Sight:
 
     @property
     def steps_left_out(self) -> int:
-        """Steps that the leader has not taken, as a gradient was too large for fp16."""
+        """Return the steps that the leader has skipped, as a gradient was too large for fp16."""
         return self._overflows[id(self.leader)]
 
     def _watch_gradients(self, at_gradients: Callable[[], None]) -> None:
@@ -179,7 +183,7 @@ class Sight:
         register_optimizer_step_post_hook(after_step)
 
     def own(self) -> dict[str, Any]:
-        """What the script has in force, as far as it shows after a step: knob -> value."""
+        """Return knob -> value that the script has in force, as far as it shows after a step."""
         found = {**self._of_loader, **self._recomputation.own()}
         if self.leader is not None:
             found |= own.of_optimizer(self.leader)
@@ -212,7 +216,7 @@ class Sight:
             if learns():
                 self.wait_seconds += clock() - asked
                 if source is not None and source.trained and source.known and samples:
-                    # So it is with nearly every batch. The backward pass to come shows life enough.
+                    # The case of nearly every batch. The next backward pass reports progress.
                     draws.drew(Batch(source, samples, 0, quiet, draws.quiet))
                     return batch
                 self._saw(loader, batch, samples, quiet)
@@ -231,7 +235,7 @@ class Sight:
         iterator._reset = begun_anew  # type: ignore[method-assign, assignment]
 
     def _watch_evaluation(self) -> None:
-        """Notice where gradients are disabled, and which model is put into evaluation mode."""
+        """Observe where gradients are disabled, and which model is put into evaluation mode."""
         draws = self.draws
 
         def noticed(enter: Callable[..., Any]) -> Callable[..., Any]:
@@ -265,10 +269,10 @@ class Sight:
         """Take in a batch.
 
         Args:
-            loader: the iterator that has yielded it.
+            loader: iterator that has yielded it.
             batch: of any kind.
             samples: in it, where the iterator knows.
-            quiet: times that gradients had been disabled when it was asked for.
+            quiet: number of times that gradients had been disabled when it was asked for.
         """
         source = loader.__dict__.get(_SOURCE)
         if source is None:
@@ -317,7 +321,7 @@ class Sight:
             self._unscaled = None
 
     def _watch_scalers(self) -> None:
-        """fp16: the backward pass begins with the loss times a scale that changes."""
+        """Record the loss before an fp16 scaler multiplies it, and steps that it skips."""
         scale = torch.amp.GradScaler.scale
 
         @functools.wraps(scale)

@@ -1,4 +1,4 @@
-"""A look at an unmodified training script: what it is made of, what it does today."""
+"""Survey of an unmodified training script: its parts and its present settings."""
 
 import functools
 import gc
@@ -28,7 +28,7 @@ from autotune.worker.surveyed import SETTINGS, Surveyed
 
 _NO_BACKWARD = -1
 _MOST_SIGNS = 4000
-"""Batches and backward passes before the first optimizer step: far more than any script accumulates."""
+"""Batches and backward passes before the first optimizer step: more than any script accumulates."""
 _FEW_BACKWARDS = 8
 """Backward passes after which a script that has built no optimizer of torch.optim is left."""
 _ABOUT = 0.5
@@ -40,14 +40,14 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Step(NamedTuple):
-    """An optimizer step.
+    """Optimizer step.
 
     Attributes:
         samples: of batches that were drawn for it and trained on.
-        batches: how many these are.
-        full: samples that all until this one would have, were no batch the short last one of an epoch.
+        batches: number of these.
+        full: samples of all steps until this one, if no batch were the short last one of an epoch.
         passes: its micro-batches, by backward passes.
-        until: number of all steps until this one, those included that a GradScaler has left out.
+        until: number of all steps until this one, including those that a GradScaler has skipped.
     """
 
     samples: int
@@ -62,7 +62,8 @@ class _Passes:
     """Forward passes of one module, with gradients on.
 
     Attributes:
-        parameters: numbers to train in it.
+        module: that was called.
+        parameters: number of its trained values.
         since_step: passes since the last optimizer step.
         of_steps: passes between steps.
         rows: of the inputs of each pass.
@@ -76,15 +77,15 @@ class _Passes:
 
 
 class Survey:
-    """A look that changes nothing. It costs time, so nothing is timed meanwhile.
+    """Passive observer of a script. It costs time, so nothing is timed meanwhile.
 
     Attributes:
         steps: of the optimizer that were seen.
-        sight: of what the script shows step by step.
+        sight: probe of the script's steps.
     """
 
     def __init__(self, knobs: Knobs) -> None:
-        """Take in a value for every knob; none of them acts."""
+        """Prepare; `knobs` has a value for every knob, and none of them acts."""
         self._changes = Changes(knobs, ())
         self.sight = Sight(self._changes.built, trained=self._counted)
         self._options = Options()
@@ -108,12 +109,13 @@ class Survey:
         taken: Callable[[int], None],
         given_up: Callable[[str], None],
     ) -> None:
-        """Look from now on.
+        """Observe from now on.
 
         Args:
-            went_on: called whenever the script shows that it is alive.
-            taken: called after each optimizer step, with how many there were.
-            given_up: called where there is much of a training, and never a step; with that in words.
+            went_on: called whenever the script makes progress.
+            taken: called after each optimizer step, with the number of steps.
+            given_up: called where there is much of a training, and never a step; with a
+                description.
         """
         self._options.watch()
         self._settled.watch()
@@ -143,7 +145,7 @@ class Survey:
         self._watch_backward()
 
     def _step(self) -> _Step:
-        """Return what the last step was made of."""
+        """Return the last step."""
         sight = self.sight
         samples = sight.samples - sum(step.samples for step in self._steps)
         batches = len(self._batches) - sum(step.batches for step in self._steps)
@@ -162,17 +164,17 @@ class Survey:
         torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
 
     def so_far(self) -> str:
-        """Say in words how far the script has come."""
+        """Describe how far the script has come."""
         drawn = "drew batches from a DataLoader and " if self.sight.draws.drawn else ""
         return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
 
     def _counted(self, batches: Sequence[Batch]) -> None:
-        """Take in what a backward pass trains on."""
+        """Take in the batches that a backward pass trains on."""
         number, passes = of_one_pass(batches)
         self._batches += [number / passes] * passes
 
     def surveyed(self, ended: str = "") -> Surveyed:
-        """What was seen; to be called where the script is under way, as its variables are looked at."""
+        """Return the result; call it while the script runs, as its variables are inspected."""
         leader = self.sight.leader
         trained = self._trained()
         micro_batch = self._micro_batch(trained)
@@ -208,8 +210,10 @@ class Survey:
         )
 
     def _micro_batch(self, trained: "_Passes | None") -> int:
-        """Return the samples of a micro-batch: what a loader yields, unless the script calls
-        backward for equal parts of it."""
+        """Return the samples of a micro-batch.
+
+        They are what a loader yields, unless the script calls backward for equal parts of it.
+        """
         rows = [count for count in trained.rows if count] if trained else []
         passed = statistics.mode(rows) if rows else 0
         if not self._batches or not trained:
@@ -220,8 +224,11 @@ class Survey:
         return passed if in_parts else batch
 
     def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
-        """Return the micro-batches per step: by what loaders yield, as a model may see a batch several
-        times; else by backward passes, of which several may follow one pass of the model."""
+        """Return the micro-batches per step.
+
+        They are counted by what loaders yield, as a model may see a batch several times; else by
+        backward passes, of which several may follow one pass of the model.
+        """
         if not self._steps:
             return 1
         if self.sight.draws.varies:
@@ -236,14 +243,17 @@ class Survey:
         return min(map(statistics.mode, filter(None, (forward, backward))))
 
     def _ramps(self) -> bool:
-        """Whether steps have more and more micro-batches. The first one may have less for another
-        reason: scripts step where the number of a batch, from 0, is a multiple."""
+        """Return whether steps have more and more micro-batches.
+
+        The first one may have fewer for another reason: scripts step where the number of a batch,
+        from 0, is a multiple.
+        """
         passes = [step.passes for step in self._steps]
         drawn = [step.batches for step in self._steps]
         return passes == drawn == sorted(passes) and passes[1:2] != passes[-1:]
 
     def _uneven(self, wanted: int) -> bool:
-        """Whether steps have other samples than most, and no loader that runs ahead explains it.
+        """Return whether steps have other samples than most, and no prefetching loader explains it.
 
         Args:
             wanted: samples of most steps.
@@ -252,8 +262,10 @@ class Survey:
         return not untold and any(strays(step.full, wanted, step.until) for step in self._steps)
 
     def _watch_passes(self) -> None:
-        """Forward passes of what is trained, each by its outermost module. Not those that backward
-        passes repeat, which recompute activations."""
+        """Observe forward passes of what is trained, each by its outermost module.
+
+        Passes that a backward pass repeats, to recompute activations, are left out.
+        """
         call = nn.Module.__call__
 
         @functools.wraps(call)
@@ -282,7 +294,7 @@ class Survey:
         own.rows.append(samples(inputs))
 
     def _trained(self) -> "_Passes | None":
-        """Of the largest model; a loss has no parameters, and counts for nothing."""
+        """Return the passes of the largest model; a loss has no parameters, and is left out."""
         largest = max(self._passes.values(), key=lambda passes: passes.parameters, default=None)
         return largest if largest and largest.parameters else None
 
@@ -305,7 +317,7 @@ class Survey:
             self._read(Path(os.path.normpath(Path.cwd() / name)))
 
     def _read(self, path: Path) -> None:
-        """A file that may hold settings: not one of a library or of a cache."""
+        """Record a file that may hold settings: not one of a library or of a cache."""
         if not may_hold_settings(path):
             return
         if path.is_relative_to(self._folder):
@@ -320,7 +332,7 @@ def _optimizers() -> bool:
 
 
 def counted(number: int, one: str, several: str) -> str:
-    """Say how many there are of something."""
+    """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else several}"
 
 

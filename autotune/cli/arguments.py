@@ -1,4 +1,4 @@
-"""What commands take, and where it leads: to a storage, and to a study in it."""
+"""Arguments of commands, and the storage and the study that they name."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def open_storage(url: str, *, existing: bool = False) -> "Repository":
-    """The repository behind a URL; with `existing`, a SQLite file that is not there is an error."""
+    """Return the repository behind a URL.
+
+    Args:
+        url: of the storage.
+        existing: whether a missing SQLite file is an error.
+
+    Raises:
+        BadInput: the file is missing.
+    """
     from storage import Database, Repository
     from storage.database import parse
 
@@ -42,13 +50,13 @@ def open_storage(url: str, *, existing: bool = False) -> "Repository":
 
 
 def url_of(*given: str | None) -> str:
-    """The storage: the first that is given, else that of the environment, else a file here."""
+    """Return the first URL that is given, else that of the environment, else a file here."""
     named = (url for url in given if url is not None)
     return next(named, os.environ.get("AUTOTUNE_STORAGE") or DEFAULT_STORAGE)
 
 
 def located(study: str, storage: str | None) -> tuple[str, str]:
-    """(storage URL, study name) for a name or a study.yaml."""
+    """Return (storage URL, study name) for a name or a study.yaml."""
     if study.endswith((".yaml", ".yml")):
         from autotune.config import identified
 
@@ -58,5 +66,5 @@ def located(study: str, storage: str | None) -> tuple[str, str]:
 
 
 def export_path(study: "StoredStudy") -> Path:
-    """Where its best.yaml goes."""
+    """Return the path of a study's best.yaml."""
     return Path(study.workdir, study.spec["export"])

@@ -1,4 +1,4 @@
-"""The command that runs the user's own job with what was found."""
+"""Command that runs the user's own job with the recommended configuration."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import typer
 from autotune.cli.arguments import StorageOption, open_storage, url_of
 from autotune.cli.results import best_in
 from autotune.errors import BadInput
-from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 if TYPE_CHECKING:  # imported where they are used: SQLAlchemy and Optuna take a second
     from autotune.export.best import BestConfig
@@ -60,12 +60,12 @@ def run_job(
 def _become(
     best: "BestConfig", command: list[str] | None, variables: dict[str, str], *, force: bool
 ) -> NoReturn:
-    """Have the job take the place of this program, with these variables besides its own.
+    """Replace this program by the job, with additional variables.
 
     Raises:
         BadInput: it is another job than the one that was tuned, and not `force`.
     """
-    # Imported once a watcher was forked: they bring libraries that start threads.
+    # Imported after a watcher was forked: these modules bring libraries that start threads.
     from autotune.export.job import own, tuned
 
     of_script = command and tuned(best, command, os.environ, _ranks(command))
@@ -87,7 +87,7 @@ def _become(
 
 
 def _ranks(command: list[str]) -> int | None:
-    """Return how many ranks a command starts; None where that is not known."""
+    """Return the number of ranks that a command starts; None where it is not known."""
     from autotune.standalone.command import taken_apart
 
     try:
@@ -100,20 +100,20 @@ def _ranks(command: list[str]) -> int | None:
 def _watched(
     best: "BestConfig", port: int, queue: bool, storage: str | None
 ) -> Iterator[dict[str, str]]:
-    """Have this process watched; by what variable of the environment its ranks know."""
+    """Watch this process; yield the variable by which its ranks find the watcher."""
     from autotune.service.sidecar import watched
     from autotune.service.watch_options import WatchOptions
     from autotune.worker.inject.pace import ADDRESS
 
     if best.script is None or "command" in best.script:
         raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")
-    if queue:  # the study is there
+    if queue:  # fails unless the study exists
         open_storage(url_of(storage), existing=True).studies.named(best.provenance["study"])
     with watched(best, WatchOptions(port, url_of(storage) if queue else None)) as address:
         yield {ADDRESS: address}
 
 
 def _found(program: str) -> str:
-    """A program of the user's: on the path, else beside this interpreter, as torchrun is."""
-    beside = Path(sys.executable).parent / program  # which leaves an absolute path as it is
+    """Return a program of the user's: on the path, else beside this interpreter, as torchrun is."""
+    beside = Path(sys.executable).parent / program  # an absolute path is unchanged
     return str(beside) if shutil.which(program) is None and beside.is_file() else program

@@ -1,4 +1,4 @@
-"""Commands that look at a machine, a job or a table, without a study of it."""
+"""Commands that examine a machine, a job or a table, without a study of it."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import typer
 
 from autotune.cli.arguments import JsonOption, StorageOption, url_of
 from autotune.errors import BadInput
-from autotune.views.terminal import show as print  # trials have a say in most of what is printed
+from autotune.views.terminal import show as print  # output may hold control characters of trials
 
 
 def doctor(
@@ -17,7 +17,7 @@ def doctor(
     storage: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: what a study needs, and what would make its figures wrong."""
+    """Check this machine: needs of a study, and sources of wrong figures."""
     from autotune.config import load
     from autotune.standalone.doctor import examine
 
@@ -36,7 +36,7 @@ def diagnose(
     study: Annotated[Path, typer.Argument(help="The study.yaml whose baseline is looked at.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Profile the baseline: what holds it back, and which knobs answer that."""
+    """Profile the baseline: what limits it, and which knobs act on that."""
     from autotune.config import load
     from autotune.paths import StudyPaths
     from autotune.standalone.diagnosis import described
@@ -63,7 +63,7 @@ def record(
         int, typer.Option(help="More runs of the leading configurations.", min=0)
     ] = 12,
 ) -> None:
-    """Measure every configuration of a space, for a replay table. Again: go on where it stopped."""
+    """Measure every configuration of a space, for a replay table. Repeated, it continues."""
     from autotune.config import load
     from autotune.standalone.recording import record as record_table
 
@@ -92,7 +92,7 @@ def simulate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a study over a recorded table: how many trials, how long, which verdict."""
+    """Run a study over a recorded table: number of trials, time, verdict."""
     from autotune.config import load
     from autotune.standalone.simulation import described
     from autotune.standalone.simulation import simulate as play

@@ -1,4 +1,4 @@
-"""The command of a study with the recommended values."""
+"""Command of a study with the recommended values."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,15 +11,15 @@ from autotune.export.best import BestConfig
 from autotune.paths import tuned_files
 
 HERE = "."
-"""What stands for the folder of a trial outside a study."""
+"""Folder that replaces a trial's folder outside a study."""
 
 
 def command_of(spec: StudySpec, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """What best.yaml says, under `script`, of the command of a study.
+    """Return the entry `script` of best.yaml for a study over a command.
 
     Args:
         spec: over a command.
-        knobs: that are recommended.
+        knobs: recommended values.
     """
     assert spec.workload.command is not None
     command, baseline = spec.workload.command, spec.full_baseline()
@@ -28,16 +28,17 @@ def command_of(spec: StudySpec, knobs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_of_command(best: BestConfig) -> bool:
-    """Whether the study was one over a command."""
+    """Return whether the study was one over a command."""
     return best.script is not None and "command" in best.script
 
 
 def recommended(best: BestConfig) -> tuple[str, ...]:
-    """The command with the recommended values; `{folder}` is the present one. Of files of settings that
-    it is given, copies are written below .autotune.
+    """Return the command with the recommended values; `{folder}` is the present one.
+
+    Copies of the settings files that it is given are written below .autotune.
 
     Raises:
-        BadInput: the file is not of a command, or a file of settings has no such field.
+        BadInput: the file is not of a command, or a settings file has no such field.
     """
     if best.script is None or not is_of_command(best):
         raise BadInput("best.yaml is of no command of its own: give your launch command after `--`")

@@ -1,4 +1,4 @@
-"""Copies of settings files that jobs have been given, kept for as long as a job that has them lives."""
+"""Copies of settings files that jobs use, kept for as long as such a job lives."""
 
 import fcntl
 import os
@@ -14,8 +14,10 @@ from autotune.worker.protocol import FileCopy
 
 
 def write(copy: FileCopy) -> None:
-    """Write a copy, and hold it until this process has ended, whatever program it has become, and all
-    that have inherited its open files.
+    """Write a copy, and hold a lock on it.
+
+    The lock lasts until this process, whatever program it executes, and all processes that have
+    inherited its open files have ended.
 
     Raises:
         BadInput: it cannot be written.
@@ -33,7 +35,7 @@ def _hold(folder: Path) -> None:
         try:
             lock = os.open(held_copies(folder), os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
-            continue  # somebody has just swept it
+            continue  # another process has just swept it
         fcntl.flock(lock, fcntl.LOCK_SH)
         if os.fstat(lock).st_nlink:
             os.set_inheritable(lock, True)
@@ -42,7 +44,7 @@ def _hold(folder: Path) -> None:
 
 
 def sweep(workdir: Path) -> Iterator[Path]:
-    """Remove what no living job holds of the copies in a folder that jobs are started in.
+    """Remove copies that no living job uses, below a folder that jobs are started in.
 
     Yields:
         The folders that are gone.

@@ -22,21 +22,22 @@ from autotune.worker.python_command import letters_of, parsed
 from search_spaces.knob import written
 
 _DEAF = "EIS"
-"""Options of python with which it does not look for a sitecustomize on PYTHONPATH."""
+"""Options with which python does not load a sitecustomize from PYTHONPATH."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "fish")
 _SITE = Path(job.__file__).parent / "site"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command that is ready to run.
+    """Command that is ready to run.
 
     Attributes:
         command: with the arguments of the script changed.
-        environment: what it needs besides that of this process.
+        environment: variables that it needs besides those of this process.
         differences: between what was tuned and what is about to run, in words.
         changes: of the job as its command has it, a line each.
-        refusals: why this is another job than the one that was tuned, in words; empty if it is not.
+        refusals: reasons why this is another job than the tuned one, in words; empty if it is the
+            same.
     """
 
     command: tuple[str, ...]
@@ -52,18 +53,20 @@ def tuned(
     environment: Mapping[str, str],
     ranks: int | None = None,
 ) -> Job:
-    """The command as the trials of the recommended configuration ran it; of files of settings that the
-    script reads, copies are written below .autotune.
+    """Return the command as the trials of the recommended configuration ran it.
+
+    Copies of the settings files that the script reads are written below .autotune.
 
     Args:
         best: of a study over a script.
-        command: the user's own: torchrun, python, or whatever starts the script.
+        command: the user's own: torchrun, python, or another launcher of the script.
         environment: that the command would have.
         ranks: that the command starts; None: not known.
 
     Raises:
-        BadInput: the file is not of a script, the command does not run that script, or a file that it
-            reads has no such field.
+        BadInput: the file is not of a script, the command does not run that script, or a file that
+            it
+        reads has no such field.
     """
     script = best.script
     if script is None:
@@ -126,17 +129,18 @@ def tuned(
 
 
 def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables through which the script takes knobs and that the job lacks, as the trials had
-    them."""
+    """Return variables that set knobs of the script, that the trials had and the job lacks."""
     flags: Mapping[str, str] = script["flags"]
     named = {flags[name]: text for name, text in script.get("today", {}).items() if name in flags}
-    told = {
+    variables = {
         flag.removeprefix(arguments.ENVIRONMENT): text
         for flag, text in named.items()
         if flag.startswith(arguments.ENVIRONMENT) and not fields.parted(flag)
     }
     return {
-        name: text for name, text in told.items() if text is not None and name not in environment
+        name: text
+        for name, text in variables.items()
+        if text is not None and name not in environment
     }
 
 
@@ -149,7 +153,7 @@ def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
 
 
 def own(best: BestConfig, environment: Mapping[str, str]) -> Job:
-    """The command of a study over one, with the recommended values; raises as `command.recommended`."""
+    """Return the job of a study over a command; raises as `command.recommended`."""
     command = recommended(best)
     assert best.script is not None  # it has the command
     of_study, otherwise = _of_study(best.script, environment)
@@ -163,7 +167,7 @@ def own(best: BestConfig, environment: Mapping[str, str]) -> Job:
 def _of_study(
     script: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Variables that the trials had and the job has not, and in words those that it has otherwise."""
+    """Return variables that the job lacks, and a description of those that differ from the trials'."""
     wanted: dict[str, str] = script.get("env", {})
     missing = {name: text for name, text in wanted.items() if name not in environment}
     otherwise = tuple(
@@ -175,18 +179,18 @@ def _of_study(
 
 
 def _named(copies: Iterable[FileCopy]) -> tuple[FileCopy, ...]:
-    """Without their texts, by paths that mean the same wherever a process is."""
+    """Return copies without their texts, by absolute paths."""
     return tuple(replace(copy, file=str(Path.cwd() / copy.file), text="") for copy in copies)
 
 
 def _check_options(command: Sequence[str]) -> None:
-    """See that python looks at PYTHONPATH, by which a job comes by what acts from outside.
+    """Check that python searches PYTHONPATH, through which knobs act on the job from outside.
 
     Raises:
-        BadInput: it is told not to.
+        BadInput: an option tells it not to.
     """
-    told = parsed(command[1:]) if Path(command[0]).name.startswith("python") else None
-    if told and (deaf := {*letters_of(told.options)} & {*_DEAF}):
+    python = parsed(command[1:]) if Path(command[0]).name.startswith("python") else None
+    if python and (deaf := {*letters_of(python.options)} & {*_DEAF}):
         raise BadInput(
             f"the command has python leave out PYTHONPATH (-{min(deaf)}), by which what is changed "
             "from outside reaches the job: leave that option out"
@@ -194,7 +198,11 @@ def _check_options(command: Sequence[str]) -> None:
 
 
 def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
-    """Of the script among the words of the command."""
+    """Return the place of the script among the words of the command.
+
+    Raises:
+        BadInput: the command does not run it, or a shell script does.
+    """
     for place, word in enumerate(command):
         if is_module and word == target and command[place - 1] in ("-m", "--module"):
             return place
@@ -214,7 +222,7 @@ def _place(target: str, is_module: bool, command: Sequence[str]) -> int:
 def _of_process(
     knobs: Mapping[str, Any], changes: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What has to be in the environment before torch is loaded."""
+    """Return variables that must be in the environment before torch is loaded."""
     from autotune.worker.effects import process
 
     wanted = process.environment({**knobs})
@@ -242,8 +250,10 @@ def _differences(best: BestConfig, word: str, script: Mapping[str, Any]) -> Iter
 
 
 def _changed_settings(script: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[str]:
-    """Files that a job reads and that say something else than in the study, besides the knobs'
-    fields: those are set in either case."""
+    """Yield files that the job reads and that have changed since the study, apart from its knobs.
+
+    Fields of knobs are set in either case.
+    """
     for holder, known in script.get("files", {}).items():
         path = Path(settings.get(holder, ""))
         if path.is_file() and _digest(path) != known:
@@ -253,10 +263,11 @@ def _changed_settings(script: Mapping[str, Any], settings: Mapping[str, str]) ->
 def script_of(
     spec: StudySpec, knobs: Mapping[str, Any] | None, folder: Path, workers: int
 ) -> dict[str, Any] | None:
-    """What best.yaml says of the script or the command of a study; None of a workload.
+    """Return the entry `script` of best.yaml; None for a study over a workload.
 
     Args:
-        knobs: that are recommended.
+        spec: of the study.
+        knobs: recommended values; None: nothing is recommended.
         folder: that the script is in.
         workers: ranks that it was measured with.
     """
@@ -289,5 +300,5 @@ def script_of(
 
 
 def _digest(path: Path) -> str:
-    """Of a file, by which another version of it is known."""
+    """Return the digest of a file, which another version of it does not have."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,5 +1,4 @@
-"""What a study offers as best.yaml at this moment: its recommendation, before there is one the
-provisional answer."""
+"""Content of best.yaml at this moment: the recommendation, or the provisional answer before it."""
 
 import datetime
 from collections.abc import Mapping
@@ -22,9 +21,11 @@ def content_of(
     world_size: int,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of best.yaml for a verdict of this study that recommends something.
+    """Return the content of best.yaml for a verdict of this study that recommends something.
 
     Args:
+        verdict: to write.
+        study: of the verdict.
         spec: of the study.
         world_size: ranks that it was measured with.
         environment: that it was measured in.
@@ -42,10 +43,12 @@ def content_of(
 
 
 def offered(repository: Repository, study: StoredStudy, in_hand: Verdict) -> dict[str, Any]:
-    """The content of best.yaml.
+    """Return the content of best.yaml.
 
     Args:
-        in_hand: what the study answers.
+        repository: with the study.
+        study: to export.
+        in_hand: its present verdict.
 
     Raises:
         BadInput: nothing is recommended.
@@ -57,10 +60,13 @@ def offered(repository: Repository, study: StoredStudy, in_hand: Verdict) -> dic
 
 
 def export(repository: Repository, study: StoredStudy, in_hand: Verdict, target: Path) -> bool:
-    """Write it; returns whether it is provisional.
+    """Write best.yaml; return whether it is provisional.
 
     Args:
-        in_hand: what the study answers.
+        repository: with the study.
+        study: to export.
+        in_hand: its present verdict.
+        target: file to write.
 
     Raises:
         BadInput: nothing is recommended, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""What a launch command says by itself: of the knobs that a study turned, and of the environment."""
+"""Settings in a launch command: of the knobs that a study has tuned, and of the environment."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT
 from search_spaces.knob import written
 
 BATCH = ("micro_batch", "accumulation_steps")
-"""Knobs that make up the samples of a step: a job that sets them otherwise is another one."""
+"""Knobs that make up the samples of a step: with other values the job is another one."""
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _EMPTIES = ("-", "-i", "--ignore-environment")
 _TAKES_VALUE = ("-u", "--unset", "-C", "--chdir")
@@ -21,7 +21,7 @@ _NOT_GIVEN = "(not given)"
 def today(
     flags: Mapping[str, str], words: Sequence[str], variables: Mapping[str, str], folder: Path
 ) -> dict[str, str | None]:
-    """Return what a script is told for each knob, in its own words; None where it is told nothing.
+    """Return the text that sets each knob of a script, as it is typed; None where it is not set.
 
     Args:
         flags: of knobs, as in `fields.given`.
@@ -54,11 +54,11 @@ def _said(
 
 
 def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield which settings of the batch are neither as they were in the study nor as it found them.
+    """Yield settings of the batch that have neither the study's former nor its recommended values.
 
     Args:
-        script: of best.yaml.
-        now: what the command says, as `today` has it.
+        script: entry of best.yaml.
+        now: settings of the command, as `today` returns them.
     """
     then: Mapping[str, str | None] = script.get("today", {})
     for name in BATCH:
@@ -66,7 +66,7 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
             continue
         flag = script["flags"][name]
         found = written(script["turned"][name]) if name in script["turned"] else then[name]
-        unset = now[name] is None and flag.startswith(ENVIRONMENT)  # then the job is given it
+        unset = now[name] is None and flag.startswith(ENVIRONMENT)  # the job is given it then
         if now[name] not in (then[name], found) and not unset:
             yield (
                 f"{_shown(flag, now[name])} in the command, and {_shown(flag, then[name])} in the "
@@ -77,12 +77,12 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
 def changes(
     script: Mapping[str, Any], knobs: Mapping[str, Any], now: Mapping[str, str | None]
 ) -> Iterator[str]:
-    """Yield what changes for the job, a line each: what its script is told, and what acts from outside.
+    """Yield changes for the job, a line each: settings of its script, and knobs from outside.
 
     Args:
-        script: of best.yaml.
-        knobs: that are recommended.
-        now: what the command says, as `today` has it.
+        script: entry of best.yaml.
+        knobs: recommended values.
+        now: settings of the command, as `today` returns them.
     """
     for name, value in script["turned"].items():
         if now.get(name) != written(value):
@@ -94,8 +94,8 @@ def changes(
 
 
 def _shown(flag: str, text: str | None) -> str:
-    told = _NOT_GIVEN if text is None else text
-    return f"{flag}{told}" if flag.endswith(ASSIGNMENT) else f"{flag} {told}"
+    shown = _NOT_GIVEN if text is None else text
+    return f"{flag}{shown}" if flag.endswith(ASSIGNMENT) else f"{flag} {shown}"
 
 
 # The words before the script
@@ -108,8 +108,11 @@ def assigned(words: Sequence[str]) -> dict[str, str]:
 
 
 def with_variables(words: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words before a script with these variables as they are to be: an assignment among them
-    would undo what the environment says, and `env -i` or `env -u` would drop it."""
+    """Return the words before a script with some variables set.
+
+    An assignment among the words would override the environment, and `env -i` or `env -u` would
+    drop the variables.
+    """
     found = list(words)
     for place, word in enumerate(found):
         one = _VARIABLE.fullmatch(word)

@@ -139,6 +139,7 @@ def kill_descendants(
         for pid in remaining:
             kill(pid)
         # A listed process may fork and die before it is signalled. Its child is in no list yet, but the
+        # process remains as a zombie: hence none is left only when no zombie had to be reaped.
         if not _reap_adopted(spare) and not remaining:
             return
         time.sleep(_POLL_SECONDS)

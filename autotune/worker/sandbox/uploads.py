@@ -1,4 +1,4 @@
-"""Uploads to the Hugging Face Hub in a trial: they succeed, and nothing is sent. Reading is as ever."""
+"""Uploads to the Hugging Face Hub in a trial: they succeed, and nothing is sent. Reading works."""
 
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ def begin() -> None:
 
 
 def _change(module: Any) -> None:
-    """Replace what makes repositories and commits."""
+    """Replace the functions that make repositories and commits."""
 
     def create_repo(self: Any, repo_id: str, **_: Any) -> Any:
         return module.RepoUrl(f"{self.endpoint}/{repo_id}", endpoint=self.endpoint)
@@ -37,7 +37,7 @@ def _change(module: Any) -> None:
 
 
 def _instead(original: Any, replacement: Any) -> Any:
-    """Make a function that has the signature of one and does what another does."""
+    """Make a function with the signature of one and the behaviour of another."""
 
     @functools.wraps(original)
     def made(*args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 import autotune
 from autotune.worker import workload as workloads
-from autotune.worker.observers.block import RankSight
+from autotune.worker.observers.block import RankObservation
 from autotune.worker.observers.contention import NodeShares
 from autotune.worker.observers.device import DeviceState
 from autotune.worker.observers.settling import Settling
@@ -78,7 +78,7 @@ class Blind:
     def start(self, index: int) -> None:
         """Just before a block."""
 
-    def stop(self) -> RankSight:
+    def stop(self) -> RankObservation:
         """Just after a block."""
         no_steps, idle = StepTimes(0.0, 0.0, 0.0), NodeShares(0.0, 1.0)
-        return RankSight(no_steps, math.nan, idle, Settling(0, 0.0, 0), DeviceState())
+        return RankObservation(no_steps, math.nan, idle, Settling(0, 0.0, 0), DeviceState())

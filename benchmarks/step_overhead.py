@@ -22,7 +22,7 @@ from torch.optim import optimizer
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from autotune.worker.inject import meter
-from autotune.worker.inject.changes import Built
+from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import BlockPlan, Script, TrialRequest
 from autotune.worker.rank.context import RankContext
@@ -69,7 +69,7 @@ class Hooks:
             self._trial.watch()
             self._states["trial"] = self._state()
             self.set("none")
-            meter.begin(f"{folder}/socket", Built(), samples=0, always=False)
+            meter.begin(f"{folder}/socket", ScriptObjects(), samples=0, always=False)
             self._states["watched"] = self._state()
             self.set("none")
         self._states["between_equals"] = self._states["none"]

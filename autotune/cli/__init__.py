@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import job, looking, reference, results, running, studies
+from autotune.cli import examine, reference, results, run_job, running, studies
 from autotune.errors import AutotuneError, BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
@@ -33,13 +33,13 @@ app.command()(studies.status)
 app.command("list")(studies.list_)
 app.command()(studies.logs)
 app.command()(results.export)
-app.command("run", context_settings=_WITH_A_COMMAND)(job.run_job)
+app.command("run", context_settings=_WITH_A_COMMAND)(run_job.run_job)
 app.command()(results.report)
 app.command()(results.dashboard)
-app.command()(looking.doctor)
-app.command()(looking.diagnose)
-app.command()(looking.record)
-app.command()(looking.simulate)
+app.command()(examine.doctor)
+app.command()(examine.diagnose)
+app.command()(examine.record)
+app.command()(examine.simulate)
 app.command()(reference.knobs)
 app.command()(reference.presets)
 app.command()(reference.schema)

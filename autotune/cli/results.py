@@ -88,7 +88,7 @@ def export(
 
     With --trials, write all attempts as CSV instead.
     """
-    from autotune.export import best, formats, offering, writing
+    from autotune.export import best, formats, publish, writing
     from autotune.views.in_hand import in_hand
 
     formats.known(form)
@@ -107,12 +107,12 @@ def export(
         return
     answer = in_hand(repository, stored)
     if form != "yaml" or output == STANDARD_OUTPUT:
-        _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
+        _hand_over(best.of(publish.current_content(repository, stored, answer)), form, output)
         return
     target = output or export_path(stored)
     if output is None and (refused := writing.not_ours(target)):
         raise BadInput(refused)
-    if offering.export(repository, stored, answer, target):
+    if publish.export(repository, stored, answer, target):
         print(answer.sentence, file=sys.stderr)
     print(target)
 

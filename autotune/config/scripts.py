@@ -12,7 +12,7 @@ from autotune.config import arguments, commands, fields, interpreter, mistakes, 
 from autotune.config.keeping import COUNTED, derived, of_derived
 from autotune.config.sections import ResourcesSpec, WorkloadSpec
 from autotune.worker.protocol import PYTHON, TORCHRUN
-from autotune.worker.surveyed import SETTINGS
+from autotune.worker.survey_result import SETTINGS
 from search_spaces import CATALOGUE
 from search_spaces.constraints import global_batch
 from search_spaces.scripts import refusal

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from autotune.worker.surveyed import SETTINGS
+from autotune.worker.survey_result import SETTINGS
 from search_spaces.knob import KnobValue, written
 
 _Keys = tuple[str | int, ...]

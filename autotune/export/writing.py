@@ -39,7 +39,7 @@ def document(
         study: name of the study.
         environment: that it was measured in.
         created: time, ISO 8601.
-        script: how a script comes by the configuration, see export.job; None for a workload.
+        script: how a script comes by the configuration, see export.tuned_job; None for a workload.
     """
     assert verdict.throughput is not None and verdict.knobs is not None
     content = {

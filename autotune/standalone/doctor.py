@@ -26,7 +26,7 @@ from autotune.standalone import likeness, name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.worker.node.sandbox import OVERLAY
 from autotune.worker.protocol import BlockReport
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.survey_result import SurveyResult
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import KnobValue, infeasible
 from search_spaces.constraints import broken, global_batch
@@ -329,7 +329,7 @@ def _takes_together(probe: Probe, name: str, knobs: dict[str, Any]) -> str:
     run = f"doctor-{name}-together"
     if why := why_not(result := probe.run(run, knobs, FitMonitor(), surveyed)):
         raise AutotuneError(f"{written(knobs[name])}: {result.cause or why}")
-    seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
+    seen = SurveyResult.from_text(probe.files(run).survey(0).read_text())
     micro_batch, steps = (knobs[name] for name in COUNTED)
     if (seen.micro_batch, seen.accumulation_steps) != (micro_batch, steps):
         raise AutotuneError(
@@ -347,7 +347,7 @@ def _is_seen(probe: Probe, name: str, knobs: dict[str, Any]) -> bool:
     run = f"doctor-{name}-seen"
     if why_not(probe.run(run, knobs, FitMonitor(), surveyed)):
         return False
-    seen = Surveyed.from_text(probe.files(run).survey(0).read_text())
+    seen = SurveyResult.from_text(probe.files(run).survey(0).read_text())
     wanted = global_batch(knobs, 1)
     return wanted in (seen.samples, seen.columns * seen.accumulation_steps)
 

@@ -16,7 +16,7 @@ from autotune.config import settings
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, numbers
 from autotune.config.keeping import COUNTED
 from autotune.config.proportion import granule
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 
 MICRO_BATCH, ACCUMULATION = COUNTED
 _MOST_TRIED = 3
@@ -54,7 +54,7 @@ class Trial:
 
 
 def settings_of(
-    seen: Surveyed,
+    seen: SurveyResult,
     words: Sequence[str],
     variables: Mapping[str, str],
     fields: Sequence[Option] = (),
@@ -119,7 +119,7 @@ def _last(name: str) -> str:
     return name.removesuffix(ASSIGNMENT).rpartition(".")[2]
 
 
-def candidates(seen: Surveyed, workers: int = 1) -> dict[str, tuple[Trial, ...]]:
+def candidates(seen: SurveyResult, workers: int = 1) -> dict[str, tuple[Trial, ...]]:
     """Find the settings that may turn each knob, the most probable first, each with a value to try.
 
     Args:
@@ -140,7 +140,7 @@ def candidates(seen: Surveyed, workers: int = 1) -> dict[str, tuple[Trial, ...]]
     return {knob: several for knob, several in found.items() if several}
 
 
-def parts(seen: Surveyed) -> tuple[dict[str, int], ...]:
+def parts(seen: SurveyResult) -> tuple[dict[str, int], ...]:
     """Find settings that may make up a micro-batch together, each with its value: all that are named for
     it where they sum up to it, or one of which it is a multiple (`--batch-size 4 --ratio 3`).
 
@@ -160,7 +160,7 @@ def parts(seen: Surveyed) -> tuple[dict[str, int], ...]:
     return tuple(itertools.islice(single, _MOST_IN_PROPORTION))
 
 
-def named(knob: str, seen: Surveyed) -> dict[str, int]:
+def named(knob: str, seen: SurveyResult) -> dict[str, int]:
     """Settings that are named for a knob and have its value, each with that; a field of a file once.
 
     Args:
@@ -183,7 +183,7 @@ def other_whole(size: int, settings: Mapping[str, int]) -> int:
     return max(step, size // 2 // step * step) if size > step else 2 * size
 
 
-def another_split(seen: Surveyed) -> tuple[int, int]:
+def another_split(seen: SurveyResult) -> tuple[int, int]:
     """Another micro-batch and accumulation with as many samples a step where that can be: a script may
     insist on it. The micro-batch is a smaller one, which fits in memory."""
     size, samples = seen.micro_batch, seen.samples
@@ -195,7 +195,7 @@ def another_split(seen: Surveyed) -> tuple[int, int]:
     return micro_batch, 2 * known if rest or steps in (0, known) else steps
 
 
-def _ranks(knob: str, option: Option, seen: Surveyed, today: int, workers: int) -> int:
+def _ranks(knob: str, option: Option, seen: SurveyResult, today: int, workers: int) -> int:
     """How many ranks a setting counts together if its value is what was seen of the knob; 0: it is
     not."""
     value = _whole(option)
@@ -280,18 +280,18 @@ def _words(name: str) -> list[str]:
 # What a script did with another value
 
 
-def answers(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+def answers(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
     """Whether the script did with that value what the knob is, and nothing else."""
     other = _other(knob)
     return _turned(knob, trial, before, after) and _of(other, after) == _of(other, before)
 
 
-def keeps(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+def keeps(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
     """Whether the script did what the knob is, and held the samples of a step by the other one."""
     return _turned(knob, trial, before, after) and after.samples == before.samples
 
 
-def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> Trial | None:
+def shared(knob: str, trial: Trial, after: SurveyResult, workers: int) -> Trial | None:
     """The trial of a setting that may count all ranks together, where it was taken to count one: a
     variable of a script without a parser may have been divided by the ranks since it was set."""
     may_be = workers > 1 and trial.ranks == 1 and not trial.option.sure
@@ -300,23 +300,23 @@ def shared(knob: str, trial: Trial, after: Surveyed, workers: int) -> Trial | No
     return dataclasses.replace(trial, ranks=workers)
 
 
-def split_as(micro_batch: int, steps: int, after: Surveyed) -> bool:
+def split_as(micro_batch: int, steps: int, after: SurveyResult) -> bool:
     """Whether the script did what it was told of both."""
     return (after.micro_batch, after.accumulation_steps) == (micro_batch, steps)
 
 
-def turned_round(trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+def turned_round(trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
     """Whether an option for the batch turns the columns of what the model is given, and not its rows: a
     sequence comes first there (torch.nn.RNN's way)."""
     changed = after.columns == trial.value != before.columns
     return changed and not before.loader and after.micro_batch == before.micro_batch
 
 
-def _turned(knob: str, trial: Trial, before: Surveyed, after: Surveyed) -> bool:
+def _turned(knob: str, trial: Trial, before: SurveyResult, after: SurveyResult) -> bool:
     return _of(knob, after) == trial.value != _of(knob, before)
 
 
-def _of(knob: str, seen: Surveyed) -> int:
+def _of(knob: str, seen: SurveyResult) -> int:
     return seen.micro_batch if knob == MICRO_BATCH else seen.accumulation_steps
 
 

@@ -1,6 +1,6 @@
 """How long this machine takes to find the name of an address: torch asks for it as ranks meet."""
 
-from autotune.worker.node.names import SOON_SECONDS, LookUp, as_torch_asks
+from autotune.worker.node.reverse_lookup import SOON_SECONDS, NameLookup, as_torch_asks
 
 MOST_SECONDS = 3.0
 """Nobody waits for longer to be told that it takes too long."""
@@ -12,7 +12,7 @@ def judged(address: str) -> tuple[bool, str]:
     Args:
         address: of a node.
     """
-    asking = LookUp(address)
+    asking = NameLookup(address)
     asking.join(MOST_SECONDS)
     seconds = min(asking.seconds, MOST_SECONDS)
     more = " or more" if seconds >= MOST_SECONDS else ""

@@ -66,7 +66,7 @@ def write_of_command(
             study then.
         LauncherError: there is no place to run it.
     """
-    from autotune.standalone import unseen
+    from autotune.standalone import init_command
     from autotune.standalone.command import NoScript, taken_apart
 
     if path.exists():
@@ -81,10 +81,10 @@ def write_of_command(
     except NoScript as reason:
         if shutil.which(command[0]) is None:
             raise BadInput(f"{reason}; there is no program {command[0]} either") from None
-        name = _free_name(unseen.name_of(command), storage, say)
-        if not _written(path, unseen.study(command, name)):
+        name = _free_name(init_command.name_of(command), storage, say)
+        if not _written(path, init_command.study(command, name)):
             raise _exists(path) from None
-        seen = f"a study over a command; fill in what is marked {unseen.TODO} there"
+        seen = f"a study over a command; fill in what is marked {init_command.TODO} there"
         return Written(seen, is_complete=False)
     seen, text = _of_script(path, command, launched, say, storage, startup)
     if not _written(path, text):
@@ -102,18 +102,18 @@ def _of_script(
 ) -> tuple[str, str]:
     """What was seen of a script, and the text of a study of it that was run once."""
     from autotune.config import document, study
-    from autotune.standalone import scripted
+    from autotune.standalone import init_script
     from autotune.standalone.survey import Findings, survey
 
-    name = _free_name(scripted.name_of(launched), storage, say)
+    name = _free_name(init_script.name_of(launched), storage, say)
     done: list[tuple[str, str]] = []
 
     def write(found: Findings) -> study.StudySpec:
         for doubt in found.turning.doubts:
             say(f"Not mapped: {doubt}.")
         cpus = len(os.sched_getaffinity(0))
-        text = scripted.study(command, launched, found, cpus, name=name, startup=startup)
-        done.append((scripted.told(found), text))
+        text = init_script.study(command, launched, found, cpus, name=name, startup=startup)
+        done.append((init_script.told(found), text))
         folders = (Path.cwd(), path.parent.absolute())
         spec = study.check(document.parse(text, str(path)), folders)
         return spec.model_copy(update={"folder": str(path.parent.resolve())})

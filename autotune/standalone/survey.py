@@ -14,10 +14,10 @@ from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import doctor, flags, interpreters
 from autotune.standalone.command import Launched
 from autotune.standalone.flags import MICRO_BATCH
-from autotune.standalone.patience import reported
+from autotune.standalone.progress_lines import reported
 from autotune.standalone.turning import Turning, turning
 from autotune.worker.protocol import Deadlines, TrialRequest
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from storage import AttemptResult, AttemptState
 
@@ -40,7 +40,7 @@ class Findings:
         turning: what turns its micro-batch and accumulation.
     """
 
-    seen: Surveyed
+    seen: SurveyResult
     workers: int
     device: str
     facts: Facts
@@ -136,7 +136,7 @@ def _spec(launched: Launched, startup: float | None) -> StudySpec:
     )
 
 
-def _of_all_nodes(seen: Surveyed, found: Turning, launched: Launched) -> Surveyed:
+def _of_all_nodes(seen: SurveyResult, found: Turning, launched: Launched) -> SurveyResult:
     """Return what one rank of the whole job has, where ranks of one node were looked at."""
     if MICRO_BATCH not in found.over_all_ranks:
         return seen
@@ -157,7 +157,7 @@ class _Look:
         self._startup = probe.plan.spec.measurement.startup_deadline
         self._usual = 0.0
 
-    def at(self, settings: Mapping[str, int]) -> Surveyed:
+    def at(self, settings: Mapping[str, int]) -> SurveyResult:
         """What rank 0 has seen.
 
         Args:
@@ -187,7 +187,7 @@ class _Look:
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
         self._usual = self._usual or result.wall_seconds
-        seen = Surveyed.from_text(files.survey(0).read_text())
+        seen = SurveyResult.from_text(files.survey(0).read_text())
         if settings and not seen.steps:
             raise BadInput(seen.ended or "no optimizer step was seen")
         return seen
@@ -224,7 +224,7 @@ def _with(given: fields.Given, startup: float) -> Shape:
     return shape
 
 
-def _with_settings(seen: Surveyed, launched: Launched, workdir: Path) -> Surveyed:
+def _with_settings(seen: SurveyResult, launched: Launched, workdir: Path) -> SurveyResult:
     """What was seen, with everything that may tell the script a number among its options."""
     found: list[Option] = []
     for file in seen.settings:
@@ -237,7 +237,7 @@ def _with_settings(seen: Surveyed, launched: Launched, workdir: Path) -> Surveye
     return dataclasses.replace(seen, options=options)
 
 
-def _check(seen: Surveyed, launched: Launched) -> None:
+def _check(seen: SurveyResult, launched: Launched) -> None:
     if not seen.steps:
         how = seen.ended or "it never came to one"
         raise BadInput(

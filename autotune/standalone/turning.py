@@ -9,13 +9,13 @@ from autotune.config.keeping import COUNTED
 from autotune.errors import BadInput
 from autotune.standalone import flags
 from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, Trial
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.survey_result import SurveyResult
 
 _PARTNERS = 2
 """Settings of the accumulation that are tried together with one of the micro-batch, which the script
 refuses alone."""
 
-Look = Callable[[Mapping[str, int]], Surveyed]
+Look = Callable[[Mapping[str, int]], SurveyResult]
 """What rank 0 sees of the script with these settings changed.
 
 Raises:
@@ -49,7 +49,7 @@ class Turning:
         return {**self.flags, **{k: next(iter(parts)) for k, parts in self.in_proportion.items()}}
 
 
-def turning(look: Look, seen: Surveyed, workers: int, say: Callable[[str], None]) -> Turning:
+def turning(look: Look, seen: SurveyResult, workers: int, say: Callable[[str], None]) -> Turning:
     """Try the settings that may turn the micro-batch or the accumulation, a run of the script each.
 
     Args:
@@ -69,7 +69,7 @@ def turning(look: Look, seen: Surveyed, workers: int, say: Callable[[str], None]
 class _Search:
     """One search; every setting is tried once."""
 
-    def __init__(self, look: Look, seen: Surveyed, workers: int) -> None:
+    def __init__(self, look: Look, seen: SurveyResult, workers: int) -> None:
         self._look = look
         self._seen = seen
         self._workers = workers

@@ -29,7 +29,7 @@ cudaGetErrorString gives the first of them for errors 214, 220, 100, 46 and 802.
 """
 
 
-def may_come_of_the_end(end: RankEnd) -> bool:
+def may_follow_from_end(end: RankEnd) -> bool:
     """Return whether this end may be a consequence of ending other ranks of the trial."""
     return end.outcome in _SYMPTOMS
 
@@ -48,7 +48,7 @@ def broken_device(end: RankEnd) -> str:
     return f"a device has failed: rank {end.rank}: {line.strip()}" if line else ""
 
 
-def of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:
+def outcome_of_exit(status: int, log_tail: str, *, kernel_killed: bool) -> tuple[Outcome, str]:
     """Return OOM or CRASH with its cause, by the exit status of a rank that reported nothing.
 
     Args:

@@ -30,7 +30,7 @@ _DEVICES = "/dev/nvidia"
 _EVERYTHING = "all of the environment"
 
 
-class Brought:
+class ImportRecord:
     """Record of modules, environment and sys.path before a rank builds its workload."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ COMPRESSION_WARM_UP = 3
 """Steps before gradient compression begins. Real training has more: later throughput is the same.
 """
 
-QUIET_STEPS = 2
+STEPS_WITHOUT_DROPOUT = 2
 """Number of first steps of a trajectory that run without dropout and are compared by tensor."""
 
 CHECKED_STEPS = 6
@@ -26,7 +26,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of the protocol. Raise it when an older side would misunderstand a message."""
 
 
@@ -303,7 +303,7 @@ class Preload(Message):
 
 
 @dataclass(frozen=True)
-class Built(Message):
+class WorkloadBuilt(Message):
     """First rank of a node -> launcher: the workload is built; what could be imported beforehand."""
 
     trial: str
@@ -387,7 +387,7 @@ class Observed(TypedDict, total=False):
     For trajectories, and for a script under DistributedDataParallel after its first CHECKED_STEPS.
     """
     gradient: list[list[Any]]
-    """Gradient of each tensor in the first QUIET_STEPS of a trajectory, before clipping.
+    """Gradient of each tensor in the first STEPS_WITHOUT_DROPOUT of a trajectory, before clipping.
 
     Every entry is name, elements, norm and the buckets of its sketch (rank.sketch).
     """
@@ -474,7 +474,7 @@ class NodeReport(Message):
 
 
 @dataclass(frozen=True)
-class Alive(Message):
+class Heartbeat(Message):
     """Agent -> launcher, every few seconds while a trial runs: the agent watches its ranks."""
 
     trial: str
@@ -517,8 +517,8 @@ KINDS: dict[str, type[Message]] = {
         Turn,
         Configure,
         Waiting,
-        Built,
-        Alive,
+        WorkloadBuilt,
+        Heartbeat,
         BlockReport,
         RankEnd,
         NodeReport,

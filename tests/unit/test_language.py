@@ -23,14 +23,8 @@ REWRITTEN = (
 FRAGMENT = re.compile(r"(Of|As|By|In|The same|Whether|What|Who|Whose)\b")
 PERSON = re.compile(r"\b(who|whom|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
 NAMED_TWICE = {
-    "Alive",
-    "Built",
     "Check",
-    "Course",
-    "Job",
-    "Pace",
     "Seen",
-    "Unreadable",
     "_Loader",
 }
 """Class names that still occur twice. None is to be added."""

@@ -11,7 +11,7 @@ from autotune.config.document import parse
 from autotune.errors import BadInput
 from autotune.standalone import interpreters
 from autotune.standalone.command import NoScript, taken_apart
-from autotune.standalone.scripted import _text
+from autotune.standalone.init_script import _text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from autotune.errors import BadInput
 from autotune.standalone.turning import Turning, turning
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 
 Script = Callable[[dict[str, int]], tuple[int, int]]
 """Settings -> micro-batch and accumulation of one rank."""
@@ -17,14 +17,14 @@ def searched(
     """What is found of a script, and which settings each run changed."""
     runs: list[set[str]] = []
 
-    def look(settings: Mapping[str, int]) -> Surveyed:
+    def look(settings: Mapping[str, int]) -> SurveyResult:
         runs.append(set(settings))
         micro_batch, steps = script({**today, **settings})
-        return Surveyed(steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True)
+        return SurveyResult(steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True)
 
     micro_batch, steps = script(today)
     options = tuple(Option(flag, flag.lstrip("-"), value) for flag, value in today.items())
-    seen = Surveyed(
+    seen = SurveyResult(
         steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True, options=options
     )
     return turning(look, seen, workers, lambda _: None), runs

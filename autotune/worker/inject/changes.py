@@ -32,7 +32,7 @@ _COMPRESSION = ("gradient_compression", "powersgd_rank")
 
 
 @dataclass
-class Built:
+class ScriptObjects:
     """Objects that a script has built.
 
     Attributes:
@@ -62,7 +62,7 @@ class Changes:
         """
         self._knobs = knobs
         self._names = frozenset(names)
-        self.built = Built()
+        self.built = ScriptObjects()
         self._met: set[str] = set()
         self._for_good = ExitStack()
         """Contexts that last as long as the process; one without a reference would be left at once.

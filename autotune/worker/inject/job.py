@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.worker.decoding import decoder
-from autotune.worker.inject import pace
+from autotune.worker.inject import speed_report
 from autotune.worker.inject.copies import Copies
 from autotune.worker.protocol import FileCopy
 from autotune.worker.python_command import parsed
@@ -77,7 +77,7 @@ def begin(command: Sequence[str]) -> None:
     if "cpu_affinity" in order.changes and binding.share_of_job(order.knobs):
         changes.met("cpu_affinity")
     _say_what_is_idle(changes, copies)
-    if address := os.environ.get(pace.ADDRESS):
+    if address := os.environ.get(speed_report.ADDRESS):
         from autotune.worker.inject import meter
 
         meter.begin(address, changes.built, samples=order.samples, always=order.told)

@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from autotune.worker.inject.changes import Built
-from autotune.worker.inject.pace import Pace
-from autotune.worker.inject.sight import Sight
+from autotune.worker.inject.changes import ScriptObjects
+from autotune.worker.inject.probe import ScriptProbe
+from autotune.worker.inject.speed_report import SpeedReport
 
 BLOCK_SECONDS = 1.0
 """A block ends with the first step that ends after so long."""
 
 
-class Seen(Protocol):
+class Counters(Protocol):
     """Counters of the training so far."""
 
     saw_loader: bool
@@ -43,7 +43,7 @@ class Meter:
 
     def __init__(
         self,
-        seen: Seen,
+        counters: Counters,
         tell: Callable[[int, float, float, float], None],
         *,
         told: int = 0,
@@ -53,13 +53,13 @@ class Meter:
         """Prepare the timer.
 
         Args:
-            seen: counters of this rank.
+            counters: of this rank.
             tell: called at the end of each block with its steps, seconds, samples and tokens.
             told: samples of a step by the study, where no loader shows them; 0: unknown.
             always: whether `told` counts even if a loader shows other samples.
             clock: returns seconds.
         """
-        self._seen = seen
+        self._counters = counters
         self._tell = tell
         self._told = told
         self._always = always
@@ -78,22 +78,22 @@ class Meter:
                 return
             self._tell(self._steps, seconds, *self._drawn())
         self._steps, self._started = 0, now
-        self._samples, self._tokens = self._seen.samples, self._seen.tokens
+        self._samples, self._tokens = self._counters.samples, self._counters.tokens
 
     def _drawn(self) -> tuple[float, float]:
-        rows, tokens = self._seen.samples - self._samples, self._seen.tokens - self._tokens
-        if self._told and (self._always or not self._seen.saw_loader):
+        rows, tokens = self._counters.samples - self._samples, self._counters.tokens - self._tokens
+        if self._told and (self._always or not self._counters.saw_loader):
             samples = self._told * self._steps
             return samples, samples * tokens / rows if rows else 0.0
         return rows, tokens
 
 
-class Guest(Sight):
+class JobProbe(ScriptProbe):
     """Probe that survives a script which it does not understand."""
 
     problem = ""
 
-    def watch_pace(self, taken: Callable[[], None]) -> None:
+    def watch_speed(self, taken: Callable[[], None]) -> None:
         """Observe samples and steps only.
 
         Args:
@@ -119,13 +119,13 @@ class Guest(Sight):
     def _saw(self, loader: Any, batch: Any, samples: int | None, quiet: int) -> None:
         if not self.problem:
             try:
-                Sight._saw(self, loader, batch, samples, quiet)
+                ScriptProbe._saw(self, loader, batch, samples, quiet)
             except Exception as error:
                 self._gives_up(error)
 
     def _trained(self, loss: torch.Tensor) -> None:
         try:
-            Sight._trained(self, loss)
+            ScriptProbe._trained(self, loss)
         except Exception as error:
             self._gives_up(error)
 
@@ -134,7 +134,7 @@ class Guest(Sight):
         self.draws.clear()
 
 
-def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
+def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> None:
     """Report this process's training from its first step on.
 
     Args:
@@ -149,15 +149,15 @@ def begin(address: str, built: Built, *, samples: int, always: bool) -> None:
     except OSError:
         return  # in another container, or the watcher has ended
     line.setblocking(False)
-    sight = Guest(built, counts_tokens=True)
+    probe = JobProbe(built, counts_tokens=True)
 
     def tell(steps: int, seconds: float, samples: float, tokens: float) -> None:
         rank, world_size = _place()
-        pace = Pace(rank, world_size, steps, seconds, samples, tokens, sight.problem)
+        pace = SpeedReport(rank, world_size, steps, seconds, samples, tokens, probe.problem)
         with contextlib.suppress(OSError):
             line.send(pace.to_bytes())
 
-    sight.watch_pace(Meter(sight, tell, told=samples, always=always).taken)
+    probe.watch_speed(Meter(probe, tell, told=samples, always=always).taken)
 
 
 def _place() -> tuple[int, int]:

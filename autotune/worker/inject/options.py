@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from autotune.worker.surveyed import Option
+from autotune.worker.survey_result import Option
 
 _SCALARS = (bool, int, float, str)
 _CLICKS = ("click.globals", "typer._click.globals")

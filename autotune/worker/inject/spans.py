@@ -12,13 +12,15 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from autotune.worker.inject.changes import Built
+from autotune.worker.inject.changes import ScriptObjects
 
 
 class Spans:
     """Markers of forward, backward, optimizer and loader; on in a profile only, as each takes time."""
 
-    def __init__(self, built: Built, span: Callable[[str], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self, built: ScriptObjects, span: Callable[[str], AbstractContextManager[Any]]
+    ) -> None:
         """Prepare the markers.
 
         Args:

@@ -19,12 +19,12 @@ from autotune.worker.inject.batches import samples, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.options import Options
+from autotune.worker.inject.probe import ScriptProbe
 from autotune.worker.inject.setting_files import may_hold_settings
 from autotune.worker.inject.settled import Settled
-from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import Knobs
-from autotune.worker.surveyed import SETTINGS, Surveyed
+from autotune.worker.survey_result import SETTINGS, SurveyResult
 
 _NO_BACKWARD = -1
 _MOST_SIGNS = 4000
@@ -81,13 +81,13 @@ class Survey:
 
     Attributes:
         steps: of the optimizer that were seen.
-        sight: probe of the script's steps.
+        probe: probe of the script's steps.
     """
 
     def __init__(self, knobs: Knobs) -> None:
         """Prepare; `knobs` has a value for every knob, and none of them acts."""
         self._changes = Changes(knobs, ())
-        self.sight = Sight(self._changes.built, trained=self._counted)
+        self.probe = ScriptProbe(self._changes.built, trained=self._counted)
         self._options = Options()
         self._settled = Settled()
         self._statistics = Statistics()
@@ -141,17 +141,17 @@ class Survey:
             if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
                 given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
 
-        self.sight.watch(went_on=alive, taken=after)
+        self.probe.watch(went_on=alive, taken=after)
         self._watch_backward()
 
     def _step(self) -> _Step:
         """Return the last step."""
-        sight = self.sight
-        samples = sight.samples - sum(step.samples for step in self._steps)
+        probe = self.probe
+        samples = probe.samples - sum(step.samples for step in self._steps)
         batches = len(self._batches) - sum(step.batches for step in self._steps)
-        full = sight.samples + sight.draws.missing
-        until = self.steps + sight.steps_left_out
-        return _Step(samples, batches, full, sight.accumulation.of_step, until)
+        full = probe.samples + probe.draws.missing
+        until = self.steps + probe.steps_left_out
+        return _Step(samples, batches, full, probe.accumulation.of_step, until)
 
     def _watch_backward(self) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
@@ -165,7 +165,7 @@ class Survey:
 
     def so_far(self) -> str:
         """Describe how far the script has come."""
-        drawn = "drew batches from a DataLoader and " if self.sight.draws.drawn else ""
+        drawn = "drew batches from a DataLoader and " if self.probe.draws.drawn else ""
         return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
 
     def _counted(self, batches: Sequence[Batch]) -> None:
@@ -173,25 +173,25 @@ class Survey:
         number, passes = of_one_pass(batches)
         self._batches += [number / passes] * passes
 
-    def surveyed(self, ended: str = "") -> Surveyed:
+    def surveyed(self, ended: str = "") -> SurveyResult:
         """Return the result; call it while the script runs, as its variables are inspected."""
-        leader = self.sight.leader
+        leader = self.probe.leader
         trained = self._trained()
         micro_batch = self._micro_batch(trained)
         accumulation_steps = self._accumulation(trained, micro_batch)
         uneven = self._uneven(micro_batch * accumulation_steps)
-        ramps = self._ramps() or (uneven and len(self.sight.accumulation.numbers) > 1)
-        return Surveyed(
+        ramps = self._ramps() or (uneven and len(self.probe.accumulation.numbers) > 1)
+        return SurveyResult(
             steps=self.steps,
             micro_batch=micro_batch,
             columns=statistics.mode(self._columns) if self._columns else 0,
             accumulation_steps=accumulation_steps,
-            varies=self.sight.draws.varies,
+            varies=self.probe.draws.varies,
             accumulation_varies=ramps,
             reuses=uneven and not ramps,
-            guessed=self.sight.guessed,
+            guessed=self.probe.guessed,
             backwards=self._backwards,
-            loader=self.sight.saw_loader,
+            loader=self.probe.saw_loader,
             ddp=self._changes.built.model is not None,
             sharded=leader is not None and any(map(_is_sharded, _parameters(leader))),
             scaled=self._scaled,
@@ -199,7 +199,7 @@ class Survey:
             convolutions=trained is not None
             and any(isinstance(module, _CONVOLUTIONS) for module in trained.module.modules()),
             batch_dependent=self._statistics.found(trained.module if trained else None),
-            own=self.sight.own(),
+            own=self.probe.detected(),
             settled=self._settled.found(),
             threads=torch.get_num_threads(),
             attends=self._settled.attends,
@@ -231,7 +231,7 @@ class Survey:
         """
         if not self._steps:
             return 1
-        if self.sight.draws.varies:
+        if self.probe.draws.varies:
             return round(statistics.median(step.batches for step in self._steps)) or 1
         if micro_batch and any(step.samples for step in self._steps):
             drawn = statistics.median(step.samples for step in self._steps)
@@ -258,7 +258,7 @@ class Survey:
         Args:
             wanted: samples of most steps.
         """
-        untold = self.sight.draws.varies or not self.sight.samples
+        untold = self.probe.draws.varies or not self.probe.samples
         return not untold and any(strays(step.full, wanted, step.until) for step in self._steps)
 
     def _watch_passes(self) -> None:

@@ -28,9 +28,9 @@ from autotune.worker.node.store import StoreProcess
 from autotune.worker.node.trial import NodeTrial
 from autotune.worker.protocol import (
     PROTOCOL,
-    Alive,
     Configure,
     EndTrial,
+    Heartbeat,
     Hello,
     Message,
     NodeReport,
@@ -53,7 +53,7 @@ _PRELOADED = [
     "autotune.worker.node.preloaded",
 ]
 _PROGRESS_CHECK_SECONDS = 0.1
-ALIVE_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 _GAP_SECONDS = 3.0
 """Longest regular interval between two checks of the ranks, which come ten times a second.
 
@@ -138,9 +138,9 @@ class Agent:
         for trial in self._trials.values():
             if gap > _GAP_SECONDS:
                 trial.forgive(gap)
-        if now - self._beat_at >= ALIVE_SECONDS or gap > _GAP_SECONDS:
+        if now - self._beat_at >= HEARTBEAT_SECONDS or gap > _GAP_SECONDS:
             self._beat_at = now
-            self._send(Alive(next(iter(self._trials)), gap))
+            self._send(Heartbeat(next(iter(self._trials)), gap))
 
     def _first_command_file(self) -> str:
         """Return the path of a file in memory with the first command, which says what to preload."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import autotune
-from autotune.worker.node import kind
+from autotune.worker.node import hardware
 
 _GIB = 1 << 30
 
@@ -25,7 +25,7 @@ def describe() -> dict[str, Any]:
     """
     return {
         "host": socket.gethostname(),
-        "cpu": kind.processor(),
+        "cpu": hardware.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _memory_bytes(),
         "kernel": platform.release(),

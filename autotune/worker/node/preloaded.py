@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from autotune.worker import imports, interpreter
-from autotune.worker.node import names, rehearsal
+from autotune.worker.node import rehearsal, reverse_lookup
 from autotune.worker.protocol import Preload, from_line
 
 
@@ -21,7 +21,7 @@ def _load() -> str:
     wanted = from_line(Path(path).read_bytes())
     assert isinstance(wanted, Preload)
     if wanted.host:
-        names.settle(wanted.host)
+        reverse_lookup.settle(wanted.host)
     if wanted.modules and not wanted.may_write:
         try:
             wanted = dataclasses.replace(wanted, modules=rehearsal.harmless(wanted))

@@ -52,7 +52,7 @@ class StoreProcess:
 
 
 def _serve(line: Connection, host: str) -> None:
-    from autotune.worker.rank.meeting import open_store
+    from autotune.worker.rank.rendezvous import open_store
 
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
     store = open_store(host, _TIMEOUT)

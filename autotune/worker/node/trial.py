@@ -17,7 +17,6 @@ from autotune.worker.node.sandbox import Sandbox, Ticket, enter
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import (
     BlockReport,
-    Built,
     Configure,
     NodeReport,
     Outcome,
@@ -26,6 +25,7 @@ from autotune.worker.protocol import (
     TrialRequest,
     Turn,
     Waiting,
+    WorkloadBuilt,
     from_line,
 )
 
@@ -122,7 +122,7 @@ class NodeTrial:
         connections: list[Connection | int] = [r.connection for r in self._ranks if r.connected]
         return connections + [r.process.sentinel for r in self._ranks if not r.exit_seen]
 
-    def pump(self) -> Iterator[BlockReport | Built]:
+    def pump(self) -> Iterator[BlockReport | WorkloadBuilt]:
         """Read the ranks' messages; yield those that the launcher must have at once."""
         for member in self._ranks:
             exited = not member.exit_seen and member.process.exitcode is not None
@@ -216,7 +216,7 @@ class NodeTrial:
         ends = tuple(self._ends)
         return NodeReport(self.name, self._placement.node, ends, stuck=stuck)
 
-    def _read(self, member: _Rank) -> Iterator[BlockReport | Built]:
+    def _read(self, member: _Rank) -> Iterator[BlockReport | WorkloadBuilt]:
         while member.connected and member.connection.poll():
             try:
                 line = member.connection.recv_bytes()
@@ -224,7 +224,7 @@ class NodeTrial:
                 member.connected = False
                 return
             message = from_line(line)
-            if isinstance(message, BlockReport | Built):
+            if isinstance(message, BlockReport | WorkloadBuilt):
                 yield message
             elif isinstance(message, Waiting):
                 member.waits = message.after
@@ -234,7 +234,7 @@ class NodeTrial:
     def _note(self, end: RankEnd) -> None:
         if any(known.rank == end.rank for known in self._ends):
             return
-        if self._ended_on_purpose and failure.may_come_of_the_end(end):
+        if self._ended_on_purpose and failure.may_follow_from_end(end):
             return
         if end.outcome is not None:
             self._failed_at = self._failed_at or time.monotonic()
@@ -246,7 +246,7 @@ class NodeTrial:
     def _note_exit(self, member: _Rank) -> None:
         status = member.process.exitcode
         assert status is not None
-        outcome, cause = failure.of_exit(
+        outcome, cause = failure.outcome_of_exit(
             status,
             self._log_tail(member.number),
             kernel_killed=failure.kernel_oom_kills() > self._kernel_kills,

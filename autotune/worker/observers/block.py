@@ -15,7 +15,7 @@ from autotune.worker.observers.timing import StepMarks, StepTimes
 from autotune.worker.protocol import Observed
 
 
-class RankSight(NamedTuple):
+class RankObservation(NamedTuple):
     """Observations of a block by one rank."""
 
     steps: StepTimes
@@ -67,12 +67,12 @@ class BlockObservers:
         communication.sample(self._model, index, self._devices[0])
         self.marks.start()
 
-    def stop(self) -> RankSight:
+    def stop(self) -> RankObservation:
         """Return the observations of the block that is over, before the ranks synchronise."""
         load = self._load.shares() if self._load else NodeShares()
         settled = settling.so_far(self._devices)
         news, self._settled = settled.since(self._settled), settled
-        return RankSight(
+        return RankObservation(
             self.marks.percentiles(),
             communication.exposed_seconds(self._model),
             load,
@@ -81,7 +81,7 @@ class BlockObservers:
         )
 
 
-def together(ranks: Sequence[RankSight]) -> Observed:
+def together(ranks: Sequence[RankObservation]) -> Observed:
     """Combine the observations of all ranks of a block."""
     observed = Observed(
         step_p50=max(rank.steps.p50 for rank in ranks),

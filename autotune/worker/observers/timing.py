@@ -133,7 +133,7 @@ class BlockLength:
 
 
 @dataclass
-class LengthInTurn(BlockLength):
+class InterleavedBlockLength(BlockLength):
     """Block length of interleaved trials, settled before the first switch to another trial.
 
     The operating system favours processes that train for a shorter time after each rest, so blocks

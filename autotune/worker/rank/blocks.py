@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from autotune.worker.observers.block import BlockObservers, RankSight, together
-from autotune.worker.observers.timing import BlockLength, LengthInTurn
+from autotune.worker.observers.block import BlockObservers, RankObservation, together
+from autotune.worker.observers.timing import BlockLength, InterleavedBlockLength
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest, Turn
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.gathering import RankFigures
@@ -15,7 +15,7 @@ from autotune.worker.rank.training import Training
 
 class _RankBlock(NamedTuple):
     figures: RankFigures
-    seen: RankSight
+    seen: RankObservation
 
 
 def run_blocks(
@@ -25,7 +25,7 @@ def run_blocks(
     report: Callable[[BlockReport], None],
 ) -> Iterator[None]:
     """Run blocks of a training that takes an optimizer step whenever this yields; report on rank 0."""
-    kind = LengthInTurn if request.takes_turns else BlockLength
+    kind = InterleavedBlockLength if request.takes_turns else BlockLength
     length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
     observers = BlockObservers(
         training.model,

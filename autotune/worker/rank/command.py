@@ -27,16 +27,16 @@ from autotune.worker.protocol import (
     Outcome,
     TrialRequest,
 )
-from autotune.worker.rank import raised
+from autotune.worker.rank import exceptions
 from autotune.worker.rank.readings import (
     FileLines,
     Lines,
     OutputLines,
+    ProgressReport,
     Reading,
-    Told,
-    Unreadable,
-    of_json,
-    of_match,
+    UnreadableReport,
+    parse_json,
+    parse_match,
 )
 from autotune.worker.sandbox import offline
 
@@ -71,7 +71,7 @@ class Blocks:
     _last: float | None = None
     _open: _Block = field(default_factory=_Block)
 
-    def take(self, told: Sequence[Told], now: float) -> list[_Block]:
+    def take(self, told: Sequence[ProgressReport], now: float) -> list[_Block]:
         """Return the blocks that a batch of reports completes.
 
         A report without seconds is given an equal share of the time since the batch before; the
@@ -95,7 +95,7 @@ class Blocks:
                 self.done += 1
         return ended
 
-    def _add(self, told: Told, seconds: float) -> None:
+    def _add(self, told: ProgressReport, seconds: float) -> None:
         amount = told.amount if told.amount is not None else (told.rate or 0.0) * seconds
         self._open.reports += 1
         self._open.amount += amount
@@ -179,16 +179,16 @@ class CommandRun:
         if process.stdout is not None:
             pattern = re.compile(self._command.pattern)
             return OutputLines(process.stdout, _OUTPUT), functools.partial(
-                of_match, pattern=pattern
+                parse_match, pattern=pattern
             )
         file = self._command.json_lines or str(Path(self._command.folder) / _REPORTS)
-        return FileLines(Path(file)), functools.partial(of_json, tokens=self._command.tokens)
+        return FileLines(Path(file)), functools.partial(parse_json, tokens=self._command.tokens)
 
     def _listen(self, lines: Lines, reading: Reading) -> None:
         """Take in new reports; end the run if they are enough."""
         try:
             told = [said for line in lines.read() if (said := reading(line)) is not None]
-        except Unreadable as wrong:
+        except UnreadableReport as wrong:
             self._leave(Outcome.ERROR, f"a report of the command cannot be read: {wrong}")
         if not told:
             return
@@ -230,7 +230,7 @@ class CommandRun:
         tail = self._log_tail()
         if status < 0:
             struck = failure.kernel_oom_kills() > self._kernel_kills
-            outcome, how = failure.of_exit(status, tail, kernel_killed=struck)
+            outcome, how = failure.outcome_of_exit(status, tail, kernel_killed=struck)
         else:
             outcome = _of_failure(tail) if status else Outcome.ERROR
             how = f"ended with exit status {status}"
@@ -248,7 +248,7 @@ def _of_failure(tail: str) -> Outcome:
     """Return the outcome of a failed command by the end of its output."""
     if "MemoryError" in tail:  # Python's own, NumPy's, torch's
         return Outcome.OOM
-    return raised.of_exception(RuntimeError(tail))
+    return exceptions.outcome_of(RuntimeError(tail))
 
 
 def _largest_resident(pid: int) -> int:

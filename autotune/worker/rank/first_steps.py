@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.worker.inject.epochs import Epochs
+from autotune.worker.inject.probe import ScriptProbe
 from autotune.worker.inject.rows import RankRows, Rows, together
-from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
@@ -22,13 +22,13 @@ class FirstStepChecks:
     """Passive observer of the first CHECKED_STEPS optimizer steps of a script on one rank."""
 
     def __init__(
-        self, request: TrialRequest, context: RankContext, store: Store, sight: Sight
+        self, request: TrialRequest, context: RankContext, store: Store, probe: ScriptProbe
     ) -> None:
         assert request.script is not None
         self._step = request.script.samples
         self._context = context
         self._store = store
-        self._sight = sight
+        self._probe = probe
         self._rows = Rows(self._step * CHECKED_STEPS, context.world_size)
         self._epochs = Epochs(request.script.batches_per_epoch)
         self._statistics = Statistics()
@@ -56,7 +56,7 @@ class FirstStepChecks:
 
     def without_gradient(self) -> list[nn.Parameter]:
         """Return parameters under DistributedDataParallel that this step has given no gradient."""
-        model = self._sight.built.model
+        model = self._probe.built.model
         if model is None:
             return []
         return [p for p in model.parameters() if p.requires_grad and p.grad is None]
@@ -80,7 +80,7 @@ class FirstStepChecks:
         return told
 
     def _tell(self) -> None:
-        rows, model = self._rows.first(self._step * CHECKED_STEPS), self._sight.built.model
+        rows, model = self._rows.first(self._step * CHECKED_STEPS), self._probe.built.model
         self._rows.close()
         self._statistics.close()
         shared = model is not None and self._context.world_size > 1
@@ -91,7 +91,7 @@ class FirstStepChecks:
         known = [RankRows.from_list(of_rank) for of_rank, _ in ranks if of_rank]
         told = Observed(
             unused_parameters=len(self._idle),
-            batch_dependent=self._statistics.found(self._sight.built.inner),
+            batch_dependent=self._statistics.found(self._probe.built.inner),
         )
         if known and len(known) == sum(of_rank is not None for of_rank, _ in ranks):
             told["consumed"] = together(known)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from autotune.worker.inject.sight import Sight
+from autotune.worker.inject.probe import ScriptProbe
 from autotune.worker.protocol import Observed
 from autotune.worker.rank.replicas import whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
@@ -23,14 +23,14 @@ from autotune.worker.rank.trajectory import plain, square
 class LeaderNorms:
     """Norm of the gradient that the first optimizer sees, clipped if the script clips it."""
 
-    def __init__(self, sight: Sight, rows: Callable[[], str]) -> None:
+    def __init__(self, probe: ScriptProbe, rows: Callable[[], str]) -> None:
         """Prepare for the first step.
 
         Args:
-            sight: of this rank.
+            probe: of this rank.
             rows: returns a digest of the rows of the first step; empty if they are not known.
         """
-        self._sight = sight
+        self._probe = probe
         self._rows = rows
         self._square = math.nan
         self._places: dict[nn.Parameter, int] = {}
@@ -44,8 +44,8 @@ class LeaderNorms:
 
     def look(self) -> None:
         """Take in the gradients, just before a step."""
-        assert self._sight.leader is not None
-        self._square = square(self._sight.leader)
+        assert self._probe.leader is not None
+        self._square = square(self._probe.leader)
         if not self._places:
             self._look_at_first()
 
@@ -71,7 +71,7 @@ class LeaderNorms:
         return nullcontext(self._seen if not index else Observed())
 
     def _look_at_first(self) -> None:
-        names = _names(self._sight)
+        names = _names(self._probe)
         parameters = list(self._parameters())
         self._places = {parameter: place for place, parameter in enumerate(parameters)}
         self._sketcher = Sketcher(
@@ -79,7 +79,7 @@ class LeaderNorms:
             for parameter, place in self._places.items()
         )
         self._weights = self._sketched()
-        scale = getattr(self._sight.leader, "grad_scale", None)  # fp16: of a fused update
+        scale = getattr(self._probe.leader, "grad_scale", None)  # fp16: of a fused update
         for parameter, place in self._places.items():
             if parameter.grad is not None:
                 gradient = whole(parameter.grad.detach())
@@ -93,12 +93,12 @@ class LeaderNorms:
         return self._sketcher.done()
 
     def _parameters(self) -> Iterator[nn.Parameter]:
-        groups: list[dict[str, Any]] = self._sight.leader.param_groups if self._sight.leader else []
+        groups: list[dict[str, Any]] = self._probe.leader.param_groups if self._probe.leader else []
         return (parameter for group in groups for parameter in group["params"])
 
 
-def _names(sight: Sight) -> dict[nn.Parameter, str]:
+def _names(probe: ScriptProbe) -> dict[nn.Parameter, str]:
     """Return the names of parameters of a model under DistributedDataParallel."""
-    inner = sight.built.inner
+    inner = probe.built.inner
     named = inner.named_parameters() if inner is not None else ()
     return {parameter: plain(name) for name, parameter in named}

@@ -30,22 +30,22 @@ from autotune.worker.places import device_of
 from autotune.worker.protocol import (
     PYTHON,
     BlockReport,
-    Built,
     Outcome,
     Placement,
     RankEnd,
     TrialRequest,
+    WorkloadBuilt,
 )
 from autotune.worker.rank import (
     command,
+    exceptions,
     execution,
     launch,
-    meeting,
     profiling,
-    raised,
+    rendezvous,
     script,
-    staying,
     surveying,
+    warm_worker,
 )
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
@@ -84,7 +84,7 @@ def main(
     except BaseException as error:
         at = time.time()
         traceback.print_exception(error.with_traceback(_of_user(error, request)))
-        end = RankEnd(rank, raised.of_exception(error), _describe(error), at=at)
+        end = RankEnd(rank, exceptions.outcome_of(error), _describe(error), at=at)
     _leave(connection, end)
 
 
@@ -138,7 +138,7 @@ def _train(
         connection.send_bytes(block.to_line())
 
     if request.stays:
-        staying.stay(loop, request, context, turns, report, _print_to)
+        warm_worker.serve(loop, request, context, turns, report, _print_to)
     elif request.profile:
         subject = profiling.LoopSubject(loop, request.replicas)
         loop.take(profiling.run_profile(subject, request, context, report))
@@ -194,7 +194,7 @@ def _run_script(
     uploads.begin()
     store, told = _store(request, placement), dict[str, str]()
     if request.script.launch != PYTHON:
-        told = meeting.variables(placement, context, store)
+        told = rendezvous.variables(placement, context, store)
         os.environ.update(told)
     if request.script.survey:
         surveying.survey(request, context, progressed, leave)
@@ -237,14 +237,16 @@ def _announcement(
         connection: to the agent.
         told: variables of the environment that this rank alone has, besides the usual ones.
     """
-    brought, started = imports.Brought(), time.perf_counter()
+    brought, started = imports.ImportRecord(), time.perf_counter()
 
     def announce() -> None:
         seconds = time.perf_counter() - started
         if context.local_rank == 0:
             own = {*environment(request, placement, context), *process.VARIABLES, *told}
             preload = brought.preload(request, own)
-            connection.send_bytes(Built(request.trial, placement.node, seconds, preload).to_line())
+            connection.send_bytes(
+                WorkloadBuilt(request.trial, placement.node, seconds, preload).to_line()
+            )
 
     return announce
 
@@ -384,6 +386,6 @@ def _die_with_agent() -> None:
 
 
 def _describe(error: BaseException) -> str:
-    text, place = raised.text_of(error), raised.place_of(error)
+    text, place = exceptions.message_of(error), exceptions.location_of(error)
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"{named} ({place})" if place else named

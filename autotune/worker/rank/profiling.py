@@ -31,14 +31,14 @@ _OWN_COST = 2.0
 """Cost of a profiled step relative to a plain one, reading the trace included."""
 
 
-class Course(NamedTuple):
+class ProfileSteps(NamedTuple):
     """Number of steps of a profile after its first one."""
 
     warm_up: int
     profiled: int
 
 
-def affordable(steps: int, first: float, seconds: float | None) -> Course | None:
+def affordable(steps: int, first: float, seconds: float | None) -> ProfileSteps | None:
     """Return the steps for which there is time; None if there is none for the fewest.
 
     Where steps are long, the warm-up is shortened first.
@@ -49,12 +49,12 @@ def affordable(steps: int, first: float, seconds: float | None) -> Course | None
         seconds: for all of them, the first one included; None: no limit.
     """
     if seconds is None:
-        return Course(_WARM_UP, steps)
+        return ProfileSteps(_WARM_UP, steps)
     left = seconds - first
     for course in (
-        Course(_WARM_UP, steps),
-        Course(_FEWEST_WARM_UP, steps),
-        Course(_FEWEST_WARM_UP, _FEWEST),
+        ProfileSteps(_WARM_UP, steps),
+        ProfileSteps(_FEWEST_WARM_UP, steps),
+        ProfileSteps(_FEWEST_WARM_UP, _FEWEST),
     ):
         if first * (course.warm_up + _OWN_COST * course.profiled) <= left:
             return course

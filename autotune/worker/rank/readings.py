@@ -19,12 +19,12 @@ _ENDS = re.compile(rb"[\r\n]+")
 _SHOWN = 200
 
 
-class Unreadable(Exception):
+class UnreadableReport(Exception):
     """Line that should have been a report; the text quotes it."""
 
 
 @dataclass(frozen=True)
-class Told:
+class ProgressReport:
     """One report: an amount, or a rate.
 
     Attributes:
@@ -40,33 +40,35 @@ class Told:
     loss: float = 0.0
 
 
-Reading = Callable[[str], Told | None]
+Reading = Callable[[str], ProgressReport | None]
 """Parser of a line; it returns None if the line is no report."""
 
 
-def of_json(line: str, *, tokens: bool) -> Told | None:
+def parse_json(line: str, *, tokens: bool) -> ProgressReport | None:
     """Parse a JSON object with the unit of the study and perhaps `seconds`, or with `throughput`.
 
     Other objects are no reports.
 
     Raises:
-        Unreadable: it is no JSON object, a value is no positive number, or it counts another unit.
+        UnreadableReport: it is no JSON object, a value is no positive number, or it counts another unit.
     """
     try:
         said = json.loads(line)
     except ValueError:
         said = None
     if not isinstance(said, dict):
-        raise Unreadable(f"no JSON object: {_shown(line)}")
+        raise UnreadableReport(f"no JSON object: {_shown(line)}")
     unit, other = ("tokens", "samples") if tokens else ("samples", "tokens")
     amount, rate, seconds = (_number(said, name, line) for name in (unit, "throughput", "seconds"))
     if amount is None and rate is None:
         if other in said:
-            raise Unreadable(f"{other} and no {unit}, which the objective counts: {_shown(line)}")
+            raise UnreadableReport(
+                f"{other} and no {unit}, which the objective counts: {_shown(line)}"
+            )
         return None
     loss = said.get("loss")
     told_loss = float(loss) if isinstance(loss, int | float) else 0.0
-    return Told(amount, None if amount is not None else rate, seconds, told_loss)
+    return ProgressReport(amount, None if amount is not None else rate, seconds, told_loss)
 
 
 def _number(said: dict[str, Any], name: str, line: str) -> float | None:
@@ -74,15 +76,15 @@ def _number(said: dict[str, Any], name: str, line: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_positive(value):
-        raise Unreadable(f"{name} is no number above 0: {_shown(line)}")
+        raise UnreadableReport(f"{name} is no number above 0: {_shown(line)}")
     return float(value)
 
 
-def of_match(line: str, *, pattern: re.Pattern[str]) -> Told | None:
+def parse_match(line: str, *, pattern: re.Pattern[str]) -> ProgressReport | None:
     """Parse a line by a pattern whose only group finds the rate.
 
     Raises:
-        Unreadable: the text it finds is no positive number.
+        UnreadableReport: the text it finds is no positive number.
     """
     found = pattern.search(line)
     if found is None:
@@ -92,8 +94,10 @@ def of_match(line: str, *, pattern: re.Pattern[str]) -> Told | None:
     except ValueError:
         rate = math.nan
     if not _is_positive(rate):
-        raise Unreadable(f"workload.throughput.pattern finds no number above 0: {_shown(line)}")
-    return Told(rate=rate)
+        raise UnreadableReport(
+            f"workload.throughput.pattern finds no number above 0: {_shown(line)}"
+        )
+    return ProgressReport(rate=rate)
 
 
 def _is_positive(value: float) -> bool:

@@ -11,23 +11,23 @@ from typing import Any, NamedTuple, NoReturn
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from autotune.worker.inject import own, spawning
+from autotune.worker.inject import detected, spawning
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER, Changes
 from autotune.worker.inject.copies import Copies
 from autotune.worker.inject.loaded import Loaded
-from autotune.worker.inject.sight import Sight
+from autotune.worker.inject.probe import ScriptProbe
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
 from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest
-from autotune.worker.rank import profiling, raised
+from autotune.worker.rank import exceptions, profiling
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.dropout import without_dropout_anywhere
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstStepChecks
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
 from autotune.worker.rank.leader import LeaderNorms
-from autotune.worker.rank.quiet import without_dropout_anywhere
 from autotune.worker.rank.training import Training
 from autotune.worker.rank.trajectory import run_trajectory
 
@@ -45,7 +45,7 @@ class ScriptTraining(Training):
         request: TrialRequest,
         context: RankContext,
         gather: Gather,
-        sight: Sight,
+        probe: ScriptProbe,
         counted: Callable[[], float],
         check: Callable[[], None],
         observed: Callable[[], Observed],
@@ -56,42 +56,42 @@ class ScriptTraining(Training):
             request: of the trial.
             context: of this rank.
             gather: exchange that is independent of the script's process groups.
-            sight: of this rank.
+            probe: of this rank.
             counted: returns the samples that all ranks have trained on so far.
             check: called at the end of each block, to check the number of samples.
             observed: returns further observations since its last call.
         """
         super().__init__(request, context, gather)
-        self._sight = sight
+        self._probe = probe
         self._counted = counted
         self._check = check
         self._observed = observed
         self._drawn_at_start = (0, 0)
-        self.model = sight.built.model or nn.Identity()
+        self.model = probe.built.model or nn.Identity()
         self.samples_done = counted()
 
     def begin_block(self) -> None:
         """Count and time from here on."""
         # Steps may have passed since the last block that belong to none.
         self.samples_done = self._counted()
-        self._drawn_at_start = (self._sight.samples, self._sight.tokens)
-        self._sight.wait_seconds = 0.0
-        self._sight.looks_at_loss = False
+        self._drawn_at_start = (self._probe.samples, self._probe.tokens)
+        self._probe.wait_seconds = 0.0
+        self._probe.looks_at_loss = False
         super().begin_block()
 
     def ends_with_next(self) -> None:
         """Record the loss of the next step, the last one of the block."""
-        self._sight.looks_at_loss = True
+        self._probe.looks_at_loss = True
 
     def read_loss(self) -> None:
         """Bring the loss to the host."""
-        self.loss = self._sight.loss
+        self.loss = self._probe.loss
         super().read_loss()
 
     def end_block(self) -> RankFigures:
         """Return the figures of the block until here."""
-        self.loss = self._sight.loss
-        self.clock.wait_seconds = self._sight.wait_seconds
+        self.loss = self._probe.loss
+        self.clock.wait_seconds = self._probe.wait_seconds
         figures = super().end_block()
         self._check()
         self.samples_done = self._counted()
@@ -99,8 +99,8 @@ class ScriptTraining(Training):
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters of the optimizer whose steps are those of the training."""
-        assert self._sight.leader is not None
-        return (p for group in self._sight.leader.param_groups for p in group["params"])
+        assert self._probe.leader is not None
+        return (p for group in self._probe.leader.param_groups for p in group["params"])
 
     def tokens(self, samples: int) -> int:
         """Return the number of tokens in some samples of the block.
@@ -108,15 +108,15 @@ class ScriptTraining(Training):
         Tokens per row are those of this rank's rows, even where ranks share them.
         """
         rows, tokens = self._drawn_at_start
-        drawn = self._sight.samples - rows
-        return round(samples * (self._sight.tokens - tokens) / drawn) if drawn else 0
+        drawn = self._probe.samples - rows
+        return round(samples * (self._probe.tokens - tokens) / drawn) if drawn else 0
 
     def block(
         self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
     ) -> BlockReport:
         """Return the report of the block, with observations of the first steps and of padding."""
         told = Observed(**{**self._observed(), **observed})
-        if self._sight.padded:
+        if self._probe.padded:
             told["padded"] = 1
         return super().block(trial, index, ranks, told)
 
@@ -169,12 +169,14 @@ class ScriptRun:
         self._leave = leave
         self._changes = Changes(request.knobs, self._script.changes)
         self._copies = Copies(request.copies)
-        self._sight = Sight(self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS)
+        self._probe = ScriptProbe(
+            self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS
+        )
         self._loaded = Loaded()
-        self._first_steps = FirstStepChecks(request, context, store, self._sight)
-        self._norms = LeaderNorms(self._sight, self._first_steps.start)
+        self._first_steps = FirstStepChecks(request, context, store, self._probe)
+        self._norms = LeaderNorms(self._probe, self._first_steps.start)
         self._quiet = ExitStack()
-        self._spans = Spans(self._sight.built, profiling.span)
+        self._spans = Spans(self._probe.built, profiling.span)
         self._gather = over_store(store, context.rank, context.world_size)
         self._drawing = context.world_size
         self._training: ScriptTraining | None = None
@@ -201,7 +203,7 @@ class ScriptRun:
     def watch(self) -> None:
         """Let the optimizer steps of this process drive the run."""
         norms = self._norms.look if self._request.trajectory else None
-        self._sight.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
+        self._probe.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
         self._first_steps.watch()
         if norms:
             self._quiet.enter_context(without_dropout_anywhere())
@@ -225,7 +227,7 @@ class ScriptRun:
             if next(self._steps, _END) is _END:
                 self._leave(None, "finished")
         except BaseException as error:
-            self._leave(raised.of_exception(error), f"{type(error).__name__}: {error}")
+            self._leave(exceptions.outcome_of(error), f"{type(error).__name__}: {error}")
 
     def _begin(self) -> None:
         """Check the first step, and begin to measure."""
@@ -233,7 +235,7 @@ class ScriptRun:
         if self._request.trajectory:
             self._norms.first_taken()
         unread = self._copies.unread()
-        drew: list[_Drew] = self._gather(_Drew(self._sight.saw_loader, len(unread)))
+        drew: list[_Drew] = self._gather(_Drew(self._probe.saw_loader, len(unread)))
         if all(rank.unread for rank in drew):
             self._leave(
                 Outcome.ERROR,
@@ -250,12 +252,12 @@ class ScriptRun:
             self._request,
             self._context,
             self._gather,
-            self._sight,
+            self._probe,
             self._counted,
             self._check_samples,
             self._first_steps.observed,
         )
-        self._training.loss = self._sight.loss
+        self._training.loss = self._probe.loss
         where = (self._request, self._context, self._report)
         if self._request.profile:
             subject = _ScriptSubject(self._training, self._spans, self._progressed)
@@ -267,21 +269,21 @@ class ScriptRun:
 
     def _problem(self) -> str | None:
         """Return why the training is not what the configuration says, or cannot be measured."""
-        if self._sight.loss is None:
+        if self._probe.loss is None:
             return "no loss was seen: Tensor.backward was never called on a scalar"
-        idle = self._changes.idle(draws=self._sight.saw_loader)
+        idle = self._changes.idle(draws=self._probe.saw_loader)
         # The loader of a rank that receives its batches from another does not matter.
-        given = self._drawing < self._context.world_size and not self._sight.saw_loader
+        given = self._drawing < self._context.world_size and not self._probe.saw_loader
         if idle := [name for name in idle if not (given and name in LOADER)]:
             return f"{', '.join(idle)}: has found nothing to act on in the script"
         if back := self._changes.set_back():
             return f"{', '.join(back)}: {_SET_BACK}"
         if self._context.world_size > 1 and self._apart():
             return self._why_apart()
-        in_force, knobs = self._sight.own(), self._request.knobs
-        if contrary := [*own.contrary(in_force, knobs, self._script.changes)]:
+        in_force, knobs = self._probe.detected(), self._request.knobs
+        if contrary := [*detected.contradictions(in_force, knobs, self._script.changes)]:
             return f"{', '.join(contrary)}: {_SET_BACK}"
-        if contrary := [*own.contrary(in_force, knobs, self._script.kept)]:
+        if contrary := [*detected.contradictions(in_force, knobs, self._script.kept)]:
             return (
                 f"{', '.join(contrary)}: is what the script has by itself, and not what the "
                 "configuration says; say so under `baseline`"
@@ -306,28 +308,28 @@ class ScriptRun:
         )
 
     def _apart(self) -> bool:
-        return communication.collectives() == self._sight.first_backward
+        return communication.collectives() == self._probe.first_backward
 
     def _counted(self) -> float:
         """Return the samples that all ranks have trained on until now."""
         said = self._script.samples * self._steps_seen * self._context.world_size
         if self._script.samples and self._script.told:
             return float(said)
-        if self._script.samples and not self._sight.saw_loader:
+        if self._script.samples and not self._probe.saw_loader:
             # Whether the arguments reach the training cannot be observed: the user must state it.
             return float(said) if self._script.draws_none else 0.0
-        return float(self._sight.samples * self._drawing)
+        return float(self._probe.samples * self._drawing)
 
     def _check_samples(self) -> None:
         """End the trial where steps have other samples than the configuration says.
 
         Steps whose number of micro-batches varies by itself are left alone.
         """
-        wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
-        if not wanted or self._script.told or not self._sight.saw_loader:
+        wanted, steps = self._script.samples, self._steps_seen + self._probe.steps_left_out
+        if not wanted or self._script.told or not self._probe.saw_loader:
             return
         share = self._drawing / self._context.world_size
-        seen, missing = self._sight.samples * share, self._sight.draws.missing * share
+        seen, missing = self._probe.samples * share, self._probe.draws.missing * share
         if strays(seen + missing, wanted, steps) and not self._accumulation_varies():
             self._leave(
                 Outcome.ERROR,
@@ -341,15 +343,15 @@ class ScriptRun:
         Some steps have as many as it says, and others have not: a script may accumulate more and
         more.
         """
-        sizes, numbers = self._sight.draws.sizes, self._sight.accumulation.numbers
+        sizes, numbers = self._probe.draws.sizes, self._probe.accumulation.numbers
         wanted = self._script.samples * self._context.world_size / self._drawing
         as_said = any(max(sizes) * number == wanted for number in numbers)
-        return as_said and len(numbers) > 1 and not self._sight.draws.varies
+        return as_said and len(numbers) > 1 and not self._probe.draws.varies
 
     def _why_others(self) -> str:
         """Return the likely reason for a step with other samples than it should have."""
-        if self._sight.draws.varies:
-            sizes = self._sight.draws.sizes
+        if self._probe.draws.varies:
+            sizes = self._probe.draws.sizes
             return (
                 f"its batches have {min(sizes)} to {max(sizes)} samples; leave micro_batch and "
                 "accumulation_steps out of the study, and say `objective: {metric: steps_per_second}`"

@@ -13,7 +13,7 @@ from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.script import Leave
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.survey_result import SurveyResult
 
 _OF_STARTUP = 0.9
 """Share of the start-up deadline after which a script without a step is left.
@@ -48,7 +48,7 @@ def survey(
         # The script is not inspected here, as its own thread goes on.
         with ending:
             how = f"{seen.so_far()} within {longest:.0f} s, and took no optimizer step"
-            files.survey(context.rank).write_text(Surveyed(ended=how).to_text())
+            files.survey(context.rank).write_text(SurveyResult(ended=how).to_text())
             leave(None, "finished")
 
     late = threading.Timer(longest, too_late)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.worker.effects.compression import averaged_gradients
-from autotune.worker.protocol import QUIET_STEPS, BlockReport, Observed, TrialRequest
+from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.dropout import without_dropout
 from autotune.worker.rank.gathering import RankFigures
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.quiet import without_dropout
 from autotune.worker.rank.replicas import ReplicaSums, spread, sums_of, whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
@@ -115,7 +115,7 @@ class UpdateNorms:
     def looked_at(self, index: int) -> Iterator[Observed]:
         """Sketch a step if it is one of the first, and run it without dropout."""
         seen = Observed()
-        if index >= QUIET_STEPS:
+        if index >= STEPS_WITHOUT_DROPOUT:
             yield seen
             return
         if not index:
@@ -126,7 +126,7 @@ class UpdateNorms:
             yield seen
         self._sketches = False
         seen["gradient"] = [one.as_row() for one in self._unclipped(self._sketcher.done())]
-        if index == QUIET_STEPS - 1:
+        if index == STEPS_WITHOUT_DROPOUT - 1:
             pairs = zip(self._weights(), self._start, strict=True)
             seen["moved"] = [now.less(before).as_row() for now, before in pairs]
             seen["weights"] = [one.norm for one in self._start]

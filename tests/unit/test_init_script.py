@@ -4,14 +4,14 @@ import pytest
 import yaml
 
 from autotune.config import StudySpec
-from autotune.standalone import scripted
+from autotune.standalone import init_script
 from autotune.standalone.command import Launched
 from autotune.standalone.survey import Findings
 from autotune.standalone.turning import turning
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 
-_SEEN = Surveyed(
+_SEEN = SurveyResult(
     steps=4,
     micro_batch=8,
     accumulation_steps=2,
@@ -24,11 +24,11 @@ _SEEN = Surveyed(
 
 def written(env: dict[str, str] | None = None, **seen: object) -> tuple[str, StudySpec]:
     """The text of the study, and what it says."""
-    found = Findings(Surveyed(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
+    found = Findings(SurveyResult(**{**vars(_SEEN), **seen}), 2, "cpu", Facts("cpu", 2))
     launched = Launched(
         "train.py", is_module=False, args=(), workers=2, launch="torchrun", env=env or {}
     )
-    text = scripted.study(["torchrun", "train.py"], launched, found, 4, name="train")
+    text = init_script.study(["torchrun", "train.py"], launched, found, 4, name="train")
     return text, StudySpec.model_validate(yaml.safe_load(text))
 
 
@@ -63,10 +63,10 @@ def test_accumulation_that_varies_is_no_knob_and_samples_compare() -> None:
 
 @pytest.mark.parametrize("why", ["varies", "reuses", "accumulation_varies"])
 def test_uneven_steps_have_no_option_for_their_samples(why: str) -> None:
-    def look(_: object) -> Surveyed:
+    def look(_: object) -> SurveyResult:
         raise AssertionError("the script is run once more")
 
-    varied = Surveyed(**{**vars(_SEEN), why: True})
+    varied = SurveyResult(**{**vars(_SEEN), why: True})
     assert turning(look, varied, 2, print).turned_by == {}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.config import StudySpec, commands, fields
 from autotune.errors import BadInput
-from autotune.export import held
+from autotune.export import config_copies
 from autotune.export.best import BestConfig
 from autotune.paths import tuned_files
 
@@ -53,5 +53,5 @@ def recommended(best: BestConfig) -> tuple[str, ...]:
         in_process=False,
     )
     for copy in given.copies:
-        held.write(copy)
+        config_copies.write(copy)
     return given.arguments

@@ -9,8 +9,8 @@ import pytest
 from autotune.config import StudySpec
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.export.job import script_of, tuned
-from autotune.export.own_words import with_variables
+from autotune.export.launch_settings import with_variables
+from autotune.export.tuned_job import script_job, script_of
 
 BATCH = {"micro_batch": "--batch-size", "accumulation_steps": "$STEPS"}
 TORCHRUN = ["torchrun", "--nproc-per-node", "2", "train.py"]
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_change_of_the_job_is_told() -> None:
-    job = tuned(best(), [*TORCHRUN, "--batch-size", "16"], {"STEPS": "2"}, ranks=2)
+    job = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {"STEPS": "2"}, ranks=2)
     assert job.changes == (
         "micro_batch: --batch-size 16 -> 32",
         "accumulation_steps: $STEPS 2 -> 1",
@@ -51,7 +51,7 @@ def test_each_change_of_the_job_is_told() -> None:
 
 def test_assignments_of_a_leading_env_are_rewritten() -> None:
     command = ["env", "STEPS=2", "A=1", *TORCHRUN, "--batch-size=16"]
-    job = tuned(best(), command, {})
+    job = script_job(best(), command, {})
     assert job.command[:3] == ("env", "STEPS=1", "A=1")
     assert job.command[-1] == "--batch-size=32"
     assert job.refusals == ()
@@ -85,12 +85,12 @@ def test_words_before_the_script_hand_on_a_variable(words: list[str], expected: 
 def test_job_of_another_batch_is_refused(
     words: list[str], variables: dict[str, str], told: str
 ) -> None:
-    (refused,) = tuned(best(), [*TORCHRUN, *words], variables).refusals
+    (refused,) = script_job(best(), [*TORCHRUN, *words], variables).refusals
     assert refused.startswith(told)
 
 
 def test_job_that_has_the_recommended_batch_already_is_not_refused() -> None:
-    job = tuned(best(), [*TORCHRUN, "--batch-size", "32"], {"STEPS": "1"})
+    job = script_job(best(), [*TORCHRUN, "--batch-size", "32"], {"STEPS": "1"})
     assert job.refusals == ()
     assert job.changes == ("bucket_cap_mb: 25 -> 5 (from outside)",)
 
@@ -99,12 +99,12 @@ def test_variable_that_the_job_lacks_is_the_studys() -> None:
     config = best()
     assert config.script is not None
     del config.script["turned"]["accumulation_steps"]
-    job = tuned(config, [*TORCHRUN, "--batch-size", "16"], {})
+    job = script_job(config, [*TORCHRUN, "--batch-size", "16"], {})
     assert (job.environment["STEPS"], job.refusals) == ("2", ())
 
 
 def test_job_of_other_ranks_is_refused() -> None:
-    (refused,) = tuned(best(), [*TORCHRUN, "--batch-size", "16"], {}, ranks=8).refusals
+    (refused,) = script_job(best(), [*TORCHRUN, "--batch-size", "16"], {}, ranks=8).refusals
     assert refused.startswith("the command starts 8 ranks, and the study ran 2")
 
 
@@ -124,7 +124,7 @@ def test_batch_is_rewritten_in_whatever_form_it_is_typed(
     flag: str, typed: str, expected: tuple[str, ...]
 ) -> None:
     flags = {"micro_batch": flag, "accumulation_steps": "$STEPS"}
-    job = tuned(best(flags, args=typed.split()), [*TORCHRUN, *typed.split()], {"STEPS": "2"})
+    job = script_job(best(flags, args=typed.split()), [*TORCHRUN, *typed.split()], {"STEPS": "2"})
     assert job.command[len(TORCHRUN) :] == expected
     assert job.refusals == ()
 
@@ -132,13 +132,13 @@ def test_batch_is_rewritten_in_whatever_form_it_is_typed(
 @pytest.mark.parametrize("command", ["bash launch.sh", "./launch.sh", "sh -c launch"])
 def test_shell_script_is_refused_with_what_to_type(command: str) -> None:
     with pytest.raises(BadInput, match=r"give the launch command of train\.py"):
-        tuned(best(), command.split(), {})
+        script_job(best(), command.split(), {})
 
 
 def test_best_yaml_of_an_earlier_version_refuses_nothing() -> None:
     config = best()
     assert config.script is not None
     del config.script["today"]
-    job = tuned(config, [*TORCHRUN, "--batch-size", "64"], {})
+    job = script_job(config, [*TORCHRUN, "--batch-size", "64"], {})
     assert job.refusals == ()
     assert "bucket_cap_mb: 5 (from outside)" in job.changes

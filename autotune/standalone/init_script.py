@@ -13,7 +13,7 @@ from autotune.errors import BadInput
 from autotune.standalone.command import Launched
 from autotune.standalone.survey import Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
-from autotune.worker.surveyed import Option, Surveyed
+from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import CATALOGUE
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import written
@@ -104,7 +104,7 @@ def told(found: Findings) -> str:
     )
 
 
-def _step_of(seen: Surveyed) -> str:
+def _step_of(seen: SurveyResult) -> str:
     """Say what an optimizer step is made of."""
     if seen.reuses:
         return "a batch trained on by several optimizer steps"
@@ -170,7 +170,7 @@ def _objective(found: Findings) -> str:
     )
 
 
-def _why_uneven(seen: Surveyed) -> str:
+def _why_uneven(seen: SurveyResult) -> str:
     """Say why steps have different numbers of samples; nothing where they have not."""
     if seen.varies:
         return "batches have different numbers of samples"
@@ -283,11 +283,11 @@ def _of_process(found: Findings, cpus: int) -> _Offers:
         yield "log_interval", [today, _LESS_OFTEN * today]
 
 
-def _kernels(seen: Surveyed) -> str:
+def _kernels(seen: SurveyResult) -> str:
     return str(seen.own.get("optimizer_kernels", "default"))
 
 
-def _log_interval(seen: Surveyed) -> Option | None:
+def _log_interval(seen: SurveyResult) -> Option | None:
     """The option that says how often a script reads its loss, by its name; None where it has none, or
     reads nothing."""
     options = seen.options if seen.reads_loss else ()

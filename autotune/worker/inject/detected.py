@@ -49,7 +49,7 @@ class Formats:
 
         torch.autocast.__enter__ = watched  # type: ignore[method-assign]
 
-    def own(self, parameters: Iterable[nn.Parameter]) -> str:
+    def detected(self, parameters: Iterable[nn.Parameter]) -> str:
         """Return the format of a training that updates some parameters.
 
         Args:
@@ -84,12 +84,12 @@ class Recomputation:
 
         return run
 
-    def own(self) -> dict[str, Any]:
+    def detected(self) -> dict[str, Any]:
         """Return activation_checkpointing, if it was observed."""
         return {"activation_checkpointing": _ON} if self.seen else {}
 
 
-def of_model(model: DistributedDataParallel) -> dict[str, Any]:
+def ddp_settings(model: DistributedDataParallel) -> dict[str, Any]:
     """Return knobs of the constructor of DistributedDataParallel."""
     bucket = model.bucket_bytes_cap / _MIB
     return {
@@ -107,7 +107,7 @@ def _hooks(model: DistributedDataParallel) -> str:
     return " and ".join(_HOOKS.get(name, name) for name in names) or "none"
 
 
-def of_loader(iterator: Any) -> dict[str, Any]:
+def loader_settings(iterator: Any) -> dict[str, Any]:
     """Return knobs of the DataLoader of an iterator.
 
     Without workers two of them mean nothing; without devices memory is not pinned, whatever was
@@ -122,7 +122,7 @@ def of_loader(iterator: Any) -> dict[str, Any]:
     return found
 
 
-def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
     """Return optimizer_kernels, if all groups of parameters are alike."""
     kinds = {
         "fused" if group.get("fused") else "foreach" if group.get("foreach") else "default"
@@ -131,7 +131,7 @@ def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     return {"optimizer_kernels": " and ".join(sorted(kinds))}
 
 
-def contrary(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -> Iterator[str]:
+def contradictions(own: Mapping[str, Any], knobs: Knobs, names: Iterable[str]) -> Iterator[str]:
     """Yield `knob value` in force where the configuration has another value.
 
     Args:

@@ -25,17 +25,17 @@ _NOT_THEIRS = (
 """Folders of libraries, and of this package."""
 
 
-def of_exception(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> Outcome:
     """Return OOM or ERROR for an exception of a rank."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return Outcome.OOM
     if not isinstance(error, RuntimeError | OSError):
         return Outcome.ERROR
-    text = text_of(error).lower()
+    text = message_of(error).lower()
     return Outcome.OOM if any(phrase in text for phrase in _OOM_PHRASES) else Outcome.ERROR
 
 
-def text_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an exception in one line; empty if it cannot be formatted."""
     try:
         return " ".join(str(error).split())
@@ -43,7 +43,7 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def place_of(error: BaseException) -> str:
+def location_of(error: BaseException) -> str:
     """Return file, line and function of the user's code that raised an exception.
 
     The text is empty if only libraries had a part in it.

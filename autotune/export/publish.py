@@ -8,7 +8,7 @@ from typing import Any
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.errors import BadInput
-from autotune.export.job import script_of
+from autotune.export.tuned_job import script_of
 from autotune.export.writing import document, of_today, write
 from storage import Attempts, Repository, StoredStudy
 
@@ -42,7 +42,7 @@ def content_of(
     return {**content, "own": sorted({*spec.values(), *spec.baseline})}
 
 
-def offered(repository: Repository, study: StoredStudy, in_hand: Verdict) -> dict[str, Any]:
+def current_content(repository: Repository, study: StoredStudy, in_hand: Verdict) -> dict[str, Any]:
     """Return the content of best.yaml.
 
     Args:
@@ -71,7 +71,7 @@ def export(repository: Repository, study: StoredStudy, in_hand: Verdict, target:
     Raises:
         BadInput: nothing is recommended, or the file cannot be written.
     """
-    content = offered(repository, study, in_hand)
+    content = current_content(repository, study, in_hand)
     _write(target, content)
     if not content.get("provisional"):
         return False

@@ -8,7 +8,7 @@ ADDRESS = "AUTOTUNE_WATCHER"
 
 
 @dataclass(frozen=True)
-class Pace:
+class SpeedReport:
     """Block of whole optimizer steps, as a rank reports it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Pace:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> "Pace":
+    def of_bytes(cls, data: bytes) -> "SpeedReport":
         """Return the report that `to_bytes` wrote.
 
         Raises:

@@ -20,10 +20,10 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from autotune.worker.inject import lengths, own
+from autotune.worker.inject import detected, lengths
 from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batches import samples as guess
-from autotune.worker.inject.changes import Built
+from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.inject.draws import Batch, Draws, Source
 from autotune.worker.inject.graph import reached
 from autotune.worker.inject.tokens import Tokens
@@ -53,7 +53,7 @@ def _samples(source: Source, batch: Any, known: int | None, *, iterable: bool) -
     return min(shown, known) if source.agrees else known
 
 
-class Sight:
+class ScriptProbe:
     """Observer of a script's training.
 
     Attributes:
@@ -74,7 +74,7 @@ class Sight:
 
     def __init__(
         self,
-        built: Built | None = None,
+        built: ScriptObjects | None = None,
         *,
         counts_tokens: bool = False,
         trained: Callable[[Sequence[Batch]], None] | None = None,
@@ -86,7 +86,7 @@ class Sight:
             counts_tokens: whether to count `tokens`.
             trained: see Draws.
         """
-        self.built = built or Built()
+        self.built = built or ScriptObjects()
         self.draws = Draws(trained)
         self.accumulation = Accumulation()
         self.saw_loader = False
@@ -101,8 +101,8 @@ class Sight:
         self._unscaled: torch.Tensor | None = None
         self._overflows: Counter[int] = Counter()
         self._taken = False
-        self._formats = own.Formats()
-        self._recomputation = own.Recomputation()
+        self._formats = detected.Formats()
+        self._recomputation = detected.Recomputation()
         self._of_loader: dict[str, Any] = {}
         self._last_evaluated: Callable[[], nn.Module | None] = lambda: None
 
@@ -182,15 +182,17 @@ class Sight:
         register_optimizer_step_pre_hook(before_step)
         register_optimizer_step_post_hook(after_step)
 
-    def own(self) -> dict[str, Any]:
+    def detected(self) -> dict[str, Any]:
         """Return knob -> value that the script has in force, as far as it shows after a step."""
-        found = {**self._of_loader, **self._recomputation.own()}
+        found = {**self._of_loader, **self._recomputation.detected()}
         if self.leader is not None:
-            found |= own.of_optimizer(self.leader)
+            found |= detected.optimizer_settings(self.leader)
             groups = self.leader.param_groups
-            found["precision"] = self._formats.own(p for group in groups for p in group["params"])
+            found["precision"] = self._formats.detected(
+                p for group in groups for p in group["params"]
+            )
         if self.built.model is not None:
-            found |= own.of_model(self.built.model)
+            found |= detected.ddp_settings(self.built.model)
         return found
 
     def _watch_loaders(self, went_on: Callable[[], None] | None = None) -> None:
@@ -298,7 +300,7 @@ class Sight:
             self.saw_loader = True
             self.guessed = self.guessed or source.guessed
             if (loader := source.iterator()) is not None:
-                self._of_loader = own.of_loader(loader)
+                self._of_loader = detected.loader_settings(loader)
 
     def _watch_backward(self, went_on: Callable[[], None]) -> None:
         backward: Callable[..., None] = torch.Tensor.backward

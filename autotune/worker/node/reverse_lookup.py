@@ -28,7 +28,7 @@ def as_torch_asks(address: str) -> str:
     return address if ":" in address else f"::ffff:{address}"
 
 
-class LookUp(threading.Thread):
+class NameLookup(threading.Thread):
     """A name lookup under way.
 
     Attributes:
@@ -62,7 +62,7 @@ def settle(address: str) -> None:
 
     if torch.__version__ < "2.9":
         return  # it would look the name up again and again
-    asking = LookUp(address)
+    asking = NameLookup(address)
     asking.join(SOON_SECONDS)
     if asking.seconds <= SOON_SECONDS:
         return

@@ -12,9 +12,9 @@ from autotune.analysis.wording import counted
 from autotune.config import StudySpec, arguments, fields, scripts
 from autotune.config.withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
-from autotune.export import held, own_words
+from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
-from autotune.export.command import command_of, is_of_command, recommended
+from autotune.export.recommended_command import command_of, is_of_command, recommended
 from autotune.paths import tuned_files
 from autotune.worker.inject import job
 from autotune.worker.protocol import FileCopy
@@ -28,7 +28,7 @@ _SITE = Path(job.__file__).parent / "site"
 
 
 @dataclass(frozen=True)
-class Job:
+class TunedJob:
     """Command that is ready to run.
 
     Attributes:
@@ -47,12 +47,12 @@ class Job:
     refusals: tuple[str, ...] = ()
 
 
-def tuned(
+def script_job(
     best: BestConfig,
     command: Sequence[str],
     environment: Mapping[str, str],
     ranks: int | None = None,
-) -> Job:
+) -> TunedJob:
     """Return the command as the trials of the recommended configuration ran it.
 
     Copies of the settings files that the script reads are written below .autotune.
@@ -81,9 +81,9 @@ def tuned(
     target = script["target"] if script["is_module"] else Path(script["target"]).name
     place = _place(target, script["is_module"], command)
     before, words = command[:place], command[place + 1 :]
-    environment = {**environment, **own_words.assigned(before)}
-    flags = {name: own_words.typed(flag, words) for name, flag in script["flags"].items()}
-    now = own_words.today(flags, words, environment, Path.cwd())
+    environment = {**environment, **launch_settings.assigned(before)}
+    flags = {name: launch_settings.typed(flag, words) for name, flag in script["flags"].items()}
+    now = launch_settings.today(flags, words, environment, Path.cwd())
     given = fields.given(
         words,
         flags,
@@ -93,7 +93,7 @@ def tuned(
         folder=tuned_files(Path.cwd()),
     )
     for copy in given.copies:
-        held.write(copy)
+        config_copies.write(copy)
     order = job.Order(
         target,
         script["is_module"],
@@ -116,15 +116,15 @@ def tuned(
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
     }
     of_settings = _changed_settings(script, fields.files(flags, words, environment))
-    return Job(
-        (*own_words.with_variables(before, found), command[place], *given.arguments),
+    return TunedJob(
+        (*launch_settings.with_variables(before, found), command[place], *given.arguments),
         found,
         (*_differences(best, command[place], script), *of_settings, *otherwise),
         (
-            *own_words.changes(script, best.knobs, now),
+            *launch_settings.changes(script, best.knobs, now),
             *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
         ),
-        (*own_words.other_batch(script, now), *_other_ranks(best, ranks)),
+        (*launch_settings.other_batch(script, now), *_other_ranks(best, ranks)),
     )
 
 
@@ -152,7 +152,7 @@ def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
         )
 
 
-def own(best: BestConfig, environment: Mapping[str, str]) -> Job:
+def command_job(best: BestConfig, environment: Mapping[str, str]) -> TunedJob:
     """Return the job of a study over a command; raises as `command.recommended`."""
     command = recommended(best)
     assert best.script is not None  # it has the command
@@ -161,7 +161,7 @@ def own(best: BestConfig, environment: Mapping[str, str]) -> Job:
         *(f"{name}: {written(value)}" for name, value in best.script["turned"].items()),
         *(f"environment: {name}={text}" for name, text in of_study.items()),
     )
-    return Job(command, of_study, otherwise, changes)
+    return TunedJob(command, of_study, otherwise, changes)
 
 
 def _of_study(
@@ -286,7 +286,7 @@ def script_of(
     path = folder / told.target
     digest = _digest(path) if not told.is_module and path.is_file() else None
     found = {**asdict(told), "changes": list(told.changes), "digest": digest, **told_to_all}
-    said = own_words.today(told.flags, spec.workload.arguments, spec.env, folder)
+    said = launch_settings.today(told.flags, spec.workload.arguments, spec.env, folder)
     found["today"] = said | {name: spec.full_baseline()[name] for name in told.changes}
     of_all = {*spec.workload.over_all_ranks} & {*told.turned}
     if shared := [flag for name, flag in told.flags.items() if name in of_all]:

@@ -66,10 +66,10 @@ def _become(
         BadInput: it is another job than the one that was tuned, and not `force`.
     """
     # Imported after a watcher was forked: these modules bring libraries that start threads.
-    from autotune.export.job import own, tuned
+    from autotune.export.tuned_job import command_job, script_job
 
-    of_script = command and tuned(best, command, os.environ, _ranks(command))
-    job = of_script or own(best, os.environ)
+    of_script = command and script_job(best, command, os.environ, _ranks(command))
+    job = of_script or command_job(best, os.environ)
     if job.refusals and not force:
         raise BadInput(
             f"this is not the job that was tuned: {'; '.join(job.refusals)}. Give the command of the "
@@ -103,7 +103,7 @@ def _watched(
     """Watch this process; yield the variable by which its ranks find the watcher."""
     from autotune.service.sidecar import watched
     from autotune.service.watch_options import WatchOptions
-    from autotune.worker.inject.pace import ADDRESS
+    from autotune.worker.inject.speed_report import ADDRESS
 
     if best.script is None or "command" in best.script:
         raise BadInput("--watch sees the optimizer steps of a script, and best.yaml is of none")

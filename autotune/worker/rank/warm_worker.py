@@ -18,7 +18,7 @@ from autotune.worker.rank.profiling import LoopSubject, run_profile
 from autotune.worker.rank.turns import TakenTurns
 
 
-def stay(
+def serve(
     loop: TrainingLoop,
     request: TrialRequest,
     context: RankContext,

@@ -31,7 +31,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Surveyed:
+class SurveyResult:
     """First steps of a script on one rank.
 
     Attributes:
@@ -110,8 +110,8 @@ class Surveyed:
         return json.dumps(asdict(self), default=str)
 
     @classmethod
-    def from_text(cls, text: str) -> "Surveyed":
+    def from_text(cls, text: str) -> "SurveyResult":
         """Return the result that `to_text` wrote."""
         hint: Any = cls
-        found: Surveyed = decoder(hint)(json.loads(text))
+        found: SurveyResult = decoder(hint)(json.loads(text))
         return found

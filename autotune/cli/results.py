@@ -136,16 +136,16 @@ def _hand_over(best: "BestConfig", form: str, target: Path | None) -> None:
     from autotune.export.formats import FORMATS, remarks
     from autotune.export.writing import write_text
 
-    said = FORMATS[form](best)
+    rendered = FORMATS[form](best)
     if best.provisional:
         print(best.provenance["verdict"], file=sys.stderr)
-    for line in remarks(form, said):
+    for line in remarks(form, rendered):
         print(line, file=sys.stderr)
     if target in (None, STANDARD_OUTPUT):
-        hand_over(said.text)
+        hand_over(rendered.text)
         return
     try:
-        write_text(target, said.text)
+        write_text(target, rendered.text)
     except OSError as error:
         raise BadInput(f"{target} cannot be written: {error.strerror}") from None
     print(target)
@@ -181,8 +181,8 @@ def dashboard(
     with contextlib.ExitStack() as until_it_ends:
 
         def ready(address: str) -> None:
-            told = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
-            print(told, flush=True)
+            line = f"{name}: {address}  (Ctrl-C ends it; it can delete studies, so keep it to yourself)"
+            print(line, flush=True)
             if browser:
                 until_it_ends.enter_context(opened(address, dashboard_link(Path.cwd())))
 

@@ -90,8 +90,8 @@ def start(
         from autotune.standalone.starter import write_of_command
 
         found = write_of_command(study, command, _tell, storage=url_of(storage))
-        said = f"{study} written: {found.seen}"
-        print(said, flush=True, file=sys.stderr if as_json else sys.stdout)
+        message = f"{study} written: {found.seen}"
+        print(message, flush=True, file=sys.stderr if as_json else sys.stdout)
     spec = load(study)
     # Imported after the file was checked: it brings Optuna and SQLAlchemy.
     from autotune.service.submission import refuse_elsewhere, submit

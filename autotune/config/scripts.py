@@ -311,7 +311,7 @@ def samples_of_step(
     return round(workload.samples * global_batch(knobs, 1) / global_batch(baseline, 1))
 
 
-def told(flags: Mapping[str, str]) -> bool:
+def samples_are_fixed(flags: Mapping[str, str]) -> bool:
     """Whether samples count as the study tells them even if a loader shows others: the script turns
     nothing that changes how many a step has.
 

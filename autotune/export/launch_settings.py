@@ -30,7 +30,7 @@ def today(
         folder: that it runs in.
     """
     return {
-        name: _said(typed(flag, words), words, variables, folder) for name, flag in flags.items()
+        name: _setting(typed(flag, words), words, variables, folder) for name, flag in flags.items()
     }
 
 
@@ -42,7 +42,7 @@ def typed(flag: str, words: Sequence[str]) -> str:
     return other if arguments.given(words, other) is not None else flag
 
 
-def _said(
+def _setting(
     flag: str, words: Sequence[str], variables: Mapping[str, str], folder: Path
 ) -> str | None:
     if fields.parted(flag):

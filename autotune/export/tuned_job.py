@@ -101,7 +101,7 @@ def script_job(
         tuple(script["changes"]),
         _named(given.copies),
         samples=script.get("samples") or 0,
-        told=scripts.told(script["flags"]),
+        fixed_samples=scripts.samples_are_fixed(script["flags"]),
     )
     if order.changes:
         _check_options(command)
@@ -279,19 +279,19 @@ def script_of(
         for name, text in spec.env.items()
         if name not in turned and text != WITHHELD and not looks_secret(name, text)
     }
-    told_to_all = {"env": env} if env else {}
+    shared_env = {"env": env} if env else {}
     if spec.workload.command:
-        return {**command_of(spec, knobs), **told_to_all}
-    told = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
-    path = folder / told.target
-    digest = _digest(path) if not told.is_module and path.is_file() else None
-    found = {**asdict(told), "changes": list(told.changes), "digest": digest, **told_to_all}
-    said = launch_settings.today(told.flags, spec.workload.arguments, spec.env, folder)
-    found["today"] = said | {name: spec.full_baseline()[name] for name in told.changes}
-    of_all = {*spec.workload.over_all_ranks} & {*told.turned}
-    if shared := [flag for name, flag in told.flags.items() if name in of_all]:
+        return {**command_of(spec, knobs), **shared_env}
+    recipe = scripts.recipe(spec.workload, spec.flags, spec.full_baseline(), knobs, workers)
+    path = folder / recipe.target
+    digest = _digest(path) if not recipe.is_module and path.is_file() else None
+    found = {**asdict(recipe), "changes": list(recipe.changes), "digest": digest, **shared_env}
+    present = launch_settings.today(recipe.flags, spec.workload.arguments, spec.env, folder)
+    found["today"] = present | {name: spec.full_baseline()[name] for name in recipe.changes}
+    of_all = {*spec.workload.over_all_ranks} & {*recipe.turned}
+    if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:
         found["over_all_ranks"] = {"flags": shared, "ranks": workers}
-    if settings := fields.files(told.flags, spec.workload.arguments, spec.env):
+    if settings := fields.files(recipe.flags, spec.workload.arguments, spec.env):
         read = {holder: folder / file for holder, file in settings.items()}
         found["files"] = {holder: _digest(one) for holder, one in read.items() if one.is_file()}
     if samples := scripts.samples_of_step(spec.workload, spec.full_baseline(), knobs):

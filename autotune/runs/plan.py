@@ -242,7 +242,8 @@ class Plan:
                 turned=tuple(
                     f"{recipe.flags[name]} {value}" for name, value in recipe.turned.items()
                 ),
-                told=workload.samples is not None and scripts.told(recipe.flags),
+                fixed_samples=workload.samples is not None
+                and scripts.samples_are_fixed(recipe.flags),
                 kept=tuple(sorted({*self.spec.values()} - {*recipe.flags, *recipe.changes})),
             ),
         )

@@ -85,7 +85,7 @@ def study(
     return "\n".join(part for part in parts if part)
 
 
-def told(found: Findings) -> str:
+def description(found: Findings) -> str:
     """What was seen, in a sentence."""
     seen = found.seen
     wrapped = "DistributedDataParallel" if seen.ddp else "no DistributedDataParallel"
@@ -122,7 +122,7 @@ def name_of(launched: Launched) -> str:
 def _head(command: Sequence[str], found: Findings) -> Iterator[str]:
     yield "# Written by `autotune init`, which ran this command for a few steps and looked at it:"
     yield from (f"#   {line}" for line in shlex.join(command).splitlines())
-    yield f"# Seen: {told(found)}."
+    yield f"# Seen: {description(found)}."
     yield "# Then: autotune start with this file, and autotune run best.yaml -- with the command."
 
 
@@ -324,7 +324,7 @@ def _nothing_to_tune(launched: Launched, found: Findings) -> str:
     looked = "".join(f"\n  - {reason}" for reason in _left_out(found))
     return (
         f"{launched.target}: nothing of it can be tuned as it is, so no study is written. Seen: "
-        f"{told(found)}. What was looked at:{looked}\nAn option for the batch size and one for the "
+        f"{description(found)}. What was looked at:{looked}\nAn option for the batch size and one for the "
         "accumulation would help, as would torch's DataLoader, DistributedDataParallel or an optimizer "
         "of torch.optim (docs/scripts.md)"
     )

@@ -113,7 +113,7 @@ def _of_script(
             say(f"Not mapped: {doubt}.")
         cpus = len(os.sched_getaffinity(0))
         text = init_script.study(command, launched, found, cpus, name=name, startup=startup)
-        done.append((init_script.told(found), text))
+        done.append((init_script.description(found), text))
         folders = (Path.cwd(), path.parent.absolute())
         spec = study.check(document.parse(text, str(path)), folders)
         return spec.model_copy(update={"folder": str(path.parent.resolve())})

@@ -70,10 +70,10 @@ class TrialFiles:
             if size <= most:
                 return
             end = self.tail(rank, min(_KEPT_LOG_BYTES, most // 2))
-            said = f"[autotune: the log was longer than {most} bytes; here is its end]\n"
+            notice = f"[autotune: the log was longer than {most} bytes; here is its end]\n"
             with log.open("ab") as file:
                 file.truncate(0)
-                file.write((said + end).encode(errors="replace"))
+                file.write((notice + end).encode(errors="replace"))
         except OSError:
             return  # it is gone, or the disk is full: which is for others to say
 

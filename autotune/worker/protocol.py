@@ -109,7 +109,7 @@ class Script:
     """Samples per rank and optimizer step if the configuration determines them, else 0."""
     draws_none: bool = False
     """True if the user states that `samples` holds for a script that uses no DataLoader."""
-    told: bool = False
+    fixed_samples: bool = False
     """True if `samples` holds even where a DataLoader was seen: ranks may share its batches."""
     kept: tuple[str, ...] = ()
     """Names of searched knobs whose values the script must have by itself."""

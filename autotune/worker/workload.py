@@ -51,7 +51,7 @@ class Workload:
 
     The factory is called with the `workload.args` of the study file as keyword arguments, after the
     process group is initialised and the random seeds are set; autotune moves the model to the device. A
-    factory with a parameter `device` is told which one that is.
+    factory with a parameter `device` receives it.
 
     Attributes:
         model: the bare module, neither wrapped for data parallelism nor moved to a device; one that

@@ -193,6 +193,6 @@ def test_blocks_are_of_whole_steps_and_a_second_or_more() -> None:
 
 
 def test_samples_are_as_the_study_tells_them_where_no_loader_shows_any() -> None:
-    assert metered(1.0, 2, loader=False, told=16) == [(1, 1.0, 16, 0)]
-    assert metered(1.0, 2, loader=True, told=16) == [(1, 1.0, 8, 0)]
-    assert metered(1.0, 2, loader=True, told=16, always=True) == [(1, 1.0, 16, 0)]
+    assert metered(1.0, 2, loader=False, step_samples=16) == [(1, 1.0, 16, 0)]
+    assert metered(1.0, 2, loader=True, step_samples=16) == [(1, 1.0, 8, 0)]
+    assert metered(1.0, 2, loader=True, step_samples=16, always=True) == [(1, 1.0, 16, 0)]

@@ -32,7 +32,7 @@ class Order:
         changes: names of those that act from outside.
         copies: of settings files that the script reads; their texts are written already.
         samples: of one rank in a step, where no loader shows them; 0: unknown.
-        told: whether `samples` count even if a loader shows others.
+        fixed_samples: whether `samples` count even if a loader shows others.
     """
 
     target: str
@@ -41,7 +41,7 @@ class Order:
     changes: tuple[str, ...]
     copies: tuple[FileCopy, ...] = ()
     samples: int = 0
-    told: bool = False
+    fixed_samples: bool = False
 
     def to_text(self) -> str:
         """Return the order as a value for the environment."""
@@ -80,7 +80,7 @@ def begin(command: Sequence[str]) -> None:
     if address := os.environ.get(speed_report.ADDRESS):
         from autotune.worker.inject import meter
 
-        meter.begin(address, changes.built, samples=order.samples, always=order.told)
+        meter.begin(address, changes.built, samples=order.samples, always=order.fixed_samples)
 
 
 def runs(command: Sequence[str]) -> tuple[str, bool] | None:

@@ -46,7 +46,7 @@ class Meter:
         counters: Counters,
         tell: Callable[[int, float, float, float], None],
         *,
-        told: int = 0,
+        step_samples: int = 0,
         always: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -55,13 +55,13 @@ class Meter:
         Args:
             counters: of this rank.
             tell: called at the end of each block with its steps, seconds, samples and tokens.
-            told: samples of a step by the study, where no loader shows them; 0: unknown.
-            always: whether `told` counts even if a loader shows other samples.
+            step_samples: samples of a step by the study, where no loader shows them; 0: unknown.
+            always: whether `step_samples` counts even if a loader shows other samples.
             clock: returns seconds.
         """
         self._counters = counters
         self._tell = tell
-        self._told = told
+        self._step_samples = step_samples
         self._always = always
         self._clock = clock
         self._steps = 0
@@ -82,8 +82,8 @@ class Meter:
 
     def _drawn(self) -> tuple[float, float]:
         rows, tokens = self._counters.samples - self._samples, self._counters.tokens - self._tokens
-        if self._told and (self._always or not self._counters.saw_loader):
-            samples = self._told * self._steps
+        if self._step_samples and (self._always or not self._counters.saw_loader):
+            samples = self._step_samples * self._steps
             return samples, samples * tokens / rows if rows else 0.0
         return rows, tokens
 
@@ -157,7 +157,7 @@ def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> 
         with contextlib.suppress(OSError):
             line.send(pace.to_bytes())
 
-    probe.watch_speed(Meter(probe, tell, told=samples, always=always).taken)
+    probe.watch_speed(Meter(probe, tell, step_samples=samples, always=always).taken)
 
 
 def _place() -> tuple[int, int]:

@@ -71,20 +71,20 @@ class Blocks:
     _last: float | None = None
     _open: _Block = field(default_factory=_Block)
 
-    def take(self, told: Sequence[ProgressReport], now: float) -> list[_Block]:
+    def take(self, reports: Sequence[ProgressReport], now: float) -> list[_Block]:
         """Return the blocks that a batch of reports completes.
 
         A report without seconds is given an equal share of the time since the batch before; the
         very first batch only starts the clock.
 
         Args:
-            told: at least one report.
+            reports: at least one report.
             now: seconds of a clock.
         """
-        share = None if self._last is None else (now - self._last) / len(told)
+        share = None if self._last is None else (now - self._last) / len(reports)
         self._last = now
         ended = []
-        for one in told:
+        for one in reports:
             seconds = share if one.seconds is None else one.seconds
             if seconds is None:
                 continue
@@ -95,12 +95,12 @@ class Blocks:
                 self.done += 1
         return ended
 
-    def _add(self, told: ProgressReport, seconds: float) -> None:
-        amount = told.amount if told.amount is not None else (told.rate or 0.0) * seconds
+    def _add(self, report: ProgressReport, seconds: float) -> None:
+        amount = report.amount if report.amount is not None else (report.rate or 0.0) * seconds
         self._open.reports += 1
         self._open.amount += amount
         self._open.seconds += seconds
-        self._open.loss = told.loss
+        self._open.loss = report.loss
 
     def _is_full(self) -> bool:
         block = self._open
@@ -187,15 +187,15 @@ class CommandRun:
     def _listen(self, lines: Lines, reading: Reading) -> None:
         """Take in new reports; end the run if they are enough."""
         try:
-            told = [said for line in lines.read() if (said := reading(line)) is not None]
+            reports = [report for line in lines.read() if (report := reading(line)) is not None]
         except UnreadableReport as wrong:
             self._leave(Outcome.ERROR, f"a report of the command cannot be read: {wrong}")
-        if not told:
+        if not reports:
             return
-        self._reports += len(told)
+        self._reports += len(reports)
         self._progressed()
         before = self._blocks.done
-        for place, block in enumerate(self._blocks.take(told, time.perf_counter())):
+        for place, block in enumerate(self._blocks.take(reports, time.perf_counter())):
             self._report(self._of_block(before + place, block))
             if before + place + 1 >= self._request.blocks.max_blocks:
                 self._leave(None, "finished")

@@ -33,7 +33,7 @@ class FirstStepChecks:
         self._epochs = Epochs(request.script.batches_per_epoch)
         self._statistics = Statistics()
         self._idle: set[int] = set()
-        self._told = Observed()
+        self._unreported = Observed()
         self._compared = 0
 
     def watch(self) -> None:
@@ -72,12 +72,12 @@ class FirstStepChecks:
 
     def observed(self) -> Observed:
         """Return new observations for a block: the first steps once, epochs when they change."""
-        told, self._told = self._told, Observed()
+        found, self._unreported = self._unreported, Observed()
         if self._epochs.compared > self._compared:
             self._compared = self._epochs.compared
-            told["epochs"] = self._compared
-            told["stale"] = list(self._epochs.stale)
-        return told
+            found["epochs"] = self._compared
+            found["stale"] = list(self._epochs.stale)
+        return found
 
     def _tell(self) -> None:
         rows, model = self._rows.first(self._step * CHECKED_STEPS), self._probe.built.model
@@ -89,15 +89,15 @@ class FirstStepChecks:
         if self._context.rank:
             return
         known = [RankRows.from_list(of_rank) for of_rank, _ in ranks if of_rank]
-        told = Observed(
+        found = Observed(
             unused_parameters=len(self._idle),
             batch_dependent=self._statistics.found(self._probe.built.inner),
         )
         if known and len(known) == sum(of_rank is not None for of_rank, _ in ranks):
-            told["consumed"] = together(known)
+            found["consumed"] = together(known)
         if shared:
-            told["replica_spread"] = spread([ReplicaSums(*of_rank) for _, of_rank in ranks])
-        self._told = told
+            found["replica_spread"] = spread([ReplicaSums(*of_rank) for _, of_rank in ranks])
+        self._unreported = found
 
     def _exchanged(self, name: str, mine: Any) -> list[Any]:
         """Return what every rank has stored under a name, on rank 0; an empty list on others."""

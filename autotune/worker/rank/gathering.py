@@ -57,8 +57,8 @@ def over_store(store: Store, rank: int, world_size: int) -> Gather:
     def gather(mine: Figures) -> list[Figures]:
         number = next(rounds)
         store.set(f"{number}/{rank}", json.dumps(list(_numbers(mine))))
-        told = (json.loads(store.get(f"{number}/{other}")) for other in range(world_size))
-        return [_filled(mine, iter(numbers)) for numbers in told]
+        gathered = (json.loads(store.get(f"{number}/{other}")) for other in range(world_size))
+        return [_filled(mine, iter(numbers)) for numbers in gathered]
 
     return gather
 

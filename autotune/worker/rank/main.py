@@ -192,13 +192,13 @@ def _run_script(
 
     assert request.script is not None
     uploads.begin()
-    store, told = _store(request, placement), dict[str, str]()
+    store, extra = _store(request, placement), dict[str, str]()
     if request.script.launch != PYTHON:
-        told = rendezvous.variables(placement, context, store)
-        os.environ.update(told)
+        extra = rendezvous.variables(placement, context, store)
+        os.environ.update(extra)
     if request.script.survey:
         surveying.survey(request, context, progressed, leave)
-    built = _announcement(request, placement, context, connection, told)
+    built = _announcement(request, placement, context, connection, extra)
     script.ScriptRun(
         request,
         context,
@@ -224,7 +224,7 @@ def _announcement(
     placement: Placement,
     context: RankContext,
     connection: Connection,
-    told: Iterable[str] = (),
+    extra: Iterable[str] = (),
 ) -> Callable[[], None]:
     """Return a function that reports the workload as built.
 
@@ -235,14 +235,14 @@ def _announcement(
         placement: of this node's ranks.
         context: of this rank.
         connection: to the agent.
-        told: variables of the environment that this rank alone has, besides the usual ones.
+        extra: variables of the environment that this rank alone has, besides the usual ones.
     """
     brought, started = imports.ImportRecord(), time.perf_counter()
 
     def announce() -> None:
         seconds = time.perf_counter() - started
         if context.local_rank == 0:
-            own = {*environment(request, placement, context), *process.VARIABLES, *told}
+            own = {*environment(request, placement, context), *process.VARIABLES, *extra}
             preload = brought.preload(request, own)
             connection.send_bytes(
                 WorkloadBuilt(request.trial, placement.node, seconds, preload).to_line()
@@ -330,8 +330,8 @@ def _of_workload(
 
 def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
     assert request.script is not None
-    ranks, told = placement.local_world_size, {**os.environ, **request.env}
-    by_launcher = launch.threads(request.script, ranks, told)
+    ranks, variables = placement.local_world_size, {**os.environ, **request.env}
+    by_launcher = launch.threads(request.script, ranks, variables)
     threads = request.knobs["cpu_threads"] or by_launcher
     return {
         **launch.variables(request.script, placement, context),

@@ -53,26 +53,26 @@ def parse_json(line: str, *, tokens: bool) -> ProgressReport | None:
         UnreadableReport: it is no JSON object, a value is no positive number, or it counts another unit.
     """
     try:
-        said = json.loads(line)
+        body = json.loads(line)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        body = None
+    if not isinstance(body, dict):
         raise UnreadableReport(f"no JSON object: {_shown(line)}")
     unit, other = ("tokens", "samples") if tokens else ("samples", "tokens")
-    amount, rate, seconds = (_number(said, name, line) for name in (unit, "throughput", "seconds"))
+    amount, rate, seconds = (_number(body, name, line) for name in (unit, "throughput", "seconds"))
     if amount is None and rate is None:
-        if other in said:
+        if other in body:
             raise UnreadableReport(
                 f"{other} and no {unit}, which the objective counts: {_shown(line)}"
             )
         return None
-    loss = said.get("loss")
-    told_loss = float(loss) if isinstance(loss, int | float) else 0.0
-    return ProgressReport(amount, None if amount is not None else rate, seconds, told_loss)
+    loss = body.get("loss")
+    last_loss = float(loss) if isinstance(loss, int | float) else 0.0
+    return ProgressReport(amount, None if amount is not None else rate, seconds, last_loss)
 
 
-def _number(said: dict[str, Any], name: str, line: str) -> float | None:
-    value = said.get(name)
+def _number(body: dict[str, Any], name: str, line: str) -> float | None:
+    value = body.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_positive(value):

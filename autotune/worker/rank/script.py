@@ -115,10 +115,10 @@ class ScriptTraining(Training):
         self, trial: str, index: int, ranks: Sequence[RankFigures], observed: Observed
     ) -> BlockReport:
         """Return the report of the block, with observations of the first steps and of padding."""
-        told = Observed(**{**self._observed(), **observed})
+        found = Observed(**{**self._observed(), **observed})
         if self._probe.padded:
-            told["padded"] = 1
-        return super().block(trial, index, ranks, told)
+            found["padded"] = 1
+        return super().block(trial, index, ranks, found)
 
 
 class _ScriptSubject:
@@ -242,7 +242,7 @@ class ScriptRun:
                 f"{', '.join(unread)}: no rank has read it, so what the configuration says in it has "
                 "no effect; say under workload.flags which file the script reads, or what names it",
             )
-        if not self._script.told:
+        if not self._script.fixed_samples:
             self._drawing = sum(rank.any > 0 for rank in drew) or self._context.world_size
         self._check_samples()
         if problem := self._problem():
@@ -312,12 +312,12 @@ class ScriptRun:
 
     def _counted(self) -> float:
         """Return the samples that all ranks have trained on until now."""
-        said = self._script.samples * self._steps_seen * self._context.world_size
-        if self._script.samples and self._script.told:
-            return float(said)
+        expected = self._script.samples * self._steps_seen * self._context.world_size
+        if self._script.samples and self._script.fixed_samples:
+            return float(expected)
         if self._script.samples and not self._probe.saw_loader:
             # Whether the arguments reach the training cannot be observed: the user must state it.
-            return float(said) if self._script.draws_none else 0.0
+            return float(expected) if self._script.draws_none else 0.0
         return float(self._probe.samples * self._drawing)
 
     def _check_samples(self) -> None:
@@ -326,7 +326,7 @@ class ScriptRun:
         Steps whose number of micro-batches varies by itself are left alone.
         """
         wanted, steps = self._script.samples, self._steps_seen + self._probe.steps_left_out
-        if not wanted or self._script.told or not self._probe.saw_loader:
+        if not wanted or self._script.fixed_samples or not self._probe.saw_loader:
             return
         share = self._drawing / self._context.world_size
         seen, missing = self._probe.samples * share, self._probe.draws.missing * share

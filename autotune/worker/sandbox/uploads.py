@@ -20,10 +20,12 @@ def _change(module: Any) -> None:
     def create_repo(self: Any, repo_id: str, **_: Any) -> Any:
         return module.RepoUrl(f"{self.endpoint}/{repo_id}", endpoint=self.endpoint)
 
-    def commit(self: Any, repo_id: str, *_: Any, run_as_future: bool = False, **told: Any) -> Any:
+    def commit(
+        self: Any, repo_id: str, *_: Any, run_as_future: bool = False, **options: Any
+    ) -> Any:
         made = module.CommitInfo(
             commit_url=f"{self.endpoint}/{repo_id}/commit/{_COMMIT}",
-            commit_message=told.get("commit_message") or "",
+            commit_message=options.get("commit_message") or "",
             commit_description="",
             oid=_COMMIT,
         )

@@ -78,7 +78,7 @@ def launcher_of(spec: StudySpec, folder: Path, busy: Busy = refuse) -> Launcher:
     env = {**_caches(spec, folder), **spec.env}
     if spec.workload.is_script:
         options = scripts.options_of(spec.workload, spec.resources.known_workers)
-        env |= interpreter.asked(options)
+        env |= interpreter.agent_variables(options)
     return open_launcher(spec.launcher, resources(spec), str(folder), spec.ray_address, busy, env)
 
 

@@ -325,8 +325,8 @@ def _nothing_to_tune(launched: Launched, found: Findings) -> str:
     return (
         f"{launched.target}: nothing of it can be tuned as it is, so no study is written. Seen: "
         f"{description(found)}. What was looked at:{looked}\nAn option for the batch size and one for "
-        "the accumulation would help, as would torch's DataLoader, DistributedDataParallel or an optimizer "
-        "of torch.optim (docs/scripts.md)"
+        "the accumulation would help, as would torch's DataLoader, DistributedDataParallel or an "
+        "optimizer of torch.optim (docs/scripts.md)"
     )
 
 

@@ -48,7 +48,7 @@ class ImportRecord:
         names = {*self._environment, *os.environ}
         # Without an overlay a fork server cannot find out which libraries write when they are imported.
         copying = redirect.VARIABLE in os.environ
-        environment = processes.of_study(request.env)
+        environment = processes.study_variables(request.env)
         return Preload(
             modules=() if copying else installed(self._modules, request.factory),
             environment=environment,

@@ -30,7 +30,7 @@ _NOTHING_TO_IMPORT = "/proc"
 """Folder that shadows no module: `python -c` looks there first, while torch is imported."""
 
 
-def asked(options: Sequence[str]) -> dict[str, str]:
+def agent_variables(options: Sequence[str]) -> dict[str, str]:
     """Return the environment of an agent whose ranks run a script.
 
     Args:
@@ -40,7 +40,7 @@ def asked(options: Sequence[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def of_ranks() -> Iterator[None]:
+def fork_server_settings() -> Iterator[None]:
     """Start fork servers meanwhile with what the ranks of the study need."""
     text = os.environ.pop(_ASKED, None)
     if text is None:
@@ -104,7 +104,7 @@ _start: _Start | None = None
 """Start of the fork server; its forks inherit it."""
 
 
-def look() -> None:
+def record_start() -> None:
     """Record how this process was started. A fork server calls it while it imports."""
     global _start
     words = sys.orig_argv

@@ -74,7 +74,7 @@ def end_first_without_memory() -> None:
         own.write_text(str(max(int(own.read_text()), _OOM_SCORE)))
 
 
-def of_study(env: Mapping[str, str]) -> dict[str, str]:
+def study_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return a study's variables without those that autotune sets: mark, devices and storage."""
     ours = (MARKER, VISIBLE_DEVICES, STORAGE)
     return {name: value for name, value in env.items() if name not in ours}

@@ -64,7 +64,7 @@ class ScriptProbe:
         wait_seconds: spent waiting for loaders since `wait_seconds` was last set.
         loss: last one that a backward pass began with, on its device; None before there is one.
         built: objects that the script has built.
-        looks_at_loss: whether the loss of the following backward passes will be read.
+        records_loss: whether the loss of the following backward passes will be read.
         first_backward: collectives that the process had begun when the first backward pass began;
             None
         before there is one.
@@ -93,7 +93,7 @@ class ScriptProbe:
         self.guessed = False
         self.wait_seconds = 0.0
         self.loss: torch.Tensor | None = None
-        self.looks_at_loss = True
+        self.records_loss = True
         self.leader: Optimizer | None = None
         self.first_backward: int | None = None
         self.counts_tokens = counts_tokens
@@ -310,14 +310,14 @@ class ScriptProbe:
             self._trained(loss)
             if self.first_backward is None:
                 self.first_backward = communication.collectives()
-            if self.looks_at_loss:
-                self._look_at(loss)
+            if self.records_loss:
+                self._record_loss(loss)
             backward(loss, *args, **kwargs)
             went_on()
 
         torch.Tensor.backward = watched  # type: ignore[assignment, method-assign]
 
-    def _look_at(self, loss: torch.Tensor) -> None:
+    def _record_loss(self, loss: torch.Tensor) -> None:
         if loss.numel() == 1:
             self.loss = loss.detach() if self._unscaled is None else self._unscaled
             self._unscaled = None
@@ -328,8 +328,8 @@ class ScriptProbe:
 
         @functools.wraps(scale)
         def watched(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-            looks = self.looks_at_loss and isinstance(outputs, torch.Tensor)
-            if looks and outputs.numel() == 1:
+            records = self.records_loss and isinstance(outputs, torch.Tensor)
+            if records and outputs.numel() == 1:
                 self._unscaled = outputs.detach()
             return scale(scaler, outputs)
 

@@ -56,13 +56,13 @@ def _collector() -> tuple[bool, int]:
     return gc.isenabled(), gc.get_freeze_count()
 
 
-def _before(owner: Any, name: str, look: Callable[[], object]) -> None:
-    """Let a function call `look` before it does its work."""
+def _before(owner: Any, name: str, callback: Callable[[], object]) -> None:
+    """Let a function call `callback` before it does its work."""
     original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)
-    def looking(*args: Any, **kwargs: Any) -> Any:
-        look()
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        callback()
         return original(*args, **kwargs)
 
-    setattr(owner, name, looking)
+    setattr(owner, name, calling)

@@ -23,7 +23,7 @@ class Statistics:
     def __init__(self) -> None:
         self._norms: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._in_batch = False
-        self._looks = True
+        self._observing = True
 
     def watch(self) -> None:
         """Observe from now on."""
@@ -40,7 +40,7 @@ class Statistics:
 
         @functools.wraps(entropy)
         def computed(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if self._looks and not torch.compiler.is_compiling():
+            if self._observing and not torch.compiler.is_compiling():
                 self._in_batch = self._in_batch or compares_rows(logits, target)
             return entropy(logits, target, *args, **kwargs)
 
@@ -48,7 +48,7 @@ class Statistics:
 
     def close(self) -> None:
         """Observe no further loss."""
-        self._looks = False
+        self._observing = False
 
     def found(self, model: nn.Module | None) -> str:
         """Return a description of what computes over the rows together; empty if nothing does.

@@ -100,7 +100,7 @@ class Agent:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         os.environ[PRELOAD_FILE] = self._first_command_file()
-        with interpreter.of_ranks():
+        with interpreter.fork_server_settings():
             forkserver.ensure_running()
         del os.environ[PRELOAD_FILE]
         self._helpers = processes.descendants(os.getpid())

@@ -65,7 +65,7 @@ class AgentProcess:
                 env={
                     **interpreter.QUIET,
                     **processes.inherited(os.environ),
-                    **processes.of_study(env or {}),
+                    **processes.study_variables(env or {}),
                     **(devices or {}),
                     MARKER: self.id,
                 },

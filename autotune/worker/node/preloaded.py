@@ -32,7 +32,7 @@ def _load() -> str:
     return imports.load(wanted) if _WANTED else ""
 
 
-interpreter.look()
+interpreter.record_start()
 _WANTED = False
 _UNFIT = _load()
 _BEGAN_CUDA = imports.has_begun_cuda()

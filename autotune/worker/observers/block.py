@@ -51,7 +51,7 @@ class BlockObservers:
         self._model = model
         self._devices = devices
         self._load = NodeLoad() if node else None
-        self._settled = settling.so_far(devices)
+        self._settled = settling.read_counters(devices)
         self._nvidia = [DeviceWatch(device, first=first, alone=alone) for device in devices]
 
     def resume(self) -> None:
@@ -70,7 +70,7 @@ class BlockObservers:
     def stop(self) -> RankObservation:
         """Return the observations of the block that is over, before the ranks synchronise."""
         load = self._load.shares() if self._load else NodeShares()
-        settled = settling.so_far(self._devices)
+        settled = settling.read_counters(self._devices)
         news, self._settled = settled.since(self._settled), settled
         return RankObservation(
             self.marks.percentiles(),

@@ -23,7 +23,7 @@ class Settling(NamedTuple):
         )
 
 
-def so_far(devices: Sequence[torch.device]) -> Settling:
+def read_counters(devices: Sequence[torch.device]) -> Settling:
     """Read the counters; retries are summed over the devices."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     graphs, seconds = 0, 0.0

@@ -173,7 +173,7 @@ class CommandRun:
             found["PYTHONUNBUFFERED"] = "1"  # a rate must arrive when it is printed
         elif not self._command.json_lines:
             found[reporting.VARIABLE] = str(Path(self._command.folder) / _REPORTS)
-        return {**found, **offline.VARIABLES, **processes.of_study(self._request.env)}
+        return {**found, **offline.VARIABLES, **processes.study_variables(self._request.env)}
 
     def _source(self, process: subprocess.Popen[bytes]) -> tuple[Lines, Reading]:
         if process.stdout is not None:

@@ -42,12 +42,12 @@ class LeaderNorms:
         """Begin a step."""
         self._square = math.nan
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Take in the gradients, just before a step."""
         assert self._probe.leader is not None
         self._square = square(self._probe.leader)
         if not self._places:
-            self._look_at_first()
+            self._observe_first()
 
     def first_taken(self) -> None:
         """Take in how far the first step has moved the weights. Every rank must call it."""
@@ -66,11 +66,11 @@ class LeaderNorms:
         """Return the norm of the step that is over."""
         return math.sqrt(self._square)
 
-    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
+    def observing(self, index: int) -> AbstractContextManager[Observed]:
         """Return a context around step `index`; for the first, it yields what was seen before."""
         return nullcontext(self._seen if not index else Observed())
 
-    def _look_at_first(self) -> None:
+    def _observe_first(self) -> None:
         names = _names(self._probe)
         parameters = list(self._parameters())
         self._places = {parameter: place for place, parameter in enumerate(parameters)}

@@ -300,7 +300,7 @@ def environment(
     request: TrialRequest, placement: Placement, context: RankContext
 ) -> dict[str, str]:
     """Return the variables of a rank beyond those of its agent."""
-    own = processes.of_study(request.env)
+    own = processes.study_variables(request.env)
     # Settings of the allocator in the agent's environment must not be lost.
     allocator = process.allocator_variables({**os.environ, **own})
     of_launcher = _of_script if request.script else _of_workload

@@ -76,12 +76,12 @@ class ScriptTraining(Training):
         self.samples_done = self._counted()
         self._drawn_at_start = (self._probe.samples, self._probe.tokens)
         self._probe.wait_seconds = 0.0
-        self._probe.looks_at_loss = False
+        self._probe.records_loss = False
         super().begin_block()
 
     def ends_with_next(self) -> None:
         """Record the loss of the next step, the last one of the block."""
-        self._probe.looks_at_loss = True
+        self._probe.records_loss = True
 
     def read_loss(self) -> None:
         """Bring the loss to the host."""
@@ -202,7 +202,7 @@ class ScriptRun:
 
     def watch(self) -> None:
         """Let the optimizer steps of this process drive the run."""
-        norms = self._norms.look if self._request.trajectory else None
+        norms = self._norms.observe if self._request.trajectory else None
         self._probe.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
         self._first_steps.watch()
         if norms:

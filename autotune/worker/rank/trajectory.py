@@ -40,7 +40,7 @@ class Norms(Protocol):
     def of_step(self) -> float:
         """Return the norm of the step that is over; NaN where there was no update."""
 
-    def looked_at(self, index: int) -> AbstractContextManager[Observed]:
+    def observing(self, index: int) -> AbstractContextManager[Observed]:
         """Return a context around step `index` that yields further observations of it."""
 
 
@@ -60,7 +60,7 @@ def run_trajectory(
         training.begin_block()
         training.ends_with_next()
         inspects = index == 0 and training.inspectable
-        with norms.looked_at(index) as seen, _counting_flops(only=inspects) as flops:
+        with norms.observing(index) as seen, _counting_flops(only=inspects) as flops:
             yield
         mine = _rank_step(training, norms.of_step())
         ranks: list[_RankStep] = training.gather(mine)
@@ -97,8 +97,8 @@ class UpdateNorms:
         self._sketches = False
         self._start: list[Sketched] = []
         for optimizer in loop.updates.optimizers:
-            optimizer.register_step_pre_hook(lambda one, *_: self._look(one))
-        loop.updates.before_own = self._look_at_own
+            optimizer.register_step_pre_hook(lambda one, *_: self._observe(one))
+        loop.updates.before_own = self._observe_own
 
     def clear(self) -> None:
         """Begin a step."""
@@ -112,7 +112,7 @@ class UpdateNorms:
         return math.sqrt(sum(self._squares)) if before is None else float(before)
 
     @contextmanager
-    def looked_at(self, index: int) -> Iterator[Observed]:
+    def observing(self, index: int) -> Iterator[Observed]:
         """Sketch a step if it is one of the first, and run it without dropout."""
         seen = Observed()
         if index >= STEPS_WITHOUT_DROPOUT:
@@ -143,7 +143,7 @@ class UpdateNorms:
             self._sketcher.add(place, whole(parameter.detach()))
         return self._sketcher.done()
 
-    def _look(self, optimizer: Optimizer) -> None:
+    def _observe(self, optimizer: Optimizer) -> None:
         self._squares.append(square(optimizer))
         if self._sketches:
             # fp16: a fused update removes the scale by itself.
@@ -153,7 +153,7 @@ class UpdateNorms:
                 1.0 if scale is None else 1 / float(scale),
             )
 
-    def _look_at_own(self) -> None:
+    def _observe_own(self) -> None:
         self._squares.append(_sum_of_squares(_own(self._loop)))
         if self._sketches:
             self._sketch_gradients(self._places, 1.0)

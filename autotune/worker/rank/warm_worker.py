@@ -39,7 +39,7 @@ def serve(
         print_to: redirects this process's output to a file.
     """
     if request.profile:
-        _look(loop, request, context, report)
+        _profile_once(loop, request, context, report)
     else:
         loop.take(run_blocks(loop, request, context, report))
     while True:
@@ -51,7 +51,7 @@ def serve(
         loop.take(run_blocks(loop, request, context, report))
 
 
-def _look(
+def _profile_once(
     loop: TrainingLoop,
     request: TrialRequest,
     context: RankContext,

@@ -56,7 +56,7 @@ def look(text: str, *, steps: int = 6, counts_tokens: bool = False) -> Looked:
 
 
 def _run(text: str, steps: int, counts_tokens: bool, connection: Connection) -> None:
-    from autotune.worker.inject.probe import ScriptProbe
+    from autotune.worker.inject.script_probe import ScriptProbe
     from autotune.worker.inject.survey import Survey
     from search_spaces import defaults
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.worker.inject.changes import ScriptObjects
-from autotune.worker.inject.probe import ScriptProbe
+from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.speed_report import SpeedReport
 
 BLOCK_SECONDS = 1.0

@@ -19,7 +19,7 @@ from autotune.worker.inject.batches import samples, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.options import Options
-from autotune.worker.inject.probe import ScriptProbe
+from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.setting_files import may_hold_settings
 from autotune.worker.inject.settled import Settled
 from autotune.worker.inject.statistics import Statistics

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.worker.inject.epochs import Epochs
-from autotune.worker.inject.probe import ScriptProbe
 from autotune.worker.inject.rows import RankRows, Rows, together
+from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext

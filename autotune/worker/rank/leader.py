@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from autotune.worker.inject.probe import ScriptProbe
+from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.protocol import Observed
 from autotune.worker.rank.replicas import whole
 from autotune.worker.rank.sketch import Sketched, Sketcher

@@ -16,7 +16,7 @@ from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER, Changes
 from autotune.worker.inject.copies import Copies
 from autotune.worker.inject.loaded import Loaded
-from autotune.worker.inject.probe import ScriptProbe
+from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
 from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest

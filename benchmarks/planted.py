@@ -16,7 +16,7 @@ from autotune.worker.observers.contention import NodeShares
 from autotune.worker.observers.device import DeviceState
 from autotune.worker.observers.settling import Settling
 from autotune.worker.observers.timing import StepTimes
-from autotune.worker.rank import blocks
+from autotune.worker.rank import timed_run
 
 
 def build(
@@ -37,7 +37,7 @@ def build(
         observers: off: nothing of a block is observed but its time.
     """
     if not observers:
-        blocks.BlockObservers = Blind  # type: ignore[misc,assignment]
+        timed_run.BlockObservers = Blind  # type: ignore[misc,assignment]
     built = workloads.build(factory, args)
     if slow == "loader":
         collate = built.collate or default_collate

@@ -26,7 +26,7 @@ from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import BlockPlan, Script, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.script import ScriptRun
+from autotune.worker.rank.script_run import ScriptRun
 from search_spaces import defaults
 
 LOOPS = {"tiny": (32, 512, 600), "small": (128, 1024, 200)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.errors import BadInput
 from autotune.paths import held_copies, tuned_files
 from autotune.worker.files import make_private
-from autotune.worker.inject import copies
+from autotune.worker.inject import settings_copies
 from autotune.worker.protocol import FileCopy
 
 
@@ -24,7 +24,7 @@ def write(copy: FileCopy) -> None:
     """
     try:
         _hold(Path(copy.path).parent)
-        copies.write(copy)
+        settings_copies.write(copy)
     except OSError as error:
         raise BadInput(f"{copy.path} cannot be written: {error.strerror}") from None
 

@@ -16,7 +16,7 @@ from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
 from autotune.export.recommended_command import command_of, is_of_command, recommended
 from autotune.paths import tuned_files
-from autotune.worker.inject import job
+from autotune.worker.inject import job_order
 from autotune.worker.protocol import FileCopy
 from autotune.worker.python_command import letters_of, parsed
 from search_spaces.knob import written
@@ -24,7 +24,7 @@ from search_spaces.knob import written
 _DEAF = "EIS"
 """Options with which python does not load a sitecustomize from PYTHONPATH."""
 _SHELLS = ("bash", "sh", "zsh", "dash", "fish")
-_SITE = Path(job.__file__).parent / "site"
+_SITE = Path(job_order.__file__).parent / "site"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def script_job(
     )
     for copy in given.copies:
         config_copies.write(copy)
-    order = job.Order(
+    order = job_order.Order(
         target,
         script["is_module"],
         best.knobs,
@@ -112,7 +112,7 @@ def script_job(
         **_unset(script, environment),
         **given.variables,
         **of_process,
-        job.VARIABLE: order.to_text(),
+        job_order.VARIABLE: order.to_text(),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_SITE), environment.get("PYTHONPATH")])),
     }
     of_settings = _changed_settings(script, fields.files(flags, words, environment))

@@ -19,7 +19,7 @@ from autotune.export.formats import FORMATS
 from autotune.export.recommended_command import command_of, recommended
 from autotune.export.tuned_job import script_job
 from autotune.worker.protocol import BlockPlan
-from autotune.worker.rank.command import Blocks
+from autotune.worker.rank.command_run import Blocks
 from autotune.worker.rank.readings import (
     FileLines,
     ProgressReport,

@@ -14,8 +14,8 @@ from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.tuned_job import script_job, script_of
 from autotune.runs.plan import resources
-from autotune.worker.inject.batches import samples
-from autotune.worker.inject.job import Order, runs
+from autotune.worker.inject.batch_samples import samples
+from autotune.worker.inject.job_order import Order, runs
 from search_spaces import defaults
 from tests.steering import write_study
 

@@ -17,8 +17,8 @@ from autotune.export.formats.process import env
 from autotune.export.formats.script import argv
 from autotune.export.tuned_job import script_job, script_of
 from autotune.standalone import flags
-from autotune.worker.inject import copies
-from autotune.worker.inject.job import VARIABLE, Order
+from autotune.worker.inject import settings_copies
+from autotune.worker.inject.job_order import VARIABLE, Order
 from autotune.worker.protocol import FileCopy
 from autotune.worker.survey_result import SurveyResult
 from tests.steering import write_study
@@ -331,10 +331,10 @@ def test_settings_in_files_are_tried_by_what_names_them() -> None:
 READER = """
 import io, json, os, sys
 from pathlib import Path
-from autotune.worker.inject.copies import Copies
+from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import FileCopy
 held = [FileCopy("a/c.json", sys.argv[1], "", True), FileCopy("-", sys.argv[2], "")]
-copies = Copies(held)
+copies = SettingsCopies(held)
 copies.begin()
 before = copies.unread()
 Path("a/c.json").exists()
@@ -357,7 +357,7 @@ def test_whoever_opens_the_file_gets_the_copy(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     first, second = tmp_path / "of" / "first.json", tmp_path / "of" / "second.json"
     for path in (first, second):
-        copies.write(FileCopy("", str(path), f"copy of {path.name}"))
+        settings_copies.write(FileCopy("", str(path), f"copy of {path.name}"))
     found = subprocess.run(
         [sys.executable, "-c", READER, str(first), str(second)],
         cwd=tmp_path,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, dataloader
 
-from autotune.worker.inject.batches import samples, tensors
+from autotune.worker.inject.batch_samples import samples, tensors
 
 _MOST_COLUMNS = 256
 """Elements of a row that are hashed, evenly spaced."""

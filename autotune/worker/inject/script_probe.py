@@ -22,7 +22,7 @@ from torch.utils.data import dataloader
 
 from autotune.worker.inject import detected, lengths
 from autotune.worker.inject.accumulation import Accumulation
-from autotune.worker.inject.batches import samples as guess
+from autotune.worker.inject.batch_samples import samples as guess
 from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.inject.draws import Batch, Draws, Source
 from autotune.worker.inject.graph import reached

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.worker.inject.accumulation import strays
-from autotune.worker.inject.batches import samples, tensors
+from autotune.worker.inject.batch_samples import samples, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.options import Options

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from autotune.worker.inject.batches import tensors
+from autotune.worker.inject.batch_samples import tensors
 
 _MASK = "attention_mask"
 _LABELS = "labels"

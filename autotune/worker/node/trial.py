@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.worker import failure, processes
 from autotune.worker.files import TrialFiles, make_private
-from autotune.worker.inject import copies
+from autotune.worker.inject import settings_copies
 from autotune.worker.node.sandbox import Sandbox, Ticket, enter
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import (
@@ -73,7 +73,7 @@ class NodeTrial:
         self._files = TrialFiles(Path(request.log_dir))
         make_private(self._files.folder)
         for copy in request.copies:
-            copies.write(copy)
+            settings_copies.write(copy)
         self._progress = Progress.create(
             self._files.progress(placement.first_rank), placement.local_world_size
         )

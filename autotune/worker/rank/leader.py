@@ -15,7 +15,7 @@ from torch import nn
 
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.protocol import Observed
-from autotune.worker.rank.replicas import whole
+from autotune.worker.rank.replica_sums import whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.trajectory import plain, square
 

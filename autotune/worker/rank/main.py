@@ -37,20 +37,20 @@ from autotune.worker.protocol import (
     WorkloadBuilt,
 )
 from autotune.worker.rank import (
-    command,
+    command_run,
     exceptions,
     execution,
     launch,
     profiling,
     rendezvous,
-    script,
+    script_run,
     surveying,
     warm_worker,
 )
-from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.longest import of_longest
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import no_span
 from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
 from autotune.worker.rank.turns import ALONE, OwnTurns, TakenTurns, Turns
@@ -58,7 +58,7 @@ from autotune.worker.sandbox import offline, uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
-    *(__file__, execution.__file__, script.__file__, surveying.__file__),
+    *(__file__, execution.__file__, script_run.__file__, surveying.__file__),
     *("<frozen runpy>", runpy.__file__, "<frozen importlib._bootstrap_external>"),
 )
 """Files of frames above a script in its traceback."""
@@ -169,7 +169,7 @@ def _run_command(
     os.chdir(request.workdir)
     interpreter.restore()
     assert request.command is not None
-    command.CommandRun(
+    command_run.CommandRun(
         request,
         request.command,
         progressed=progressed,
@@ -199,7 +199,7 @@ def _run_script(
     if request.script.survey:
         surveying.survey(request, context, progressed, leave)
     built = _announcement(request, placement, context, connection, extra)
-    script.ScriptRun(
+    script_run.ScriptRun(
         request,
         context,
         PrefixStore("blocks", store),

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from autotune.worker.effects.unusable import unusable
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
-from autotune.worker.observers.layout import BatchMoves
+from autotune.worker.observers.batch_moves import BatchMoves
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank import trace
 from autotune.worker.rank.context import RankContext

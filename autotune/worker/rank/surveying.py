@@ -7,12 +7,12 @@ from typing import NoReturn
 
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
-from autotune.worker.inject.copies import Copies
+from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.inject.survey import Survey
 from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
-from autotune.worker.rank.script import Leave
+from autotune.worker.rank.script_run import Leave
 from autotune.worker.survey_result import SurveyResult
 
 _OF_STARTUP = 0.9
@@ -66,7 +66,7 @@ def survey(
             progressed()
 
     spawning.watch(script, lambda why: leave(Outcome.ERROR, why))
-    Copies(request.copies).begin()
+    SettingsCopies(request.copies).begin()
     seen.watch(alive, taken, done)
     late.start()
     ended = execute(script, request.import_paths, context.local_rank)

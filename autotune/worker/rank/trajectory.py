@@ -20,7 +20,7 @@ from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.dropout import without_dropout
 from autotune.worker.rank.gathering import RankFigures
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.replicas import ReplicaSums, spread, sums_of, whole
+from autotune.worker.rank.replica_sums import ReplicaSums, spread, sums_of, whole
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
 

@@ -21,7 +21,7 @@ _users_own()
 if _HERE in sys.path:
     sys.path.remove(_HERE)
 
-from autotune.worker.inject.job import begin  # noqa: E402
+from autotune.worker.inject.job_order import begin  # noqa: E402
 from autotune.worker.sandbox.redirect import inherited  # noqa: E402
 
 inherited()

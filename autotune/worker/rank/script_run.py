@@ -14,20 +14,20 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from autotune.worker.inject import detected, spawning
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER, Changes
-from autotune.worker.inject.copies import Copies
 from autotune.worker.inject.loaded import Loaded
 from autotune.worker.inject.script_probe import ScriptProbe
+from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
 from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest
 from autotune.worker.rank import exceptions, profiling
-from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.dropout import without_dropout_anywhere
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.first_steps import FirstStepChecks
 from autotune.worker.rank.gathering import Gather, RankFigures, over_store
 from autotune.worker.rank.leader import LeaderNorms
+from autotune.worker.rank.timed_run import run_blocks
 from autotune.worker.rank.training import Training
 from autotune.worker.rank.trajectory import run_trajectory
 
@@ -168,7 +168,7 @@ class ScriptRun:
         self._report = report
         self._leave = leave
         self._changes = Changes(request.knobs, self._script.changes)
-        self._copies = Copies(request.copies)
+        self._copies = SettingsCopies(request.copies)
         self._probe = ScriptProbe(
             self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS
         )

@@ -26,7 +26,7 @@ def write(copy: FileCopy) -> None:
     unfinished.replace(path)
 
 
-class Copies:
+class SettingsCopies:
     """Copies in use by this process.
 
     Call `begin` before the script runs, in its working directory.

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.worker.decoding import decoder
 from autotune.worker.inject import speed_report
-from autotune.worker.inject.copies import Copies
+from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.protocol import FileCopy
 from autotune.worker.python_command import parsed
 
@@ -70,7 +70,7 @@ def begin(command: Sequence[str]) -> None:
     from autotune.worker.effects import binding
     from autotune.worker.inject.changes import Changes
 
-    copies = Copies(order.copies)
+    copies = SettingsCopies(order.copies)
     copies.begin()
     changes = Changes(order.knobs, order.changes)
     changes.begin()
@@ -91,7 +91,7 @@ def runs(command: Sequence[str]) -> tuple[str, bool] | None:
     return (parts.target, True) if parts.is_module else (Path(parts.target).name, False)
 
 
-def _say_what_is_idle(changes: Any, copies: Copies) -> None:
+def _say_what_is_idle(changes: Any, copies: SettingsCopies) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     checked = False

@@ -10,7 +10,7 @@ from autotune.worker.protocol import Outcome, RankEnd
 _OOM_KILL_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 # A rank that runs out of memory or crashes makes its peers raise: their errors are symptoms. A hang is
-# noted only while nothing else is wrong; what follows comes of asking the ranks for their stacks.
+# recorded only while no rank has failed; later errors come from the signal that dumps the stacks.
 _SEVERITY = (Outcome.OOM, Outcome.HANG, Outcome.CRASH, Outcome.ERROR)
 
 _SYMPTOMS = (Outcome.CRASH, Outcome.ERROR)

@@ -75,7 +75,7 @@ class TrialFiles:
                 file.truncate(0)
                 file.write((notice + end).encode(errors="replace"))
         except OSError:
-            return  # it is gone, or the disk is full: which is for others to say
+            return  # it is gone, or the disk is full, which is reported elsewhere
 
     def logs(self) -> list[Path]:
         """Return the logs of all ranks that are on this machine."""

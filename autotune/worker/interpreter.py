@@ -44,8 +44,8 @@ def fork_server_settings() -> Iterator[None]:
     """Start fork servers meanwhile with what the ranks of the study need."""
     text = os.environ.pop(_ASKED, None)
     if text is None:
-        # Ranks of a workload have the threads of resources.cpus_per_worker, mostly one. Numerical
-        # libraries read it as they are loaded; a rank that has more tells them so.
+        # Ranks of a workload have resources.cpus_per_worker threads, mostly one. Numerical
+        # libraries read the number when they are loaded; a rank with more threads sets it again.
         os.environ[_TYPED_THREADS] = os.environ.get(_THREADS, "")
         os.environ[_THREADS] = "1"
     options = json.loads(text) if text else []

@@ -54,7 +54,7 @@ class SurveyResult:
         optimizer: its class; empty if none has stepped.
         convolutions: whether the model has any.
         batch_dependent: what of it computes over the rows of a micro-batch together, in words.
-        own: knob -> what the script has by itself, as far as that shows.
+        own: knob -> value that the script sets by itself, as far as it shows.
         settled: knobs of the process that the script sets by itself.
         threads: of an operator on the CPU.
         attends: whether scaled_dot_product_attention was called.

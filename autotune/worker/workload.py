@@ -66,11 +66,11 @@ class Workload:
         collate: as for torch.utils.data.DataLoader; None takes the default.
         shorten: called as shorten(batch, tokens); returns the batch with samples of no more tokens;
             None: sequences always have their full length.
-        longest: called as longest(count); returns the places in a map-style `dataset` of so many of its
-            longest samples, or of as many as it likes to name. What the study chooses is run on them
-                    once, to see that it fits. None: all are equally long, or the lengths are unknown.
+        longest: called as longest(count); returns the places of about `count` of the longest samples in
+            a map-style `dataset`. The recommended configuration is run on them once, to see that it
+            fits. None: all are equally long, or the lengths are unknown.
         batches: in place of a data set: called as batches(rank, world_size, micro_batch), and again when
-            what it gave is used up; returns an iterable of collated batches of so many samples each.
+            its result is exhausted; returns an iterable of collated batches of `micro_batch` samples.
         step: called with an Update once per optimizer step, in place of the plain update, which it makes
             by calling it: for gradient clipping, schedules, several optimizers.
         optimizer_step: in place of optimizers: called as optimizer_step(model), it updates the weights

@@ -51,7 +51,7 @@ def _of_size(batch: Any, size: int) -> Any:
     """Return the batch if its size is right; another size would be counted wrongly.
 
     Raises:
-        ValueError: no dimension of any of its tensors is that of so many samples.
+        ValueError: no dimension of its tensors has that size.
     """
     shapes: list[tuple[int, ...]] = []
     mapped(batch, lambda tensor: shapes.append(tuple(tensor.shape)) or tensor)  # type: ignore[func-returns-value]

@@ -246,7 +246,7 @@ def _introduce(connection: Connection, agent: int, interface: str) -> None:
         hello = Hello(agent, 0, interface, fingerprint, devices, unfit, PROTOCOL)
     elif (
         preloaded.wanted()
-    ):  # no fork of this process can look at the devices; there will be another agent
+    ):  # no fork of this process can use the devices; the launcher starts another agent
         hello = Hello(agent, 0, interface, {}, (), unfit, PROTOCOL)
     else:
         sys.exit(

@@ -76,7 +76,7 @@ def _rehearse(wanted: Preload, view: overlay.View, report: int) -> None:
         imports.import_one(name)
         if left_out.missed or _written(view) != before:
             print(f"{name} writes files when it is imported: left to the ranks.", file=sys.stderr)
-            # What it has imported may be what writes, and would write nothing in its own turn.
+            # A module that it has imported may be the one that writes, and would not write again.
             brought = {_root(loaded) for loaded in set(sys.modules) - known}
             left_out.add({_root(name)} | (brought & packages))
         else:

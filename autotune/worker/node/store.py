@@ -47,7 +47,7 @@ class StoreProcess:
         Args:
             trials: names to keep. Another node may have started ranks of these already.
         """
-        with contextlib.suppress(OSError):  # it has died: the agent will see
+        with contextlib.suppress(OSError):  # it has died, which the agent notices
             self._line.send_bytes(json.dumps(trials).encode())
 
 

@@ -134,7 +134,7 @@ class CommandRun:
         """Run the command until enough reports have come."""
         if self._request.trajectory or self._request.profile:
             self._leave(
-                Outcome.ERROR, "nobody sees the loss of a command, or what its step is made of"
+                Outcome.ERROR, "the loss of a command is not seen, nor what its step is made of"
             )
         folder = Path(self._command.folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -69,7 +69,7 @@ def _run_file(path: str) -> None:
 
 
 def _search_first(folder: Path) -> None:
-    """Put a folder in front of sys.path, unless python was told not to (-P, -I)."""
+    """Put a folder in front of sys.path, unless an option of python forbids it (-P, -I)."""
     if not sys.flags.safe_path:
         sys.path.insert(0, str(folder))
 

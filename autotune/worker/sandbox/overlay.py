@@ -59,7 +59,7 @@ def enter(view: View) -> None:
     as_user = _unshare()
     kernel.keep_mounts_here()
     with contextlib.ExitStack() as opened:
-        # All paths mean what is there now: once something is covered, they mean what covers it.
+        # Open all paths first: once a folder is covered, its path leads to the overlay.
         layers = _Layers(_opened(view.layers, opened), as_user)
         origins = {path: _opened(path, opened) for path in [*hidden, *view.wanted, *again]}
         for cover in planned:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import BadInput
-from autotune.paths import held_copies, tuned_files
+from autotune.paths import copies_lock, tuned_files
 from autotune.worker.files import make_private
 from autotune.worker.inject import settings_copies
 from autotune.worker.protocol import FileCopy
@@ -33,7 +33,7 @@ def _hold(folder: Path) -> None:
     while True:
         make_private(folder)
         try:
-            lock = os.open(held_copies(folder), os.O_RDWR | os.O_CREAT, 0o600)
+            lock = os.open(copies_lock(folder), os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue  # another process has just swept it
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -49,7 +49,7 @@ def sweep(workdir: Path) -> Iterator[Path]:
     Yields:
         The folders that are gone.
     """
-    for lock in sorted(tuned_files(workdir).glob(f"*/{held_copies(Path()).name}")):
+    for lock in sorted(tuned_files(workdir).glob(f"*/{copies_lock(Path()).name}")):
         try:
             descriptor = os.open(lock, os.O_RDWR)
         except OSError:  # another user's, or gone by now

@@ -262,8 +262,11 @@ class Plan:
 
     @property
     def _is_quick(self) -> bool:
-        """True if the warm-up takes no more blocks than show that it is over: the study does not say how
-        long it is, and a process that starts for seconds is to be measured for about two."""
+        """Return whether the warm-up takes no more blocks than show that it is over.
+
+        It does if the study sets no length: a process that starts within seconds is measured for
+        about two.
+        """
         return self._on_device and "warmup" not in self.spec.measurement.model_fields_set
 
     @property

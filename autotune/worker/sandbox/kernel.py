@@ -40,7 +40,7 @@ def _checked(status: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces, as described in unshare(2).
+    """Move this process into new namespaces; the manual page is unshare in section 2.
 
     Raises:
         OSError: the kernel or the container forbids it.

@@ -11,7 +11,7 @@ from typing import NoReturn
 from autotune.worker.survey_result import SurveyResult
 
 _SECONDS = 60
-_PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.survey", "search_spaces"]
+_PRELOADED = ["torch", "torch._dynamo", "autotune.worker.inject.script_survey", "search_spaces"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def look(text: str, *, steps: int = 6, counts_tokens: bool = False) -> Looked:
 
 def _run(text: str, steps: int, counts_tokens: bool, connection: Connection) -> None:
     from autotune.worker.inject.script_probe import ScriptProbe
-    from autotune.worker.inject.survey import Survey
+    from autotune.worker.inject.script_survey import Survey
     from search_spaces import defaults
 
     # Loaders start their workers as in a process of their own.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.arguments import JsonOption, StorageOption, url_of
+from autotune.cli.shared_options import JsonOption, StorageOption, url_of
 from autotune.errors import BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 

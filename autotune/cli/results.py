@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.arguments import (
+from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from autotune.cli.arguments import StorageOption, open_storage, url_of
 from autotune.cli.results import best_in
+from autotune.cli.shared_options import StorageOption, open_storage, url_of
 from autotune.errors import BadInput
 from autotune.views.terminal import show as print  # output may hold control characters of trials
 
@@ -88,7 +88,7 @@ def _become(
 
 def _ranks(command: list[str]) -> int | None:
     """Return the number of ranks that a command starts; None where it is not known."""
-    from autotune.standalone.command import taken_apart
+    from autotune.standalone.launch_command import taken_apart
 
     try:
         return taken_apart(command).workers

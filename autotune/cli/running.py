@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.arguments import (
+from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,
@@ -130,7 +130,7 @@ def _seconds(text: str | None) -> float | None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
-    from autotune.config.units import Seconds
+    from autotune.config.quantities import Seconds
 
     try:
         return TypeAdapter(Seconds).validate_python(float(text) if text.isdecimal() else text)

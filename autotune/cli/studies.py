@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.arguments import (
+from autotune.cli.shared_options import (
     JsonOption,
     StorageOption,
     StudyArgument,

@@ -215,7 +215,7 @@ class Plan:
             workload, self.spec.flags, self.baseline, asked.knobs, self.launcher.workers
         )
         counted = scripts.samples_of_step(workload, self.baseline, asked.knobs)
-        if counted is None and "micro_batch" in {*workload.turned_by, *self.spec.baseline}:
+        if counted is None and "micro_batch" in {*workload.settings_by_knob, *self.spec.baseline}:
             counted = global_batch(asked.knobs, 1)
         given = fields.given(
             workload.arguments,

@@ -1,6 +1,6 @@
-"""A commented study.yaml for a command that cannot be looked at: no script of torch is in it. Pure.
+"""Commented study.yaml for a command that cannot be surveyed: it has no script of torch. Pure.
 
-What nobody but the user can know stands there as TODO, which no field takes: `doctor` and `start` name
+Entries that only the user knows are marked TODO, which no field accepts: `doctor` and `start` name
 each that is left, with its line.
 """
 
@@ -16,11 +16,11 @@ TODO = "TODO"
 _OPTION = re.compile(r"(-{1,2}[A-Za-z][^\s=]*)(?:=([0-9]+))?")
 _GLOBAL_BATCH = re.compile(r"(global|total)[-_]?batch", re.IGNORECASE)
 _SPREAD = 2
-"""Between values to try and today's."""
+"""Factor between values to try and today's."""
 
 
 def study(command: Sequence[str], name: str) -> str:
-    """Write the text of study.yaml.
+    """Return the text of study.yaml.
 
     Args:
         command: the user's own.
@@ -38,18 +38,18 @@ def study(command: Sequence[str], name: str) -> str:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """A name for the study of a command."""
+    """Return a name for the study of a command."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(command[0]).name).strip("-._") or "study"
 
 
 def _global_batch(command: Sequence[str]) -> str | None:
-    """The option that fixes the global batch, by its name; None where there is none."""
+    """Return the option that fixes the global batch, by its name; None where there is none."""
     named = (found[1] for word in command if (found := _OPTION.fullmatch(word)))
     return next((option for option in named if _GLOBAL_BATCH.search(option)), None)
 
 
 def _guessed(command: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Knobs that options are named for: the knob, the place of its value, the value."""
+    """Yield knobs that options are named for: the knob, the place of its value, the value."""
     for place, word in enumerate(command):
         option = _OPTION.fullmatch(word)
         knob = knob_named(option[1]) if option else None
@@ -65,7 +65,7 @@ def _guessed(command: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 def _head(command: Sequence[str], name: str) -> Iterator[str]:
     yield "# Written by `autotune init` for a command in which it knows no Python script of torch:"
     yield from (f"#   {line}" for line in shlex.join(command).splitlines())
-    yield "# Nothing of it was run. Where it says TODO nobody but you can know what belongs there; then"
+    yield "# Nothing of it was run. Where it says TODO only you know what belongs there; then"
     yield "# autotune doctor runs it as it is today and with another value of each knob."
     yield f"name: {json.dumps(name)}"
     yield ""

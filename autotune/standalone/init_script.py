@@ -1,4 +1,4 @@
-"""A commented study.yaml for the user's own script, by what was seen of it. Pure."""
+"""Commented study.yaml for the user's own script, from the survey of it. Pure."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 from autotune.analysis.wording import counted
 from autotune.config.proportion import granule
 from autotune.errors import BadInput
-from autotune.standalone.command import Launched
+from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import Option, SurveyResult
@@ -26,14 +26,14 @@ _LAUNCHES = {
 }
 _TRIALS = 20
 _BATCHES = 5
-"""Values of the micro-batch, at most."""
+"""Largest number of values of the micro-batch."""
 _BUCKETS = (5, 25, 100)
 _HALF = {"bf16", "fp16", "pure_bf16"}
 """Formats in which all attention kernels run."""
 _LESS_OFTEN = 10
-"""Times fewer readings of the loss."""
+"""Factor by which the loss is read less often."""
 _SELDOM = 100
-"""Steps between two readings of the loss that cost nothing to be seen."""
+"""Interval in steps from which on readings of the loss cost too little to be measured."""
 _LOG_INTERVAL = re.compile(
     r"(log|logging|print)_(interval|freq|frequency|every|steps|every_n_steps)", re.IGNORECASE
 )
@@ -50,15 +50,15 @@ def study(
     name: str,
     startup: float | None = None,
 ) -> str:
-    """Write the text of study.yaml.
+    """Return the text of study.yaml.
 
     Args:
         command: the user's own.
-        launched: the same, taken apart.
-        found: by looking at it.
+        launched: the parsed command.
+        found: result of the survey.
         cpus: of this machine.
         name: of the study.
-        startup: seconds that a start may take; None: as for any study.
+        startup: seconds that a start may take; None: the default.
 
     Raises:
         BadInput: nothing of the script can be tuned.
@@ -86,7 +86,7 @@ def study(
 
 
 def description(found: Findings) -> str:
-    """What was seen, in a sentence."""
+    """Return what was seen, in a sentence."""
     seen = found.seen
     wrapped = "DistributedDataParallel" if seen.ddp else "no DistributedDataParallel"
     wrapped = "sharded parameters (FSDP2)" if seen.sharded else wrapped
@@ -105,7 +105,7 @@ def description(found: Findings) -> str:
 
 
 def _step_of(seen: SurveyResult) -> str:
-    """Say what an optimizer step is made of."""
+    """Describe an optimizer step."""
     if seen.reuses:
         return "a batch trained on by several optimizer steps"
     if seen.accumulation_varies:
@@ -135,22 +135,22 @@ def _workload(launched: Launched, found: Findings) -> str:
     lines.append(f"  launch: {launched.launch}   # {_LAUNCHES[launched.launch]}")
     if launched.options:
         lines.append(f"  python_options: [{', '.join(map(_text, launched.options))}]")
-    turning, interval = found.turning, _log_interval(found.seen)
-    flags = [f"    {knob}: {_text(flag)}" for knob, flag in turning.flags.items()]
+    batch, interval = found.batch, _log_interval(found.seen)
+    flags = [f"    {knob}: {_text(flag)}" for knob, flag in batch.flags.items()]
     if flags:
         flags[0] += "   # each was seen to turn its knob"
     if interval:
         flags.append(f"    log_interval: {_text(interval.flag)}   # by its name")
     if flags:
         lines += ["  flags:", *flags]
-    if turning.in_proportion:
+    if batch.in_proportion:
         lines.append("  in_proportion:   # together they were seen to turn it")
-        for knob, parts in turning.in_proportion.items():
+        for knob, parts in batch.in_proportion.items():
             told = ", ".join(f"{json.dumps(setting)}: {today}" for setting, today in parts.items())
             lines.append(f"    {knob}: {{{told}}}")
-    if turning.over_all_ranks:
-        lines.append(f"  over_all_ranks: [{', '.join(turning.over_all_ranks)}]")
-    if turning.keeps_global_batch:
+    if batch.over_all_ranks:
+        lines.append(f"  over_all_ranks: [{', '.join(batch.over_all_ranks)}]")
+    if batch.keeps_global_batch:
         lines.append("  keeps_global_batch: true   # the script derives the other one by itself")
     if not found.seen.loader:
         lines.append(
@@ -171,7 +171,7 @@ def _objective(found: Findings) -> str:
 
 
 def _why_uneven(seen: SurveyResult) -> str:
-    """Say why steps have different numbers of samples; nothing where they have not."""
+    """Return why steps have different numbers of samples; empty where they have not."""
     if seen.varies:
         return "batches have different numbers of samples"
     if seen.reuses:
@@ -198,10 +198,10 @@ def _env(launched: Launched) -> str:
 
 
 def offered(found: Findings, cpus: int) -> dict[str, list[Any]]:
-    """The knobs that take effect in a script, each with values; today's is among them.
+    """Return the knobs that take effect in a script, each with values that include today's.
 
     Args:
-        found: by looking at the script.
+        found: result of the survey.
         cpus: of this machine.
     """
     offers = dict(_offers(found, cpus))
@@ -234,14 +234,14 @@ def _offers(found: Findings, cpus: int) -> _Offers:
 
 def _of_batch(found: Findings) -> _Offers:
     seen = found.seen
-    parts = found.turning.in_proportion.get("micro_batch", {})
+    parts = found.batch.in_proportion.get("micro_batch", {})
     step = granule(seen.micro_batch, parts.values())
     batches = _batches(seen.micro_batch, seen.samples, step)
     steps = sorted(seen.samples // batch for batch in batches)
     values = {"micro_batch": batches, "accumulation_steps": steps}
     if seen.uneven or seen.batch_dependent:
         return
-    if found.turning.keeps_global_batch or values.keys() <= found.flags.keys():
+    if found.batch.keeps_global_batch or values.keys() <= found.flags.keys():
         yield from ((name, values[name]) for name in values if name in found.flags)
 
 
@@ -265,7 +265,7 @@ def _of_loader(found: Findings, cpus: int) -> _Offers:
 
 
 def _of_process(found: Findings, cpus: int) -> _Offers:
-    """Knobs of the optimizer and the process, but for those that the script sets by itself."""
+    """Yield knobs of the optimizer and the process, except those that the script sets by itself."""
     seen, on_gpu = found.seen, found.device == "cuda"
     if seen.optimizer in _FUSED and _kernels(seen) == "default":
         yield "optimizer_kernels", ["default", "fused"]
@@ -288,8 +288,10 @@ def _kernels(seen: SurveyResult) -> str:
 
 
 def _log_interval(seen: SurveyResult) -> Option | None:
-    """The option that says how often a script reads its loss, by its name; None where it has none, or
-    reads nothing."""
+    """Return the option for the interval between readings of the loss, by its name.
+
+    It is None where the script has none, or reads no loss.
+    """
     options = seen.options if seen.reads_loss else ()
     return next((o for o in options if o.sure and not o.switch and _is_interval(o)), None)
 
@@ -303,7 +305,7 @@ def _is_interval(option: Option) -> bool:
 
 
 def _batches(today: int, samples: int, step: int) -> list[int]:
-    """Micro-batches that give the same samples per step, multiples of `step`, the nearest to today's."""
+    """Return micro-batches with the same samples per step, multiples of `step`, nearest to today's."""
     whole = [size for size in range(step, samples + 1, step) if samples % size == 0]
     near = sorted(whole, key=lambda size: max(size / today, today / size))
     return sorted(near[:_BATCHES])
@@ -331,7 +333,7 @@ def _nothing_to_tune(launched: Launched, found: Findings) -> str:
 
 
 def _left_out(found: Findings) -> Iterator[str]:
-    """Why knobs are not offered, a line each."""
+    """Yield why knobs are not offered, a line each."""
     seen = found.seen
     yield from _batch_left_out(found)
     if seen.own.get("find_unused_parameters"):
@@ -352,7 +354,7 @@ def _left_out(found: Findings) -> Iterator[str]:
     elif seen.optimizer not in _FUSED:
         yield f"optimizer_kernels: {seen.optimizer} has no fused update"
     yield from (f"{name}: the script sets it by itself" for name in seen.settled)
-    yield from found.turning.doubts
+    yield from found.batch.doubts
 
 
 def _batch_left_out(found: Findings) -> Iterator[str]:
@@ -364,7 +366,7 @@ def _batch_left_out(found: Findings) -> Iterator[str]:
             f"micro_batch: the model has {seen.batch_dependent}, and micro_batch changes its "
             "statistics; with `objective: {batch_dependent: allow}` it can vary all the same"
         )
-    elif found.turning.keeps_global_batch or len(found.flags) > 1:
+    elif found.batch.keeps_global_batch or len(found.flags) > 1:
         if found.seen.samples == 1:
             yield "micro_batch: one sample a step cannot be split"
     elif "micro_batch" in found.flags:
@@ -380,13 +382,13 @@ def _batch_left_out(found: Findings) -> Iterator[str]:
 
 
 def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
-    """What the script does today, where it has been seen."""
+    """Return the section with the script's present settings, as far as they were seen."""
     seen = found.seen
     batch = {"micro_batch": seen.micro_batch, "accumulation_steps": seen.accumulation_steps}
     own = {**seen.own, **({} if seen.uneven else batch)}
     if interval := _log_interval(seen):
         own["log_interval"] = int(interval.value)
-    # Which kernels of attention can run is a matter of the number format.
+    # The number format decides which kernels of attention can run.
     told_anyway = {*batch, "precision"} if "attention" in space else {*batch}
     kept = {name: value for name, value in own.items() if name in space or name in told_anyway}
     lines = ["# What the script does today."]
@@ -401,8 +403,8 @@ def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
 
 
 def _text(text: str) -> str:
-    """As YAML; JSON's quotes are YAML's where a text needs any."""
+    """Return a text as YAML; quotes of JSON are valid there."""
     plain = re.fullmatch(r"([A-Za-z_/]|\.{1,2}/)[A-Za-z0-9_./]*", text)
     reserved = text.lower() in ("true", "false", "null", "yes", "no", "on", "off", "~")
-    # Escaped, what is beyond 16 bits would be two characters that are none.
+    # As an escape, a character beyond 16 bits would be two invalid ones.
     return text if plain and not reserved else json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Telling what a long run is doing while it runs."""
+"""Progress messages about a long run."""
 
 import contextlib
 import re
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 _EVERY = 10.0
 """Seconds between two lines."""
 _MOST_SHOWN = 100
-"""Characters of a line of output."""
+"""Largest number of characters shown of a line of output."""
 _ENDS_OF_LINES = re.compile(r"[\r\n]+")
 
 
@@ -17,11 +17,11 @@ _ENDS_OF_LINES = re.compile(r"[\r\n]+")
 def reported(
     say: Callable[[str], None], output: Callable[[], str], every: float = _EVERY
 ) -> Iterator[None]:
-    """Say every few seconds, until the block is left, how long it has taken and what was printed last.
+    """Report every few seconds, until the block is left, how long it has taken and the last output.
 
     Args:
-        say: told a line.
-        output: the end of what was printed.
+        say: called with a line.
+        output: returns the end of the output.
         every: seconds between two lines.
     """
     done, began = threading.Event(), time.monotonic()
@@ -42,7 +42,7 @@ def reported(
 
 
 def last_line(text: str) -> str:
-    """The last line of a text with anything in it, shortened; a progress bar has many."""
+    """Return the last line of a text that is not blank, shortened; a progress bar has many lines."""
     lines = [line.strip() for line in _ENDS_OF_LINES.split(text) if line.strip()]
     last = lines[-1] if lines else ""
     return last if len(last) <= _MOST_SHOWN else f"{last[: _MOST_SHOWN - 3]}..."

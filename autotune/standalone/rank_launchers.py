@@ -1,4 +1,4 @@
-"""Launchers of ranks that trials can follow, each taken apart by its own parser and its own rules."""
+"""Launchers of ranks that trials can follow; each command is parsed by the launcher's own parser."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 _MATPLOTLIB = "MPLCONFIGDIR"
 """Variable that names the folder of matplotlib's caches."""
 _OTHER_PROCESSES = ("no_python", "run_path", "virtual_local_rank", "numa_binding")
-"""Options of torchrun that make other processes of the ranks than trials have."""
+"""Options of torchrun that make the ranks' processes differ from those of trials."""
 
 
 def of_torchrun(words: Sequence[str]) -> Launched:
@@ -103,8 +103,10 @@ def of_accelerate_launch(words: Sequence[str]) -> Launched:
 
 
 def _accelerate_file(named: str | None) -> dict[str, Any]:
-    """Return what the launcher reads besides its arguments: the file that is named, or that of
-    `accelerate config`; nothing where there is none."""
+    """Return the configuration that the launcher reads; empty if there is none.
+
+    It is the file that is named, or that of `accelerate config`.
+    """
     from accelerate.commands.config.config_args import default_config_file
 
     path = Path(named or default_config_file)
@@ -118,7 +120,7 @@ def _accelerate_file(named: str | None) -> dict[str, Any]:
 
 
 def _more_than_ddp(told: Namespace, file: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what accelerate is told that needs other processes than those of torchrun or python."""
+    """Yield options of accelerate that need other processes than those of torchrun or python."""
     for name in ("use_fsdp", "use_deepspeed", "use_megatron_lm", "tpu", "no_python"):
         if getattr(told, name, False):
             yield f"--{name}"
@@ -216,7 +218,7 @@ def of_fabric(words: Sequence[str]) -> Launched:
 
 @contextlib.contextmanager
 def _without_font_cache() -> Iterator[None]:
-    """Have matplotlib, which lightning imports, write its font cache into a folder that is removed."""
+    """Let matplotlib, which lightning imports, write its font cache into a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
         before = os.environ.get(_MATPLOTLIB)
         os.environ[_MATPLOTLIB] = folder
@@ -229,7 +231,7 @@ def _without_font_cache() -> Iterator[None]:
 
 
 def _set_by(action: Callable[[], object]) -> dict[str, str]:
-    """Return the variables that an action sets in this process, which has them no more afterwards."""
+    """Return the variables that an action sets in this process, and restore the environment."""
     before = dict(os.environ)
     try:
         action()
@@ -253,7 +255,7 @@ def _not_installed(launcher: str) -> BadInput:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[io.StringIO]:
-    """Keep to itself what a launcher prints and warns of."""
+    """Suppress output and warnings of a launcher; yield the output."""
     said = io.StringIO()
     off = logging.root.manager.disable
     logging.disable(logging.WARNING)

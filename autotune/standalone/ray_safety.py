@@ -1,4 +1,4 @@
-"""Who could run code on the Ray of a study."""
+"""Access control of the Ray that a study uses."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from launchers.ray_token import MODE, SINCE
 
 
 def judged(address: str | None, environment: Mapping[str, str], version: str) -> tuple[bool, str]:
-    """(whether a token keeps strangers out, that in words).
+    """Return whether a token protects the cluster, and a description with advice.
 
     Args:
         address: of the study's cluster; None: autotune starts one of its own.

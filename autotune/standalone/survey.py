@@ -1,4 +1,4 @@
-"""A look at a launch command: what its script is made of, and what turns its knobs."""
+"""Survey of a launch command: the parts of its script, and the settings for its knobs."""
 
 import dataclasses
 import tempfile
@@ -12,44 +12,44 @@ from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, facts_of, launcher_of, surveyed
 from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import doctor, flags, interpreters
-from autotune.standalone.command import Launched
+from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
+from autotune.standalone.launch_command import Launched
 from autotune.standalone.progress_lines import reported
-from autotune.standalone.turning import Turning, turning
 from autotune.worker.protocol import Deadlines, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from storage import AttemptResult, AttemptState
 
 _TAIL_BYTES = 4096
-"""Of the script's output, in which its last line is looked for."""
+"""Bytes of the script's output in which its last line is looked for."""
 _SLOWER = 4.0
-"""Times the first run: a run with another setting may compile anew."""
+"""Factor over the first run's time: a run with another setting may compile anew."""
 _LEAST_STARTUP = 60.0
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about a script.
+    """Result of a survey.
 
     Attributes:
-        seen: as the command has it.
+        seen: training of the unchanged command.
         workers: ranks that ran it.
         device: 'cpu' or 'cuda'.
-        facts: what constraints may ask about this machine.
-        turning: what turns its micro-batch and accumulation.
+        facts: of this machine, for constraints.
+        batch: settings of its micro-batch and accumulation.
     """
 
     seen: SurveyResult
     workers: int
     device: str
     facts: Facts
-    turning: Turning = field(default_factory=Turning)
+    batch: BatchSettings = field(default_factory=BatchSettings)
 
     @property
     def flags(self) -> dict[str, str]:
-        """Of the knobs that the script turns: each is the setting that was seen to do so."""
-        return self.turning.turned_by
+        """Return knob -> setting that was seen to change it."""
+        return self.batch.settings_by_knob
 
 
 def survey(
@@ -59,18 +59,19 @@ def survey(
     write: Callable[[Findings], StudySpec],
     startup: float | None = None,
 ) -> StudySpec:
-    """Run a script for a few steps, and again for each setting that may turn a knob; then run the
-    baseline of the study that is written of it, as `start` would.
+    """Run a script for a few steps, and again for each setting that may change a knob.
+
+    Then run the baseline of the study that is written of it, as `start` would.
 
     Args:
-        launched: the command.
-        workdir: where it runs.
-        say: told what is being done, as a script may take minutes to start.
-        write: writes a study of what was found; nothing to disk.
-        startup: seconds that its start may take; None: as for any study.
+        launched: parsed command.
+        workdir: its working directory.
+        say: called with progress messages, as a script may take minutes to start.
+        write: returns a study of the findings; writes nothing to disk.
+        startup: seconds that its start may take; None: the default.
 
     Raises:
-        BadInput: it cannot be run, no training was seen, or the study could not start; with the reason.
+        BadInput: it cannot be run, no training was seen, or the study could not start.
         LauncherError: there is no place for it.
     """
     if not launched.is_module and not (workdir / launched.target).exists():
@@ -82,11 +83,11 @@ def survey(
         launcher_of(spec, Path(folder)) as launcher,
     ):
         plan = Plan(spec, launcher)
-        look = _Look(Probe(plan, Path(folder), workdir), launched, workdir, say)
+        look = _Runner(Probe(plan, Path(folder), workdir), launched, workdir, say)
         seen = look.at({})
         _check(seen, launched)
         seen = _with_settings(seen, launched, workdir)
-        found = turning(look.at, seen, launcher.workers, say)
+        found = find_batch_settings(look.at, seen, launcher.workers, say)
         if found.columns:
             seen = dataclasses.replace(seen, micro_batch=seen.columns)
         seen = _of_all_nodes(seen, found, launched)
@@ -123,7 +124,7 @@ def _spec(launched: Launched, startup: float | None) -> StudySpec:
         "launch": launched.launch,
         "python_options": list(launched.options),
     }
-    ranks = launched.workers_per_node  # a look at one of the nodes tells what all do
+    ranks = launched.workers_per_node  # a survey of one node stands for all
     return StudySpec.model_validate(
         {
             "name": "survey",
@@ -136,15 +137,15 @@ def _spec(launched: Launched, startup: float | None) -> StudySpec:
     )
 
 
-def _of_all_nodes(seen: SurveyResult, found: Turning, launched: Launched) -> SurveyResult:
-    """Return what one rank of the whole job has, where ranks of one node were looked at."""
+def _of_all_nodes(seen: SurveyResult, found: BatchSettings, launched: Launched) -> SurveyResult:
+    """Return the survey of one rank of the whole job, from ranks of one node."""
     if MICRO_BATCH not in found.over_all_ranks:
         return seen
     return dataclasses.replace(seen, micro_batch=seen.micro_batch // launched.nodes)
 
 
-class _Look:
-    """Runs the script with some settings changed."""
+class _Runner:
+    """Runner of the script with some settings changed."""
 
     def __init__(
         self, probe: Probe, launched: Launched, workdir: Path, say: Callable[[str], None]
@@ -158,7 +159,7 @@ class _Look:
         self._usual = 0.0
 
     def at(self, settings: Mapping[str, int]) -> SurveyResult:
-        """What rank 0 has seen.
+        """Return what rank 0 has seen.
 
         Args:
             settings: flag -> its value; others are as the command has them.
@@ -193,8 +194,10 @@ class _Look:
         return seen
 
     def _limit(self) -> float:
-        """Seconds for the start of the next run: of one with another setting, which may wait for ever,
-        a few times what the first run took."""
+        """Return the seconds for the start of the next run.
+
+        A run with another setting, which may hang, has a multiple of the first run's time.
+        """
         if not self._usual:
             return self._startup
         return min(self._startup, max(_LEAST_STARTUP, _SLOWER * self._usual))
@@ -225,7 +228,7 @@ def _with(given: fields.Given, startup: float) -> Shape:
 
 
 def _with_settings(seen: SurveyResult, launched: Launched, workdir: Path) -> SurveyResult:
-    """What was seen, with everything that may tell the script a number among its options."""
+    """Return a survey with all settings that may give the script a number among its options."""
     found: list[Option] = []
     for file in seen.settings:
         try:

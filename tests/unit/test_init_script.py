@@ -5,9 +5,9 @@ import yaml
 
 from autotune.config import StudySpec
 from autotune.standalone import init_script
-from autotune.standalone.command import Launched
+from autotune.standalone.batch_settings import find_batch_settings
+from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Findings
-from autotune.standalone.turning import turning
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 
@@ -67,7 +67,7 @@ def test_uneven_steps_have_no_option_for_their_samples(why: str) -> None:
         raise AssertionError("the script is run once more")
 
     varied = SurveyResult(**{**vars(_SEEN), why: True})
-    assert turning(look, varied, 2, print).turned_by == {}
+    assert find_batch_settings(look, varied, 2, print).settings_by_knob == {}
 
 
 def test_guess_by_tensors_is_marked() -> None:

@@ -3,9 +3,9 @@
 import yaml
 
 from autotune.standalone import init_script
-from autotune.standalone.command import Launched
+from autotune.standalone.batch_settings import BatchSettings
+from autotune.standalone.launch_command import Launched
 from autotune.standalone.survey import Findings
-from autotune.standalone.turning import Turning
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts
 
@@ -15,7 +15,7 @@ COMMAND = Launched("train.py", is_module=False, args=("--batch-size", "8"), work
 def study(flags: dict[str, str], **seen: object) -> str:
     usual = {"steps": 4, "micro_batch": 8, "loader": True, "ddp": True, "optimizer": "SGD"}
     found = Findings(
-        SurveyResult(**{**usual, **seen}), 2, "cpu", Facts("cpu", 2), Turning(flags=flags)
+        SurveyResult(**{**usual, **seen}), 2, "cpu", Facts("cpu", 2), BatchSettings(flags=flags)
     )
     return init_script.study(["torchrun", "train.py"], COMMAND, found, cpus=2, name="train")
 

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
+from autotune.worker.inject.script_survey import Survey
 from autotune.worker.inject.settings_copies import SettingsCopies
-from autotune.worker.inject.survey import Survey
 from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute

@@ -1,11 +1,11 @@
-"""A launch command taken apart: which script it runs, with what, in which processes."""
+"""Parser of launch commands: the script, its arguments, and its processes."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autotune.config.interpreter import refused
+from autotune.config.python_options import refused
 from autotune.errors import BadInput
 from autotune.standalone import interpreters, wrappers
 from autotune.standalone.launched import Launched, NoScript
@@ -23,8 +23,9 @@ def taken_apart(command: Sequence[str]) -> Launched:
 
     Raises:
         NoScript: no script is in it.
-        BadInput: a program does not know its arguments, is not known, or makes of the script what
-            trials cannot be; with what to type instead.
+        BadInput: a program refuses its arguments or is not known, or trials cannot follow what it
+            does
+        with the script; the message says what to type instead.
     """
     env: dict[str, str] = {}
     words, python = tuple(command), tuple[str, ...]()

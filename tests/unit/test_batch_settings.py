@@ -4,7 +4,7 @@ makes of their answers."""
 from collections.abc import Callable, Mapping
 
 from autotune.errors import BadInput
-from autotune.standalone.turning import Turning, turning
+from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.worker.survey_result import Option, SurveyResult
 
 Script = Callable[[dict[str, int]], tuple[int, int]]
@@ -13,7 +13,7 @@ Script = Callable[[dict[str, int]], tuple[int, int]]
 
 def searched(
     script: Script, today: dict[str, int], workers: int = 1
-) -> tuple[Turning, list[set[str]]]:
+) -> tuple[BatchSettings, list[set[str]]]:
     """What is found of a script, and which settings each run changed."""
     runs: list[set[str]] = []
 
@@ -27,7 +27,7 @@ def searched(
     seen = SurveyResult(
         steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True, options=options
     )
-    return turning(look, seen, workers, lambda _: None), runs
+    return find_batch_settings(look, seen, workers, lambda _: None), runs
 
 
 def test_each_setting_is_tried_once_until_one_turns_the_knob() -> None:

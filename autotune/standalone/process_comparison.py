@@ -1,5 +1,7 @@
-"""How the process of a trial is like that of the job, and what differs for this script. The full table
-is in docs/scripts.md."""
+"""Comparison of a trial's process with the job's, for one script.
+
+The full table is in docs/scripts.md.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,8 +14,8 @@ from launchers import Launcher
 _THREADS = "OMP_NUM_THREADS"
 
 
-def told(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
-    """Yield a line for each thing to know.
+def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
+    """Yield a line for each difference or likeness.
 
     Args:
         spec: of a study over a script.

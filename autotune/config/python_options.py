@@ -1,4 +1,4 @@
-"""Options of the interpreter that runs a script: which of them a trial can have."""
+"""Options of the interpreter that runs a script, as far as a trial can have them."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from autotune.config import mistakes
 from autotune.worker.python_command import letters_of, parsed
 
 OF_LAUNCHERS = ("-u",)
-"""That torchrun and deepspeed start python with."""
+"""Options with which torchrun and deepspeed start python."""
 _SCRIPT = "script.py"
 _REFUSED = {
     "i": "waits for a terminal when the script ends",

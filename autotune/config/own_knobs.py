@@ -1,5 +1,4 @@
-"""Knobs of a study's own, and its constraints: what they may be, what they are today, what is wrong with
-them."""
+"""Knobs of a study's own, and its constraints: validation, and present values."""
 
 import itertools
 import keyword
@@ -22,35 +21,36 @@ _COLUMNS = (
     *("block_half_width", "sigma_run", "steady", "contended", "peak_bytes", "wall_seconds"),
     *("resident_of", "trial_seconds"),
 )
-"""Of the tables that have a column per knob besides."""
+"""Columns of tables that have a column per knob besides."""
 _TAKEN = frozenset({*BY_STUDY, *FUNCTIONS, *_COLUMNS, "true", "false"})
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _MOST_TRIED = 20_000
-"""Combinations of the values that a constraint asks for: a tenth of a second."""
+"""Combinations of the values in a constraint that are tried: a tenth of a second."""
 _FEW_TRIED = 200
-"""Of those, to see that it makes sense: the values of a knob are much of a kind."""
+"""Combinations tried for errors alone: the values of a knob are much of a kind."""
 
 
 Knobs = Mapping[str, OwnKnobSpec]
 
 
 def kind(value: object) -> str:
-    """Of a value: number, text or boolean."""
+    """Return the kind of a value: number, text or boolean."""
     if isinstance(value, bool):
         return "boolean"
     return "text" if isinstance(value, str) else "number"
 
 
-# What they are today
+# Present values
 
 
 def today(
     knobs: Knobs, given: Sequence[str], variables: Mapping[str, str], baseline: Mapping[str, Any]
 ) -> dict[str, KnobValue]:
-    """The values of the knobs of which the script's arguments, the baseline or a default tell.
+    """Return present values of knobs, from the script's arguments, the baseline or a default.
 
     Args:
-        given: the arguments of the script.
+        knobs: of the study's own.
+        given: arguments of the script.
         variables: of its environment, as the study sets them.
         baseline: as the study gives it.
     """
@@ -64,7 +64,7 @@ def today(
 def of_arguments(
     knobs: Knobs, given: Sequence[str], variables: Mapping[str, str]
 ) -> dict[str, KnobValue]:
-    """What the script's arguments, or its environment, say of the knobs."""
+    """Return the values of knobs in the script's arguments or its environment."""
     found = {name: _told(knob, given, variables) for name, knob in knobs.items()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -74,7 +74,7 @@ def _told(
 ) -> KnobValue | None:
     wanted, text = kind(knob.values[0]), _text(knob, given, variables)
     value = _truth(knob, text) if wanted == "boolean" else _parsed(wanted, text)
-    # What follows a switch is an argument of its own.
+    # The word behind a switch is an argument of its own.
     return True if value is None and _is_switch(knob) and knob.flag in given else value
 
 
@@ -92,7 +92,7 @@ def _is_switch(knob: OwnKnobSpec) -> bool:
 
 
 def _is_field(flag: str | None) -> bool:
-    """Of a file, which has told the baseline what it is today."""
+    """Return whether a flag is a field of a file, whose value is in the baseline already."""
     return arguments.FIELD in (flag or "")
 
 
@@ -105,7 +105,7 @@ def _text(knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str])
 
 
 def _parsed(wanted: str, text: str | None) -> KnobValue | None:
-    """The value of this kind, a number or a text, in a text; None if there is none."""
+    """Parse a value of this kind, a number or a text; return None if there is none."""
     if text is None or wanted == "text":
         return text
     try:
@@ -115,14 +115,15 @@ def _parsed(wanted: str, text: str | None) -> KnobValue | None:
         return None
 
 
-# What is wrong with them
+# Validation
 
 
 def of_knobs(knobs: Knobs, *, of_command: bool) -> mistakes.Problems:
-    """Names that are taken, values of several kinds, flags that are none.
+    """Return mistakes: names that are taken, values of several kinds, invalid flags.
 
     Args:
-        of_command: a command takes them by placeholders, and not a script by flags.
+        knobs: of the study's own.
+        of_command: whether a command takes them by placeholders, instead of a script by flags.
     """
     problems: mistakes.Problems = {}
     for name, knob in knobs.items():
@@ -179,7 +180,7 @@ def _of_kind(first: KnobValue, value: object) -> str:
 def of_values_today(
     knobs: Knobs, given: Sequence[str], variables: Mapping[str, str], baseline: Mapping[str, Any]
 ) -> mistakes.Problems:
-    """Values of today that are not known, are of another kind, or are told in two ways."""
+    """Return mistakes: present values that are unknown, of another kind, or contradictory."""
     problems: mistakes.Problems = {}
     told = of_arguments(knobs, given, variables)
     for name, knob in knobs.items():
@@ -207,9 +208,9 @@ def of_values_today(
 
 def _of_unknown(knob: OwnKnobSpec) -> str:
     if knob.flag is None or _is_field(knob.flag):
-        return "nobody knows its value of today; say it under baseline"
+        return "its present value is not known; say it under baseline"
     return (
-        f"{knob.flag} is not among workload.args, so that nobody knows its value of today; add it "
+        f"{knob.flag} is not among workload.args, so that its present value is not known; add it "
         "there, or say here by `default` what the script takes without it"
     )
 
@@ -222,15 +223,17 @@ def of_constraints(
     *,
     batch_known: bool,
 ) -> mistakes.Problems:
-    """Constraints that cannot be read, ask for what there is not, or that nothing, or not the baseline,
-    satisfies.
+    """Return mistakes in constraints.
+
+    They cannot be read, have unknown names, or are satisfied by no configuration or not by the
+    baseline.
 
     Args:
         texts: as the study gives them.
         values: to be tried, of the study's own knobs as well.
-        baseline: a value for every knob, likewise.
-        world_size: ranks; None: only the machine says.
-        batch_known: micro_batch is what the script has.
+        baseline: a value for every knob, of the study's own as well.
+        world_size: ranks; None: only the machine decides.
+        batch_known: whether the script's micro_batch is known.
     """
     problems: mistakes.Problems = {}
     for index, text in enumerate(texts):
@@ -287,7 +290,7 @@ def _tried(
     baseline: Mapping[str, KnobValue],
     world_size: int,
 ) -> Iterator[Mapping[str, KnobValue]]:
-    """What the constraint asks for, of every combination of values; of too many the first ones."""
+    """Yield the names' values in every combination of values; the first ones of too many."""
     asked = asked_by(rule, baseline)
     numbers = {n: [v for v in given if v != mistakes.LARGEST] for n, given in values.items()}
     several = {name: given for name, given in numbers.items() if name in asked and given}

@@ -1,4 +1,4 @@
-"""Finding out which settings of a script turn its micro-batch and its accumulation, by trying them."""
+"""Search by trial for the settings of a script's micro-batch and accumulation."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,11 +12,10 @@ from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, Trial
 from autotune.worker.survey_result import SurveyResult
 
 _PARTNERS = 2
-"""Settings of the accumulation that are tried together with one of the micro-batch, which the script
-refuses alone."""
+"""Settings of the accumulation that are tried together with a micro-batch that fails alone."""
 
 Look = Callable[[Mapping[str, int]], SurveyResult]
-"""What rank 0 sees of the script with these settings changed.
+"""Returns what rank 0 sees of the script with these settings changed.
 
 Raises:
     BadInput: the script fails with them.
@@ -24,16 +23,16 @@ Raises:
 
 
 @dataclass(frozen=True)
-class Turning:
-    """What turns the micro-batch and the accumulation of a script.
+class BatchSettings:
+    """Settings of the micro-batch and the accumulation of a script.
 
     Attributes:
-        flags: knob -> the setting that was seen to turn it.
+        flags: knob -> setting that was seen to change it.
         over_all_ranks: those of them whose setting counts all ranks together.
-        in_proportion: knob -> the settings that make it up together, each with its value of today.
-        keeps_global_batch: the script derives the one that is not in `flags`.
-        columns: the samples of a batch lie in its columns.
-        doubts: why other settings do not turn them, a line each.
+        in_proportion: knob -> settings that make it up together, each with its present value.
+        keeps_global_batch: whether the script derives the one that is not in `flags`.
+        columns: whether the samples of a batch lie in its columns.
+        doubts: why other settings do not change them, a line each.
     """
 
     flags: dict[str, str] = field(default_factory=dict)
@@ -44,22 +43,24 @@ class Turning:
     doubts: tuple[str, ...] = ()
 
     @property
-    def turned_by(self) -> dict[str, str]:
-        """Knob -> the setting that turns it, or the first one of several."""
+    def settings_by_knob(self) -> dict[str, str]:
+        """Return knob -> its setting, or the first one of several."""
         return {**self.flags, **{k: next(iter(parts)) for k, parts in self.in_proportion.items()}}
 
 
-def turning(look: Look, seen: SurveyResult, workers: int, say: Callable[[str], None]) -> Turning:
-    """Try the settings that may turn the micro-batch or the accumulation, a run of the script each.
+def find_batch_settings(
+    look: Look, seen: SurveyResult, workers: int, say: Callable[[str], None]
+) -> BatchSettings:
+    """Try the settings that may change the micro-batch or the accumulation, each in a run.
 
     Args:
-        look: at the script.
-        seen: as the command has it, its settings among the options.
+        look: runs the script.
+        seen: training of the unchanged command, its settings among the options.
         workers: ranks that ran it.
-        say: told how many runs may follow.
+        say: called with the number of runs that may follow.
     """
     if seen.uneven:  # no setting says how many samples a step has
-        return Turning()
+        return BatchSettings()
     search = _Search(look, seen, workers)
     if plan := search.planned():
         say(plan)
@@ -75,12 +76,12 @@ class _Search:
         self._workers = workers
         self._candidates = flags.candidates(seen, workers)
         self._parts = flags.parts(seen)
-        self._found = Turning()
+        self._found = BatchSettings()
         self._doubts: list[str] = []
         self._tried_together = False
 
     def planned(self) -> str:
-        """Say how many runs may follow, of what; nothing if none will."""
+        """Describe the runs that may follow; empty if none will."""
         runs = sum(map(len, self._candidates.values())) + len(self._parts)
         tried = "; ".join(
             [
@@ -97,8 +98,8 @@ class _Search:
         refused = f"; {partners + 1} more if the script refuses one alone" if partners else ""
         return f"At most {counted(runs, 'more run')} of a few steps: {tried}{refused}."
 
-    def result(self) -> Turning:
-        """Try the settings, and return what was found."""
+    def result(self) -> BatchSettings:
+        """Try the settings, and return the result."""
         for knob, several in self._candidates.items():
             for trial in several:
                 if self._is_done(knob):
@@ -111,7 +112,7 @@ class _Search:
         return dataclasses.replace(self._found, doubts=tuple(self._doubts))
 
     def _is_done(self, knob: str) -> bool:
-        return self._found.keeps_global_batch or knob in self._found.turned_by
+        return self._found.keeps_global_batch or knob in self._found.settings_by_knob
 
     def _try(self, knob: str, trial: Trial) -> None:
         before, flag = self._seen, trial.option.flag
@@ -125,7 +126,7 @@ class _Search:
             self._add({turned: trial})
         elif kept := next((k for k in COUNTED if flags.keeps(k, trial, before, after)), None):
             self._add({kept: trial}, keeps_global_batch=True)
-        elif knob == MICRO_BATCH and flags.turned_round(trial, before, after):
+        elif knob == MICRO_BATCH and flags.changes_columns(trial, before, after):
             self._add({knob: trial}, columns=True)
         elif together := flags.shared(knob, trial, after, self._workers):
             self._try(knob, together)
@@ -137,8 +138,10 @@ class _Search:
             )
 
     def _found_together(self, trial: Trial) -> bool:
-        """Try a setting of the micro-batch that the script refuses alone with one of the accumulation:
-        DeepSpeed checks that both give its global batch. This is done once."""
+        """Try a setting of the micro-batch that fails alone together with one of the accumulation.
+
+        DeepSpeed checks that both give its global batch. This is done once.
+        """
         if self._tried_together:
             return False
         self._tried_together = True
@@ -158,8 +161,10 @@ class _Search:
         return self._found_all_together(size, steps)
 
     def _found_all_together(self, size: int, steps: int) -> bool:
-        """Try all settings that are named for the two and have their values: a script that says each in
-        its arguments and in a file refuses what differs."""
+        """Try all settings that are named for the two and have their values.
+
+        A script that has them in its arguments and in a file refuses a contradiction.
+        """
         batches, counts = (flags.named(knob, self._seen) for knob in COUNTED)
         if len(batches) < 2 or not counts:
             return False
@@ -206,8 +211,8 @@ class _Search:
     ) -> None:
         named = {knob: trial.option.flag for knob, trial in trials.items()}
         shared = [knob for knob, trial in trials.items() if trial.ranks > 1]
-        # A script that keeps its global batch is told one of the two.
-        earlier = Turning() if keeps_global_batch else self._found
+        # A script that keeps its global batch is given one of the two.
+        earlier = BatchSettings() if keeps_global_batch else self._found
         self._found = dataclasses.replace(
             self._found,
             flags={**earlier.flags, **named},

@@ -111,8 +111,8 @@ def of_variables(env: Container[str], knobs: Iterable[str]) -> Problems:
         known = CATALOGUE[name].variables if name in CATALOGUE else ()
         for variable in known:
             if variable in env:
-                told = f"is what the knob {name} of this study sets as well: take one of them out"
-                problems["env", variable] = told
+                text = f"is what the knob {name} of this study sets as well: take one of them out"
+                problems["env", variable] = text
     return problems
 
 

@@ -54,22 +54,24 @@ def today(
         variables: of its environment, as the study sets them.
         baseline: as the study gives it.
     """
-    told: dict[str, KnobValue] = {name: False for name, knob in knobs.items() if _is_switch(knob)}
-    told |= {n: knob.default for n, knob in knobs.items() if knob.default is not None}
-    told |= {name: baseline[name] for name in knobs if name in baseline}
-    told |= of_arguments(knobs, given, variables)
-    return {name: told[name] for name in knobs if name in told}
+    present: dict[str, KnobValue] = {
+        name: False for name, knob in knobs.items() if _is_switch(knob)
+    }
+    present |= {n: knob.default for n, knob in knobs.items() if knob.default is not None}
+    present |= {name: baseline[name] for name in knobs if name in baseline}
+    present |= of_arguments(knobs, given, variables)
+    return {name: present[name] for name in knobs if name in present}
 
 
 def of_arguments(
     knobs: Knobs, given: Sequence[str], variables: Mapping[str, str]
 ) -> dict[str, KnobValue]:
     """Return the values of knobs in the script's arguments or its environment."""
-    found = {name: _told(knob, given, variables) for name, knob in knobs.items()}
+    found = {name: _given_value(knob, given, variables) for name, knob in knobs.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _told(
+def _given_value(
     knob: OwnKnobSpec, given: Sequence[str], variables: Mapping[str, str]
 ) -> KnobValue | None:
     wanted, text = kind(knob.values[0]), _text(knob, given, variables)
@@ -182,21 +184,21 @@ def of_values_today(
 ) -> mistakes.Problems:
     """Return mistakes: present values that are unknown, of another kind, or contradictory."""
     problems: mistakes.Problems = {}
-    told = of_arguments(knobs, given, variables)
+    present = of_arguments(knobs, given, variables)
     for name, knob in knobs.items():
         stated, text = baseline.get(name), _text(knob, given, variables)
         if stated is not None and kind(stated) != kind(knob.values[0]):
             problems["baseline", name] = _of_kind(knob.values[0], stated)
-        elif text is not None and name not in told:
+        elif text is not None and name not in present:
             problems["knobs", name, "values"] = (
                 f"are each a {kind(knob.values[0])}, but {knob.flag} is {mistakes.in_yaml(text)} today"
             )
-        elif stated is not None and name in told and told[name] != stated:
+        elif stated is not None and name in present and present[name] != stated:
             problems["baseline", name] = (
                 f"is {mistakes.in_yaml(stated)}, but {knob.flag} is "
-                f"{mistakes.in_yaml(told[name])} today; make them agree"
+                f"{mistakes.in_yaml(present[name])} today; make them agree"
             )
-        elif _is_switch(knob) and name not in told and (stated or knob.default):
+        elif _is_switch(knob) and name not in present and (stated or knob.default):
             problems["knobs", name] = (
                 f"is true today without {knob.flag}, which nothing takes back by leaving it out; write "
                 f"{knob.flag}=true into workload.args if the script takes that"
@@ -278,10 +280,10 @@ def _of_outcome(
         return f"makes no sense for all values: {mixed}"
     if holds or (world_size is None and {*BY_STUDY} & {*rule.names}):
         return ""
-    told = ", ".join(f"{name}={written(today[name])}" for name in rule.names)
+    present = ", ".join(f"{name}={written(today[name])}" for name in rule.names)
     if not any(map(rule.holds, _tried(rule, values, baseline, world_size or 1))):
-        return f"no configuration satisfies it; the baseline has {told}"
-    return f"the baseline does not satisfy it: {told}"
+        return f"no configuration satisfies it; the baseline has {present}"
+    return f"the baseline does not satisfy it: {present}"
 
 
 def _tried(

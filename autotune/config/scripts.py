@@ -186,7 +186,7 @@ def of_knobs(
         fixed_batch: whether only configurations with the baseline's global batch compete.
     """
     problems = proportion.of_baseline(workload, baseline)
-    told = of_arguments(workload)
+    present = of_arguments(workload)
     for name, values in space.items():
         flag = workload.settings_by_knob.get(name)
         if flag is None and name == derived(workload):
@@ -200,7 +200,7 @@ def of_knobs(
             problems["workload", "over_all_ranks"] = (
                 f"then say under baseline what {name} is for one rank today"
             )
-        elif name not in told and name not in baseline:
+        elif name not in present and name not in baseline:
             source = "it does not" if fields.parted(flag) else "workload.args do not"
             problems["workload", "flags", name] = (
                 f"{source} say what {flag} is today; add it there, or say under baseline "
@@ -211,10 +211,10 @@ def of_knobs(
     else:
         problems |= _of_split(workload, space, full_baseline, fixed_batch=fixed_batch)
     for name in baseline:
-        if name in told and told[name] != baseline[name]:
+        if name in present and present[name] != baseline[name]:
             problems["baseline", name] = (
                 f"is {mistakes.in_yaml(baseline[name])}, but workload.args say "
-                f"{mistakes.in_yaml(told[name])}; make them agree"
+                f"{mistakes.in_yaml(present[name])}; make them agree"
             )
     return problems
 
@@ -325,7 +325,7 @@ def samples_are_fixed(flags: Mapping[str, str]) -> bool:
 
 def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
     """Return the values of a script's knobs in its arguments."""
-    told: dict[str, Any] = {}
+    present: dict[str, Any] = {}
     for name, flag in workload.flags.items():
         text = arguments.given(workload.arguments, flag)
         if name not in CATALOGUE or name in workload.over_all_ranks or fields.parted(flag):
@@ -333,11 +333,11 @@ def of_arguments(workload: WorkloadSpec) -> dict[str, Any]:
         is_boolean = isinstance(CATALOGUE[name].default, bool)
         value = arguments.truth(text) if is_boolean else _value(text)
         if text is not None:
-            told[name] = text if CATALOGUE[name].domain.problem(value) else value
+            present[name] = text if CATALOGUE[name].domain.problem(value) else value
         # The word behind a switch is an argument of its own.
         if is_boolean and value is None and arguments.may_be_switch(flag):
-            told[name] = flag in workload.arguments
-    return {n: v for n, v in told.items() if not CATALOGUE[n].domain.problem(v)}
+            present[name] = flag in workload.arguments
+    return {n: v for n, v in present.items() if not CATALOGUE[n].domain.problem(v)}
 
 
 def _value(text: str | None) -> Any:

@@ -14,7 +14,7 @@ from autotune.worker.survey_result import SurveyResult
 _PARTNERS = 2
 """Settings of the accumulation that are tried together with a micro-batch that fails alone."""
 
-Look = Callable[[Mapping[str, int]], SurveyResult]
+RunScript = Callable[[Mapping[str, int]], SurveyResult]
 """Returns what rank 0 sees of the script with these settings changed.
 
 Raises:
@@ -49,19 +49,19 @@ class BatchSettings:
 
 
 def find_batch_settings(
-    look: Look, seen: SurveyResult, workers: int, say: Callable[[str], None]
+    run: RunScript, seen: SurveyResult, workers: int, say: Callable[[str], None]
 ) -> BatchSettings:
     """Try the settings that may change the micro-batch or the accumulation, each in a run.
 
     Args:
-        look: runs the script.
+        run: runs the script.
         seen: training of the unchanged command, its settings among the options.
         workers: ranks that ran it.
         say: called with the number of runs that may follow.
     """
     if seen.uneven:  # no setting says how many samples a step has
         return BatchSettings()
-    search = _Search(look, seen, workers)
+    search = _Search(run, seen, workers)
     if plan := search.planned():
         say(plan)
     return search.result()
@@ -70,8 +70,8 @@ def find_batch_settings(
 class _Search:
     """One search; every setting is tried once."""
 
-    def __init__(self, look: Look, seen: SurveyResult, workers: int) -> None:
-        self._look = look
+    def __init__(self, run: RunScript, seen: SurveyResult, workers: int) -> None:
+        self._run = run
         self._seen = seen
         self._workers = workers
         self._candidates = flags.candidates(seen, workers)
@@ -117,7 +117,7 @@ class _Search:
     def _try(self, knob: str, trial: Trial) -> None:
         before, flag = self._seen, trial.option.flag
         try:
-            after = self._look({flag: trial.given})
+            after = self._run({flag: trial.given})
         except BadInput as error:
             if knob != MICRO_BATCH or not self._found_together(trial):
                 self._doubts.append(f"{flag} {trial.given} fails: {_first_line(error)}")
@@ -150,7 +150,7 @@ class _Search:
             if partner.option.flag == trial.option.flag:
                 continue
             try:
-                after = self._look(
+                after = self._run(
                     {trial.option.flag: trial.given, partner.option.flag: steps * partner.ranks}
                 )
             except BadInput:
@@ -170,7 +170,7 @@ class _Search:
             return False
         given = {**dict.fromkeys(batches, size), **dict.fromkeys(counts, steps)}
         try:
-            after = self._look(given)
+            after = self._run(given)
         except BadInput:
             return False
         if not flags.split_as(size, steps, after):
@@ -185,7 +185,7 @@ class _Search:
         given = {setting: today * other // size for setting, today in parts.items()}
         named = " and ".join(parts)
         try:
-            after = self._look(given)
+            after = self._run(given)
         except BadInput as error:
             self._doubts.append(f"{named} in proportion fails: {_first_line(error)}")
             return

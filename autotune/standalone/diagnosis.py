@@ -62,10 +62,10 @@ def diagnose(spec: StudySpec, folder: Path, workdir: Path) -> Diagnosis:
         )
     make_private(folder)
     with launcher_of(spec, folder) as launcher:
-        return _looked_at(Probe(Plan(spec, launcher), folder, workdir))
+        return _profiled_baseline(Probe(Plan(spec, launcher), folder, workdir))
 
 
-def _looked_at(probe: Probe) -> Diagnosis:
+def _profiled_baseline(probe: Probe) -> Diagnosis:
     plan = probe.plan
     plan.check_baseline()
     judge = ProfileMonitor()

@@ -217,8 +217,8 @@ def _protection(probe: Probe) -> Iterator[CheckResult]:
     record = probe.files("doctor").protection()
     if not workload.is_script or not record.is_file():
         return
-    told = json.loads(record.read_text())
-    if told["how"] == OVERLAY:
+    protection = json.loads(record.read_text())
+    if protection["how"] == OVERLAY:
         text = "what trials write is discarded: they run under an overlay of all file systems"
         yield CheckResult("files", "ok", text)
         return
@@ -226,7 +226,7 @@ def _protection(probe: Probe) -> Iterator[CheckResult]:
         "files",
         "ok",
         "what trials write in Python goes to copies, which are discarded; other programs and libraries "
-        f"are refused to write (no overlay: {told['why']})",
+        f"are refused to write (no overlay: {protection['why']})",
     )
 
 

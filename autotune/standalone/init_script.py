@@ -146,8 +146,8 @@ def _workload(launched: Launched, found: Findings) -> str:
     if batch.in_proportion:
         lines.append("  in_proportion:   # together they were seen to turn it")
         for knob, parts in batch.in_proportion.items():
-            told = ", ".join(f"{json.dumps(setting)}: {today}" for setting, today in parts.items())
-            lines.append(f"    {knob}: {{{told}}}")
+            shown = ", ".join(f"{json.dumps(setting)}: {today}" for setting, today in parts.items())
+            lines.append(f"    {knob}: {{{shown}}}")
     if batch.over_all_ranks:
         lines.append(f"  over_all_ranks: [{', '.join(batch.over_all_ranks)}]")
     if batch.keeps_global_batch:
@@ -389,8 +389,8 @@ def _baseline(space: dict[str, list[Any]], found: Findings) -> str:
     if interval := _log_interval(seen):
         own["log_interval"] = int(interval.value)
     # The number format decides which kernels of attention can run.
-    told_anyway = {*batch, "precision"} if "attention" in space else {*batch}
-    kept = {name: value for name, value in own.items() if name in space or name in told_anyway}
+    always_stated = {*batch, "precision"} if "attention" in space else {*batch}
+    kept = {name: value for name, value in own.items() if name in space or name in always_stated}
     lines = ["# What the script does today."]
     if seen.guessed and not seen.uneven:
         lines.append(

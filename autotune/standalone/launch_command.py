@@ -76,13 +76,17 @@ def _of_program(words: Sequence[str], env: dict[str, str]) -> Launched:
 
 
 def _of_python(words: Sequence[str], interpreter: tuple[str, ...]) -> Launched:
-    told = parsed(words)
-    if told is None:
+    python = parsed(words)
+    if python is None:
         raise BadInput("the command gives python no script to run")
-    if told.is_module and (launcher := MODULES.get(told.target)):
-        return dataclasses.replace(launcher(told.args), interpreter=interpreter)
-    if problem := refused(told.options):
+    if python.is_module and (launcher := MODULES.get(python.target)):
+        return dataclasses.replace(launcher(python.args), interpreter=interpreter)
+    if problem := refused(python.options):
         raise BadInput(f"the options of python {problem}")
     return Launched(
-        told.target, told.is_module, told.args, options=told.options, interpreter=interpreter
+        python.target,
+        python.is_module,
+        python.args,
+        options=python.options,
+        interpreter=interpreter,
     )

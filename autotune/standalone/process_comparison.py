@@ -45,8 +45,8 @@ def _started(spec: StudySpec, launch: str, ranks: int) -> str:
 
 
 def _threads(spec: StudySpec, launch: str, ranks: int) -> str:
-    if said := spec.env.get(_THREADS, os.environ.get(_THREADS)):
-        return f"{_THREADS}={said} as you have it"
+    if threads := spec.env.get(_THREADS, os.environ.get(_THREADS)):
+        return f"{_THREADS}={threads} as you have it"
     if launch in (PYTHON, DEEPSPEED) or ranks == 1:
         return "as many threads as torch takes by itself"
     return f"{_THREADS}=1 as torchrun sets it"

@@ -123,7 +123,7 @@ def _study(origin: Origin, table: Path) -> StudySpec:
 def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -> ReplayLauncher:
     nodes = [origin.environment, *origin.environment.get("others", ())]
     devices = sum(len(node["devices"]) for node in nodes)
-    said = origin.workers or own.resources.known_workers
+    known = origin.workers or own.resources.known_workers
     timed = own.measurement.warmup + own.measurement.longest
     noise = origin.noise or 0.0
     return ReplayLauncher(
@@ -133,7 +133,7 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
             block=noise,
             in_turn=min(noise, PRIOR_SIGMA),
         ),
-        workers=said or devices or DEFAULT_CPU_WORKERS,
+        workers=known or devices or DEFAULT_CPU_WORKERS,
         slots=wanted.resources.slots or 1,
         environment=origin.environment,
         seed=wanted.seed,

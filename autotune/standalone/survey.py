@@ -83,11 +83,11 @@ def survey(
         launcher_of(spec, Path(folder)) as launcher,
     ):
         plan = Plan(spec, launcher)
-        look = _Runner(Probe(plan, Path(folder), workdir), launched, workdir, say)
-        seen = look.at({})
+        runner = _Runner(Probe(plan, Path(folder), workdir), launched, workdir, say)
+        seen = runner.at({})
         _check(seen, launched)
         seen = _with_settings(seen, launched, workdir)
-        found = find_batch_settings(look.at, seen, launcher.workers, say)
+        found = find_batch_settings(runner.at, seen, launcher.workers, say)
         if found.columns:
             seen = dataclasses.replace(seen, micro_batch=seen.columns)
         seen = _of_all_nodes(seen, found, launched)

@@ -230,8 +230,8 @@ def _program_place(words: Sequence[str]) -> int:
 def _script(words: Sequence[str]) -> tuple[str, ...]:
     """Return the script in a command, with its arguments; empty if there is none."""
     for place, word in enumerate(words):
-        if interpreters.is_python(word) and (told := parsed(words[place + 1 :])):
-            return (*(("-m",) if told.is_module else ()), told.target, *told.args)
+        if interpreters.is_python(word) and (python := parsed(words[place + 1 :])):
+            return (*(("-m",) if python.is_module else ()), python.target, *python.args)
         if word.endswith(".py") and " " not in word:
             return tuple(words[place:])
         if " " in word and (script := _script(word.split())):  # for a shell

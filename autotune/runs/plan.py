@@ -101,6 +101,7 @@ def resources(spec: StudySpec) -> Resources:
         slots=wanted.slots,
         device=wanted.device,
         nodes=wanted.nodes,
+        shares_cpus=spec.workload.is_script and "cpus_per_worker" not in wanted.model_fields_set,
     )
 
 

@@ -81,6 +81,8 @@ def survey(
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
         launcher_of(spec, Path(folder)) as launcher,
     ):
+        for notice in launcher.notices():
+            say(f"Note: {notice}")
         plan = Plan(spec, launcher)
         look = _Look(Probe(plan, Path(folder), workdir), launched, workdir, say)
         seen = look.at({})

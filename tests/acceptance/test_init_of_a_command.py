@@ -156,6 +156,32 @@ def test_what_cannot_be_looked_at_says_why(folder: StudyFolder, script, told) ->
     assert not (folder.folder / "study.yaml").exists()
 
 
+_FILE_BESIDE = """
+import pathlib, tomllib, torch
+from torch.utils.data import DataLoader, TensorDataset
+rows = tomllib.loads(pathlib.Path(__file__).with_name("conf.toml").read_text())["loader"]["rows"]
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for (x,) in DataLoader(TensorDataset(torch.randn(64, 8)), rows):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.errand
+def test_field_of_a_file_beside_a_script_of_another_folder_is_found(folder: StudyFolder) -> None:
+    beside = folder.folder.parent / "my scripts"
+    beside.mkdir()
+    (beside / "own.py").write_text(_FILE_BESIDE)
+    (beside / "conf.toml").write_text("[loader]\nrows = 8\n")
+    found = folder.run("init", "--", "python", "../my scripts/own.py")
+    assert found.returncode == 0, found.stderr
+    study = yaml.safe_load((folder.folder / "study.yaml").read_text())
+    assert study["workload"]["flags"] == {"micro_batch": "../my scripts/conf.toml::loader.rows"}
+
+
 _TEN_STEPS = """
 import argparse, torch
 from torch.utils.data import DataLoader, TensorDataset

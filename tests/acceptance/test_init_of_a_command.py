@@ -172,14 +172,14 @@ while True:
 
 @pytest.mark.errand
 def test_field_of_a_file_beside_a_script_of_another_folder_is_found(folder: StudyFolder) -> None:
-    beside = folder.folder.parent / "my scripts"
+    beside = folder.folder.with_name(f"{folder.folder.name} scripts")
     beside.mkdir()
     (beside / "own.py").write_text(_FILE_BESIDE)
     (beside / "conf.toml").write_text("[loader]\nrows = 8\n")
-    found = folder.run("init", "--", "python", "../my scripts/own.py")
+    found = folder.run("init", "--", "python", f"../{beside.name}/own.py")
     assert found.returncode == 0, found.stderr
     study = yaml.safe_load((folder.folder / "study.yaml").read_text())
-    assert study["workload"]["flags"] == {"micro_batch": "../my scripts/conf.toml::loader.rows"}
+    assert study["workload"]["flags"] == {"micro_batch": f"../{beside.name}/conf.toml::loader.rows"}
 
 
 _TEN_STEPS = """

@@ -261,6 +261,16 @@ class Plan:
         return BlockPlan(seconds, fewest, longest=longest)
 
     @property
+    def least_timed(self) -> float:
+        """Return the seconds of training that the shortest timed run takes."""
+        return (STEADY_BLOCKS + FEWEST_BLOCKS) * self._blocks().seconds
+
+    @property
+    def longest_timed(self) -> float:
+        """Return the seconds of training that the longest timed run takes."""
+        return self.spec.measurement.warmup + self.spec.measurement.longest
+
+    @property
     def _is_quick(self) -> bool:
         """True if the warm-up takes no more blocks than show that it is over: the study does not say how
         long it is, and a process that starts for seconds is to be measured for about two."""

@@ -309,11 +309,12 @@ class Survey:
             self._read(Path(os.path.normpath(Path.cwd() / name)))
 
     def _read(self, path: Path) -> None:
-        """A file that may hold settings: not one of a library or of a cache."""
+        """Note a file that may hold settings: not one of a library or of a cache."""
         if not may_hold_settings(path):
             return
-        if path.is_relative_to(self._folder):
-            self._settings[str(path.relative_to(self._folder))] = None
+        beside = Path(sys.argv[0]).absolute().parent.resolve()
+        if path.is_relative_to(self._folder) or path.resolve().is_relative_to(beside):
+            self._settings[os.path.relpath(path, self._folder)] = None
         elif any(path.name in argument for argument in sys.argv[1:]):
             self._settings[str(path)] = None
 

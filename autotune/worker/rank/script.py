@@ -16,7 +16,7 @@ from autotune.worker.inject.loaded import Loaded
 from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
-from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest
+from autotune.worker.protocol import SCRIPT_ENDED, BlockReport, Observed, Outcome, TrialRequest
 from autotune.worker.rank import profiling, raised
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
@@ -188,10 +188,10 @@ class ScriptRun:
         folders, local_rank = self._request.import_paths, self._context.local_rank
         ended = execute(self._script, folders, local_rank)
         taken = self._training.steps_done if self._training else 0
+        how = f"the script ended {ended}after" if ended else SCRIPT_ENDED
         self._leave(
             Outcome.ERROR,
-            f"the script ended {ended}after {taken} measured optimizer steps, before enough was seen; "
-            "have it train for longer",
+            f"{how} {taken} measured optimizer steps, before enough was seen; have it train for longer",
         )
 
     def watch(self) -> None:

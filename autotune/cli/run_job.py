@@ -68,7 +68,7 @@ def _become(
     # Imported after a watcher was forked: these modules bring libraries that start threads.
     from autotune.export.tuned_job import command_job, script_job
 
-    of_script = command and script_job(best, command, os.environ, _ranks(command))
+    of_script = command and script_job(best, command, os.environ, *_started(command))
     job = of_script or command_job(best, os.environ)
     if job.refusals and not force:
         raise BadInput(
@@ -86,14 +86,15 @@ def _become(
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
 
 
-def _ranks(command: list[str]) -> int | None:
-    """Return the number of ranks that a command starts; None where it is not known."""
+def _started(command: list[str]) -> tuple[int | None, str | None]:
+    """Return how many ranks a command starts, and by whose rules; None for what is not known."""
     from autotune.standalone.launch_command import taken_apart
 
     try:
-        return taken_apart(command).workers
+        launched = taken_apart(command)
     except BadInput:
-        return None
+        return None, None
+    return launched.workers, launched.launch
 
 
 @contextlib.contextmanager

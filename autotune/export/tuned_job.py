@@ -52,6 +52,7 @@ def script_job(
     command: Sequence[str],
     environment: Mapping[str, str],
     ranks: int | None = None,
+    launch: str | None = None,
 ) -> TunedJob:
     """Return the command as the trials of the recommended configuration ran it.
 
@@ -124,7 +125,11 @@ def script_job(
             *launch_settings.changes(script, best.knobs, now),
             *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
         ),
-        (*launch_settings.other_batch(script, now), *_other_ranks(best, ranks)),
+        (
+            *launch_settings.other_batch(script, now),
+            *_other_ranks(best, ranks),
+            *_other_launch(script, launch),
+        ),
     )
 
 
@@ -149,6 +154,15 @@ def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
         yield (
             f"the command starts {counted(ranks, 'rank')}, and the study ran {best.world_size}: a step "
             "would have other samples"
+        )
+
+
+def _other_launch(script: Mapping[str, Any], launch: str | None) -> Iterator[str]:
+    then = script.get("launch", launch)  # a file of an earlier version does not say
+    if launch is not None and launch != then:
+        yield (
+            f"the command starts its script as {launch} does, and the study as {then} does: scripts "
+            "take another path by the variables of ranks"
         )
 
 
@@ -287,6 +301,7 @@ def script_of(
     digest = _digest(path) if not recipe.is_module and path.is_file() else None
     found = {**asdict(recipe), "changes": list(recipe.changes), "digest": digest, **shared_env}
     present = launch_settings.today(recipe.flags, spec.workload.arguments, spec.env, folder)
+    found["launch"] = scripts.launch_of(spec.workload, workers)
     found["today"] = present | {name: spec.full_baseline()[name] for name in recipe.changes}
     of_all = {*spec.workload.over_all_ranks} & {*recipe.turned}
     if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:

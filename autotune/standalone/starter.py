@@ -14,6 +14,7 @@ from autotune.views.presets import presets_listed
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
     from autotune.standalone.launch_command import Launched
+    from autotune.standalone.survey import Allowed
 
 _WORKLOAD = "my_workload.py"
 _SPACE = "search_space: quick\n"
@@ -49,7 +50,7 @@ def write_of_command(
     say: Callable[[str], None] = lambda _: None,
     *,
     storage: str | None = None,
-    startup: float | None = None,
+    allowed: "Allowed | None" = None,
 ) -> Written:
     """Survey a launch command, and write a study of it that can start.
 
@@ -87,7 +88,7 @@ def write_of_command(
             raise _exists(path) from None
         seen = f"a study over a command; fill in what is marked {init_command.TODO} there"
         return Written(seen, is_complete=False)
-    seen, text = _of_script(path, command, launched, say, storage, startup)
+    seen, text = _of_script(path, command, launched, say, storage, allowed)
     if not _written(path, text):
         raise _exists(path)
     return Written(seen, is_complete=True)
@@ -99,13 +100,14 @@ def _of_script(
     launched: "Launched",
     say: Callable[[str], None],
     storage: str | None,
-    startup: float | None,
+    allowed: "Allowed | None",
 ) -> tuple[str, str]:
     """Return a description of a script's training, and the text of a study that was run once."""
     from autotune.config import document, study
     from autotune.standalone import init_script
-    from autotune.standalone.survey import Findings, survey
+    from autotune.standalone.survey import Allowed, Findings, survey
 
+    may = allowed or Allowed()
     name = _free_name(init_script.name_of(launched), storage, say)
     done: list[tuple[str, str]] = []
 
@@ -113,13 +115,13 @@ def _of_script(
         for doubt in found.batch.doubts:
             say(f"Not mapped: {doubt}.")
         cpus = len(os.sched_getaffinity(0))
-        text = init_script.study(command, launched, found, cpus, name=name, startup=startup)
+        text = init_script.study(command, launched, found, cpus, name=name, allowed=may)
         done.append((init_script.description(found), text))
         folders = (Path.cwd(), path.parent.absolute())
         spec = study.check(document.parse(text, str(path)), folders)
         return spec.model_copy(update={"folder": str(path.parent.resolve())})
 
-    survey(launched, Path.cwd(), say, write, startup)
+    survey(launched, Path.cwd(), say, write, may)
     return done[-1]
 
 

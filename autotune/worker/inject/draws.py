@@ -118,6 +118,7 @@ class Draws:
         self.varies = False
         self.sizes: set[int] = set()
         self.missing = 0
+        self.begun = 0
         self.drawn = False
         self.quiet = 0
         self.trained = trained
@@ -180,6 +181,8 @@ class Draws:
             self.varies = self.varies or source.shorter or samples > source.rows
             self.missing += max(0, source.rows - samples)
             source.shorter = True
+        else:
+            self.begun += 1
         source.rows = samples
         self.sizes.add(samples)
 

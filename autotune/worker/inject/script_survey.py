@@ -149,9 +149,8 @@ class Survey:
         probe = self.probe
         samples = probe.samples - sum(step.samples for step in self._steps)
         batches = len(self._batches) - sum(step.batches for step in self._steps)
-        full = probe.samples + probe.draws.missing
         until = self.steps + probe.steps_left_out
-        return _Step(samples, batches, full, probe.accumulation.of_step, until)
+        return _Step(samples, batches, probe.full_samples, probe.accumulation.of_step, until)
 
     def _watch_backward(self) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
@@ -226,11 +225,13 @@ class Survey:
     def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
         """Return the micro-batches per step.
 
-        They are counted by what loaders yield, as a model may see a batch several times; else by
+        They are told by what loaders yield, as a model may see a batch several times; else by
         backward passes, of which several may follow one pass of the model.
         """
         if not self._steps:
             return 1
+        if self.probe.flushes and not self.probe.draws.varies:
+            return max(self.probe.accumulation.numbers)
         if self.probe.draws.varies:
             return round(statistics.median(step.batches for step in self._steps)) or 1
         if micro_batch and any(step.samples for step in self._steps):
@@ -317,11 +318,12 @@ class Survey:
             self._read(Path(os.path.normpath(Path.cwd() / name)))
 
     def _read(self, path: Path) -> None:
-        """Record a file that may hold settings: not one of a library or of a cache."""
+        """Note a file that may hold settings: not one of a library or of a cache."""
         if not may_hold_settings(path):
             return
-        if path.is_relative_to(self._folder):
-            self._settings[str(path.relative_to(self._folder))] = None
+        beside = Path(sys.argv[0]).absolute().parent.resolve()
+        if path.is_relative_to(self._folder) or path.resolve().is_relative_to(beside):
+            self._settings[os.path.relpath(path, self._folder)] = None
         elif any(path.name in argument for argument in sys.argv[1:]):
             self._settings[str(path)] = None
 

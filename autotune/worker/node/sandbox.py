@@ -17,6 +17,15 @@ from autotune.worker.sandbox.overlay import View
 
 OVERLAY, COPIES = "overlay", "copies"
 """Means of protection: an overlay file system, or redirected writes to copies."""
+_REFUSED = "Permission denied"
+_MAY_BE_REFUSED = (
+    "CalledProcessError",
+    "PytorchStreamWriter",
+    "open file failed",
+    "cannot open file",
+)
+"""Errors of programs and libraries that do not pass on the message of the kernel."""
+_MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,8 @@ class Sandbox:
             self.close()
             raise OSError(
                 f"nothing keeps your files as they are here ({self._problem}; {error}): say "
-                "`workload: {may_write: true}` if trials may change them, or run them in a container "
-                "with --cap-add SYS_ADMIN or on a newer kernel"
+                f"{_MAY_WRITE} if trials may change them, or run them in a container with --cap-add "
+                "SYS_ADMIN or on a newer kernel"
             ) from None
 
     def advice(self, output: str) -> str:
@@ -98,11 +107,15 @@ class Sandbox:
         Args:
             output: the error of the script and what it has printed.
         """
-        if not self._problem or "Permission denied" not in output:
+        if not self._problem:
             return ""
+        refused = next((line for line in output.splitlines() if _REFUSED in line), "")
+        if not refused and not any(sign in output for sign in _MAY_BE_REFUSED):
+            return ""
+        met = f"; refused was: {refused.strip()}" if refused else ""
         return (
-            "; what a script writes past Python is refused here, as no overlay can be mounted "
-            f"({self._problem}): say `workload: {{may_write: true}}` if trials may change files"
+            f"{met}; what a script writes past Python, as cp does, is refused here, as no overlay can "
+            f"be mounted ({self._problem}): say {_MAY_WRITE} if trials may change files"
         )
 
     def close(self) -> None:

@@ -37,10 +37,10 @@ class FirstStepChecks:
         self._compared = 0
 
     def watch(self) -> None:
-        """Start observing. Call it last of all that hooks into the script."""
+        """Look from now on; to be called when everything else that looks at the script does."""
         self._epochs.watch()
         self._statistics.watch()
-        self._rows.watch()
+        self._probe.rows = self._rows
 
     def taken(self, steps: int) -> None:
         """Take in an optimizer step that is over, with its gradients.
@@ -81,7 +81,7 @@ class FirstStepChecks:
 
     def _tell(self) -> None:
         rows, model = self._rows.first(self._step * CHECKED_STEPS), self._probe.built.model
-        self._rows.close()
+        self._probe.rows = None
         self._statistics.close()
         shared = model is not None and self._context.world_size > 1
         sums = sums_of(model.parameters()) if shared and model is not None else None

@@ -13,7 +13,7 @@ from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.script_run import Leave
-from autotune.worker.survey_result import SurveyResult
+from autotune.worker.survey_result import ENDED, SurveyResult
 
 _OF_STARTUP = 0.9
 """Share of the start-up deadline after which a script without a step is left.
@@ -70,4 +70,4 @@ def survey(
     seen.watch(alive, taken, done)
     late.start()
     ended = execute(script, request.import_paths, context.local_rank)
-    done(f"the script ended {ended}".rstrip())
+    done(f"{ENDED} {ended}".rstrip())

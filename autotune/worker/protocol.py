@@ -385,8 +385,8 @@ class Observed(TypedDict, total=False):
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
     look_seconds: float
     """From the end of its first step to its report; profiles only."""
-    unusable: list[str]
-    """Knobs that have nothing to act on in the workload; profiles only."""
+    lacks: list[str]
+    """Targets of knobs that the workload has not, see autotune.worker.effects.lacking; profiles only."""
     padded: int
     """Padding may be among the tokens: 1; of scripts only."""
     replicas: int

@@ -1,18 +1,29 @@
 """Knobs that act on the bare model."""
 
 from search_spaces.knob import (
+    ANY_WORKLOAD,
+    BLOCKS,
+    CHUNKED_LOSS,
+    CONVOLUTIONS,
     DATA,
+    DDP,
+    FLOAT8_LAYERS,
     GRAPH,
     MODEL,
     NOTHING,
     NUMBERS,
     ON_OR_OFF,
+    SHORTENED_SAMPLES,
+    SPLIT_PROJECTIONS,
     STATISTICS,
     Choice,
+    Clash,
     Knob,
+    OnlyWith,
     Range,
+    Via,
 )
-from search_spaces.needs import CUDA, FP8
+from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8
 
 KNOBS = (
     Knob(
@@ -22,12 +33,16 @@ KNOBS = (
         default=0,
         summary="every so many-th block keeps its input only and computes anew in backward; 0: none",
         acts_on=MODEL,
+        target=BLOCKS,
+        inject=Via(DDP, today=0),
         applied="torch.utils.checkpoint around blocks of the model's longest list of equal modules",
         source="Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost",
         memory=True,
         parts=("compute", "launching", "pressure"),
         promising=0,
         because="computing anew costs time: only if memory is what hurts",
+        only_with=(),
+        conflicts=(FOR_ONE_COPY,),
     ),
     Knob(
         name="loss_chunks",
@@ -37,6 +52,8 @@ KNOBS = (
         summary="slices of the vocabulary in which the loss is computed, anew in backward; 1: all "
         "logits at once",
         acts_on=MODEL,
+        target=CHUNKED_LOSS,
+        inject=None,
         applied="attribute loss_chunks of the model",
         source="Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models",
         ordered=True,
@@ -44,6 +61,8 @@ KNOBS = (
         parts=("compute", "launching", "pressure"),
         promising=1,
         because="computing anew costs time: only if memory is what hurts",
+        only_with=(),
+        conflicts=(),
     ),
     Knob(
         name="layer_keep",
@@ -52,6 +71,8 @@ KNOBS = (
         default=1,
         summary="progressive layer dropping: how likely the last block is kept at the end; 1: all are",
         acts_on=MODEL,
+        target=BLOCKS,
+        inject=None,
         applied="blocks of the model's longest list of equal modules pass their input on; DDP looks for "
         "unused parameters",
         source="Zhang and He 2020, Progressive Layer Dropping (arXiv 2010.13369)",
@@ -60,6 +81,18 @@ KNOBS = (
         parts=("compute", "launching", "pressure", "communication"),
         promising=1,
         because="it trains something else: a decision for people",
+        only_with=(),
+        conflicts=(
+            FOR_ONE_COPY,
+            Clash("compile", "every choice of blocks would be compiled anew"),
+            Clash("static_graph", "other parameters get a gradient in every step"),
+            Clash(
+                "gradient_compression",
+                "what is left over from one step belongs to the same parameters in the next",
+                of_other=("powersgd", "one_bit"),
+            ),
+        ),
+        stateful=(),
     ),
     Knob(
         name="curriculum_start",
@@ -69,6 +102,8 @@ KNOBS = (
         summary="length of samples at the start of the training, as a share; it grows evenly; 1: always "
         "whole. A shortened sample counts by its tokens",
         acts_on=MODEL,
+        target=SHORTENED_SAMPLES,
+        inject=None,
         applied="Workload.shorten of every batch",
         source="Li et al. 2022, Sequence Length Warmup (arXiv 2108.06084)",
         ordered=True,
@@ -76,6 +111,9 @@ KNOBS = (
         parts=("compute", "launching", "pressure"),
         promising=1,
         because="it trains something else: a decision for people",
+        only_with=(),
+        conflicts=(Clash("compile", "every length would be compiled anew"),),
+        stateful=(),
     ),
     Knob(
         name="curriculum_share",
@@ -84,6 +122,8 @@ KNOBS = (
         default=0.5,
         summary="share of the training after which samples have their whole length",
         acts_on=MODEL,
+        target=SHORTENED_SAMPLES,
+        inject=None,
         applied="Workload.shorten of every batch",
         source="Li et al. 2022, Sequence Length Warmup (arXiv 2108.06084)",
         ordered=True,
@@ -91,6 +131,8 @@ KNOBS = (
         parts=("compute", "launching", "pressure"),
         promising=0.5,
         because="it trains something else: a decision for people",
+        only_with=(OnlyWith("curriculum_start", (), "samples always have their whole length"),),
+        conflicts=(),
     ),
     Knob(
         name="channels_last",
@@ -99,11 +141,15 @@ KNOBS = (
         default=False,
         summary="image tensors and convolution weights with the channel innermost",
         acts_on=MODEL,
+        target=CONVOLUTIONS,
+        inject=None,
         applied="model and batches .to(memory_format=torch.channels_last)",
         source="PyTorch tutorial: Channels Last Memory Format",
         parts=("compute", "pressure"),
         promising=True,
         because="the format that convolution kernels work in",
+        only_with=(),
+        conflicts=(FOR_ONE_COPY,),
     ),
     Knob(
         name="compile",
@@ -117,12 +163,33 @@ KNOBS = (
         needs=CUDA,
         needs_for=("reduce-overhead", "max-autotune"),
         acts_on=MODEL,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="torch.compile(model, mode=...)",
         source="Ansel et al. 2024, PyTorch 2; torch.compile documentation",
         parts=("compute", "launching", "pressure"),
         promising="default",
         because="fused kernels read and write less; the time to compile is not counted",
         memory=True,
+        only_with=(),
+        conflicts=(
+            FOR_ONE_COPY,
+            Clash(
+                "accumulation_steps",
+                "its CUDA graphs write gradients where those of the micro-batch before still lie "
+                "(pytorch#169545)",
+                values=CUDA_GRAPHS,
+                device="cuda",
+            ),
+            Clash(
+                "set_to_none",
+                "its CUDA graphs write gradients where those of the step before, only set to zero, "
+                "still lie (pytorch#96693)",
+                values=CUDA_GRAPHS,
+                device="cuda",
+            ),
+        ),
+        made_for=("micro_batch", "precision", "attention"),
     ),
     Knob(
         name="compile_scope",
@@ -132,6 +199,8 @@ KNOBS = (
         summary="what is compiled at a time: the whole model, or each of its repeated blocks, which "
         "share what was compiled of one",
         acts_on=MODEL,
+        target=BLOCKS,
+        inject=None,
         applied="torch.compile of forward of the blocks in the model's longest list of equal modules",
         source="PyTorch tutorial: Reducing torch.compile cold start with regional compilation; "
         "torchtitan compiles every block of a Transformer",
@@ -139,6 +208,8 @@ KNOBS = (
         promising="model",
         because="fuses across blocks; blocks alone compile faster and go with FSDP",
         memory=True,
+        only_with=(OnlyWith("compile", (), "nothing is compiled"),),
+        conflicts=(),
     ),
     Knob(
         name="float8",
@@ -150,6 +221,8 @@ KNOBS = (
         "weights in FP8",
         needs=FP8,
         acts_on=MODEL,
+        target=FLOAT8_LAYERS,
+        inject=None,
         applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
         "of 16; extra: autotune[float8]",
         source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "
@@ -159,6 +232,22 @@ KNOBS = (
         because="twice the rate of bf16 products",
         memory=True,
         number_format=True,
+        only_with=(OnlyWith("precision", BF16, "its products are rounded from and to bf16"),),
+        conflicts=(
+            Clash(
+                "compile",
+                "only compiled code fuses the scaling into its products; without it 130,000 tokens/s "
+                "were measured where bf16 has 409,000 (GPT-2 124M, H200, torch 2.11)",
+                of_other=("none",),
+                runs=True,
+            ),
+            Clash(
+                "parallelism",
+                "torchao's layers cannot be copied for every forward pass",
+                of_other=("data_parallel",),
+            ),
+        ),
+        made_for=("precision", "optimizer_kernels"),
     ),
     Knob(
         name="qkv_streams",
@@ -168,11 +257,15 @@ KNOBS = (
         summary="Q, K and V projections issued on three CUDA streams",
         needs=CUDA,
         acts_on=MODEL,
+        target=SPLIT_PROJECTIONS,
+        inject=None,
         applied="attribute qkv_streams of the model's attention modules",
         source="measured slower for d_model 512 on 4 RTX 3090: a negative result worth repeating",
         memory=True,
         parts=("launching", "compute"),
         promising=False,
         because="measured slower at usual sizes",
+        only_with=(),
+        conflicts=(FOR_ONE_COPY,),
     ),
 )

@@ -1,6 +1,10 @@
 """Knobs that act on what shares a model among ranks."""
 
 from search_spaces.knob import (
+    ANY_WORKLOAD,
+    BLOCKS,
+    BUFFERS,
+    DDP,
     GRAPH,
     NOTHING,
     NUMBERS,
@@ -8,10 +12,17 @@ from search_spaces.knob import (
     STATISTICS,
     WRAPPER,
     Choice,
+    Clash,
     Knob,
+    OnlyWith,
     Range,
+    Via,
 )
-from search_spaces.needs import CUDA, NCCL
+from search_spaces.needs import CUDA, NCCL, SHARDED, WITH_DDP, WITH_FSDP
+
+_LOST_IN_SENDING = (
+    "an overflow (fp16) would stay in what was lost in sending, which needs fp32 to be kept"
+)
 
 KNOBS = (
     Knob(
@@ -21,6 +32,8 @@ KNOBS = (
         default=25,
         summary="MiB of gradients per all-reduce of DDP; 25, PyTorch's own, has a first bucket of 1",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP),
         applied="DistributedDataParallel(bucket_cap_mb=...)",
         source="PyTorch DistributedDataParallel (default 25); Li et al. 2020",
         ordered=True,
@@ -28,6 +41,8 @@ KNOBS = (
         parts=("communication",),
         promising=25,
         because="few calls that still overlap with the backward pass",
+        only_with=(WITH_DDP,),
+        conflicts=(),
     ),
     Knob(
         name="gradient_as_bucket_view",
@@ -36,12 +51,16 @@ KNOBS = (
         default=False,
         summary="gradients live in the buckets: one copy and its memory less",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP),
         applied="DistributedDataParallel(gradient_as_bucket_view=...)",
         source="PyTorch DistributedDataParallel (default false)",
         memory=True,
         parts=("communication",),
         promising=True,
         because="saves a copy of all gradients",
+        only_with=(WITH_DDP,),
+        conflicts=(),
     ),
     Knob(
         name="gradient_compression",
@@ -53,6 +72,8 @@ KNOBS = (
         needs=NCCL,
         needs_for=("bf16", "powersgd"),
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP, values=("none", "fp16", "bf16", "powersgd")),
         applied="DistributedDataParallel.register_comm_hook; one_bit: the update of Adam as well",
         source="PyTorch DDP communication hooks; Vogels et al. 2019, PowerSGD; Tang et al. 2021, 1-bit "
         "Adam; on gloo bf16 fails, and powersgd as soon as there are two buckets (torch 2.13)",
@@ -61,6 +82,20 @@ KNOBS = (
         parts=("communication", "optimizer"),
         promising="none",
         because="it costs precision: only if communication is what hurts",
+        only_with=(WITH_DDP,),
+        conflicts=(
+            Clash(
+                "parallelism",
+                "both replace the optimizer",
+                values=("one_bit",),
+                of_other=("zero1",),
+            ),
+            Clash(
+                "precision", _LOST_IN_SENDING, values=("one_bit",), of_other=("fp16", "pure_bf16")
+            ),
+            Clash("precision", _LOST_IN_SENDING, values=("powersgd",), of_other=("fp16",)),
+        ),
+        stateful=("powersgd", "one_bit"),
     ),
     Knob(
         name="powersgd_rank",
@@ -69,6 +104,8 @@ KNOBS = (
         default=1,
         summary="rank of the factors that PowerSGD sends for a matrix of gradients",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP),
         applied="PowerSGDState(matrix_approximation_rank=...)",
         source="Vogels et al. 2019, PowerSGD; PyTorch powerSGD_hook (default 1)",
         ordered=True,
@@ -76,6 +113,14 @@ KNOBS = (
         parts=("communication",),
         promising=1,
         because="the least to send",
+        only_with=(
+            OnlyWith(
+                "gradient_compression",
+                ("powersgd",),
+                "it acts beside gradient_compression=powersgd only",
+            ),
+        ),
+        conflicts=(),
     ),
     Knob(
         name="static_graph",
@@ -84,9 +129,20 @@ KNOBS = (
         default=False,
         summary="promises DDP that every step uses the same parameters in the same order",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP),
         applied="DistributedDataParallel(static_graph=...)",
         source="PyTorch DistributedDataParallel (default false)",
         parts=("communication",),
+        only_with=(WITH_DDP,),
+        conflicts=(
+            Clash(
+                "accumulation_steps",
+                "DDP learns the graph from its first backward pass, which no_sync hides from it "
+                "(torch 2.13)",
+            ),
+        ),
+        made_for=("accumulation_steps",),
     ),
     Knob(
         name="broadcast_buffers",
@@ -95,9 +151,13 @@ KNOBS = (
         default=True,
         summary="rank 0 sends its buffers (running statistics of BatchNorm) before every forward pass",
         acts_on=WRAPPER,
+        target=BUFFERS,
+        inject=Via(DDP),
         applied="DistributedDataParallel(broadcast_buffers=...)",
         source="PyTorch DistributedDataParallel (default true)",
         parts=("launching",),
+        only_with=(WITH_DDP,),
+        conflicts=(),
     ),
     Knob(
         name="parallelism",
@@ -108,6 +168,8 @@ KNOBS = (
         "none: the bare model of a single rank; data_parallel: one process drives all devices of a "
         "node, on the CPU all its processors",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="DistributedDataParallel, DataParallel, ZeroRedundancyOptimizer, fully_shard of blocks "
         "and model",
         source="Li et al. 2020, PyTorch Distributed (VLDB); Rajbhandari et al. 2020, ZeRO; Zhao et al. "
@@ -116,6 +178,9 @@ KNOBS = (
         promising="ddp",
         because="the least to send; sharding is for what does not fit",
         memory=True,
+        only_with=(),
+        conflicts=(),
+        stateful=("data_parallel", "zero1", *SHARDED),
     ),
     Knob(
         name="loss_placement",
@@ -126,12 +191,20 @@ KNOBS = (
         "each device runs",
         needs=CUDA,
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="DataParallel(module whose forward pass returns the loss)",
         source="PyTorch DataParallel: outputs are gathered on device_ids[0]",
         parts=("compute", "pressure"),
         promising="inside",
         because="the outputs of all devices need not fit on the first",
         memory=True,
+        only_with=(
+            OnlyWith(
+                "parallelism", ("data_parallel",), "it acts beside parallelism=data_parallel only"
+            ),
+        ),
+        conflicts=(),
     ),
     Knob(
         name="fsdp_prefetch",
@@ -141,6 +214,8 @@ KNOBS = (
         summary="blocks ahead whose parameters FSDP2 gathers while one computes, forward and backward; "
         "0: as FSDP2 does by itself",
         acts_on=WRAPPER,
+        target=BLOCKS,
+        inject=None,
         applied="FSDPModule.set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
         source="PyTorch FSDP2 documentation, explicit prefetching",
         ordered=True,
@@ -148,6 +223,8 @@ KNOBS = (
         parts=("communication", "launching"),
         promising=2,
         because="gathering no longer waits for the host",
+        only_with=(WITH_FSDP,),
+        conflicts=(),
     ),
     Knob(
         name="fsdp_reduce_dtype",
@@ -156,6 +233,8 @@ KNOBS = (
         default="fp32",
         summary="the format in which FSDP2 sums gradients over ranks; under pure_bf16 always bf16",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="MixedPrecisionPolicy(reduce_dtype=...)",
         source="PyTorch FSDP2 documentation; torchtitan, mixed_precision_reduce (default float32)",
         parts=("communication",),
@@ -163,6 +242,12 @@ KNOBS = (
         because="sums keep their precision: only if communication is what hurts",
         memory=True,
         number_format=True,
+        only_with=(WITH_FSDP,),
+        conflicts=(
+            Clash(
+                "precision", "gradients of bf16 weights are bf16 already", of_other=("pure_bf16",)
+            ),
+        ),
     ),
     Knob(
         name="first_bucket_mb",
@@ -171,12 +256,20 @@ KNOBS = (
         default=1,
         summary="MiB of DDP's first bucket: how early the first gradients leave",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP),
         applied="torch.distributed._DEFAULT_FIRST_BUCKET_BYTES",
         source="PyTorch DistributedDataParallel (1 MiB unless bucket_cap_mb is given)",
         parts=("communication",),
         promising=1,
         because="PyTorch's own",
         ordered=True,
+        only_with=(WITH_DDP,),
+        conflicts=(
+            Clash(
+                "bucket_cap_mb", "DDP has a first bucket of its own only with its own bucket size"
+            ),
+        ),
     ),
     Knob(
         name="find_unused_parameters",
@@ -185,10 +278,14 @@ KNOBS = (
         default=False,
         summary="DDP walks the graph of every step for parameters that get no gradient",
         acts_on=WRAPPER,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP),
         applied="DistributedDataParallel(find_unused_parameters=...)",
         source="PyTorch DistributedDataParallel; Hugging Face Trainer sets it for some models",
         parts=("launching",),
         promising=False,
         because="a walk less per step; right unless parameters do go unused",
+        only_with=(WITH_DDP,),
+        conflicts=(Clash("static_graph", "a static graph finds them in its first step"),),
     ),
 )

@@ -10,6 +10,16 @@ from autotune.worker.effects.precision import PURE_BF16, batch_tensor
 from autotune.worker.protocol import Knobs
 from autotune.worker.workload import Batches, Workload
 
+LOADER_ARGUMENTS = {
+    "loader_workers": "num_workers",
+    "pin_memory": "pin_memory",
+    "persistent_workers": "persistent_workers",
+    "prefetch_factor": "prefetch_factor",
+}
+"""Knob -> argument of DataLoader."""
+OF_WORKERS = ("persistent_workers", "prefetch_factor")
+"""Arguments of DataLoader that it takes beside workers only."""
+
 
 def source(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1

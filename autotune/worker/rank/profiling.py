@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.worker.effects.unusable import unusable
+from autotune.worker.effects.lacking import ATTENTION, lacking
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
 from autotune.worker.observers.layout import BatchMoves
@@ -83,8 +83,8 @@ class Subject(Protocol):
     def progressed(self) -> None:
         """The run goes on, though it takes no step."""
 
-    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Knobs that have nothing to act on."""
+    def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Return the targets of knobs that the training has not."""
 
 
 def run_profile(
@@ -137,7 +137,7 @@ def run_profile(
             peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
             batch_moves=dict(subject.moves),
             look_seconds=time.perf_counter() - began,
-            unusable=subject.unusable(events),
+            lacks=subject.lacks(events),
         )
         report(training.block(request.trial, 0, [rank.figures for rank in ranks], observed))
 
@@ -169,14 +169,14 @@ class LoopSubject:
         """As after a step."""
         self._loop.progressed()
 
-    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
-        """By what the workload is made of."""
-        found = unusable(self._loop.workload)
+    def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Judge by what the workload is made of, and by the operators of the profile."""
+        found = lacking(self._loop.workload)
         # Of a model that is compiled, no operator shows.
         if self._loop.applied.inspectable and not any(
             _ATTENTION in str(event.get("name")) for event in events
         ):
-            found = sorted([*found, "attention"])
+            found.append(ATTENTION)
         return found
 
 

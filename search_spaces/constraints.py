@@ -1,6 +1,6 @@
-"""Which configurations can run, and the reason why one cannot. Pure functions."""
+"""Reasons why a configuration cannot run. Pure functions."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.catalogue import CATALOGUE
@@ -9,7 +9,7 @@ from search_spaces.knob import Clash, Knob, KnobValue, OnlyWith, written
 from search_spaces.needs import CUDA, FP8, HOPPER, NCCL, SHARDED, SWITCH, TF32
 
 _CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
-"""The lowest that is enough."""
+"""Need -> the lowest compute capability that meets it."""
 _HOPPER_CAPABILITY = (9, 0)
 Values = Mapping[str, KnobValue]
 
@@ -36,7 +36,7 @@ class Conflict:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Both knobs."""
+        """Return both knobs."""
         return self.first, self.second
 
 
@@ -62,20 +62,19 @@ def _clash(knob: Knob, told: Clash) -> Conflict:
     return Conflict(knob.name, told.other, clash, told.reason, told.device, told.runs)
 
 
-CONFLICTS = tuple(
-    conflict
-    for knob in CATALOGUE.values()
-    for conflict in (
-        *(_without(knob, only) for only in knob.only_with),
-        *(_clash(knob, told) for told in knob.conflicts),
-    )
-)
-"""Conflicts of all entries."""
+def conflicts_of(knobs: Iterable[Knob]) -> Iterator[Conflict]:
+    """Yield the conflicts that the entries of these knobs tell of."""
+    for knob in knobs:
+        yield from (_without(knob, only) for only in knob.only_with)
+        yield from (_clash(knob, told) for told in knob.conflicts)
+
+
+CONFLICTS = (*conflicts_of(CATALOGUE.values()),)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a constraint may ask about the machine and the study.
+    """Facts about the machine and the study that a constraint may ask for.
 
     Attributes:
         device: 'cpu' or 'cuda'.
@@ -100,7 +99,7 @@ class Facts:
 
 
 def infeasible(knobs: Values, facts: Facts) -> list[str]:
-    """Reasons why this configuration cannot run or may not compete; empty: it can.
+    """Return why this configuration cannot run or may not compete; empty: it can.
 
     Args:
         knobs: a value for every knob of the catalogue, and for those of the study's own.
@@ -116,26 +115,26 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
 
 
 def broken(knobs: Values, facts: Facts) -> Iterator[Expression]:
-    """The study's own constraints that do not hold."""
+    """Yield the study's own constraints that do not hold."""
     if facts.rules:
         values = asked_of(knobs, facts.world_size)
         yield from (rule for rule in map(parse, facts.rules) if rule.broken(values))
 
 
 def asked_by(rule: Expression, knobs: Values) -> set[str]:
-    """The knobs that a study's own constraint is about."""
+    """Return the knobs that a study's own constraint is about."""
     batch = {"micro_batch", "accumulation_steps"} if "global_batch" in rule.names else set()
     return batch | (knobs.keys() & {*rule.names})
 
 
 def asked_of(knobs: Values, world_size: int) -> Values:
-    """All that a study's own constraints may ask for, by name."""
+    """Return all that a study's own constraints and the words of an export may ask for, by name."""
     batch = global_batch(knobs, world_size)
     return {**knobs, "world_size": world_size, "global_batch": batch}
 
 
 def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
-    """Reasons that lie in one knob alone: what its value needs is not there."""
+    """Yield reasons that lie in one knob alone: what its value needs is not there."""
     for name, value in knobs.items():
         # Nothing is known of what a study's own knobs need.
         for need in _demands(CATALOGUE[name], value) if name in CATALOGUE else ():
@@ -145,7 +144,7 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
 
 
 def clashing(knobs: Values) -> Iterator[Conflict]:
-    """Those that this configuration has, on whatever device."""
+    """Return the conflicts that a configuration has, on whatever device."""
     return (conflict for conflict in CONFLICTS if conflict.clash(knobs))
 
 
@@ -158,6 +157,8 @@ def conflicts(knobs: Values, device: str, *, slow_pairs: bool = False) -> Iterat
     """Yield reasons that lie in two knobs together.
 
     Args:
+        knobs: a value for every knob.
+        device: 'cpu' or 'cuda'.
         slow_pairs: pairs that run together, only never faster, are no reason.
     """
     for conflict in clashing(knobs):
@@ -169,12 +170,12 @@ def conflicts(knobs: Values, device: str, *, slow_pairs: bool = False) -> Iterat
 
 
 def global_batch(knobs: Values, world_size: int) -> int:
-    """Samples over all ranks per optimizer step."""
+    """Return the samples over all ranks per optimizer step."""
     return int(knobs["micro_batch"]) * int(knobs["accumulation_steps"]) * world_size
 
 
 def refused_global_batch(wanted: int, world_size: int) -> str | None:
-    """Why this global batch cannot be trained on so many ranks, with advice; None if it can."""
+    """Return why so many ranks cannot train this global batch, with advice; None if they can."""
     if wanted < world_size:
         return (
             f"a global batch of {wanted} leaves {world_size - wanted} of {world_size} ranks without "

@@ -1,6 +1,9 @@
 """The entry of a knob in the catalogue: all that is known of it, as data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from search_spaces.words import Words
 
 KnobValue = bool | int | float | str
 
@@ -15,7 +18,7 @@ PARTS = (
     "launching",
     PRESSURE,
 )
-"""What the time of a step is made of, in the words of a profile (autotune.worker.rank.trace).
+"""Parts of the time of a step, in the words of a profile (autotune.worker.rank.trace).
 
 compute: forward and backward pass; communication: exchange of gradients; optimizer: the update; loader:
 waiting for a batch; copies: of batches to the device; synchronisation: reading the loss on the host;
@@ -39,7 +42,7 @@ VARIABLES, SETTINGS, DDP, LOADER, OPTIMIZER = (
     "DataLoader",
     "Optimizer",
 )
-"""What of a script, or of its process, a knob can be injected through.
+"""Objects of a script, or of its process, that a knob can be injected through.
 
 Variables are read when a process starts, and `autotune export --format env` writes them.
 """
@@ -69,7 +72,7 @@ ANY_WORKLOAD = ""
     "shortened samples",
     "split projections",
 )
-"""What of a workload a knob acts on; a rank reports which of it a workload lacks
+"""Targets of knobs in a workload. A rank reports those that a workload lacks
 (autotune.worker.effects.lacking)."""
 
 
@@ -79,7 +82,7 @@ NUMBERS, DATA, GRAPH, STATISTICS = (
     "gradient graph",
     "batch statistics",
 )
-"""What a knob may change of the training.
+"""Changes that a knob may make to the training.
 
 number format: the format in which numbers are computed or sent, or the order in which they are summed;
 data: the rows that a step trains on; gradient graph: the parameters that get a gradient, and when
@@ -207,6 +210,8 @@ class Knob:
         parts: of the time of a step that it acts on; see PARTS.
         only_with: values of other knobs beside which alone it acts.
         conflicts: values of it that do not go with values of other knobs.
+        exports: format of `autotune export` -> its words for the knob; others have none. A knob that is
+            injected through VARIABLES has words in the format env by that alone.
         needs: what of the machine a value other than the default (or those in `needs_for`) requires.
         needs_for: the values that require it; empty: every value but the default.
         also_needs: single values, each with what it requires instead of `needs` or besides.
@@ -216,6 +221,8 @@ class Knob:
         memory: whether it changes how much memory a rank takes.
         number_format: whether it says in which number format something is computed or sent: a reference
             run has its default.
+        always_said: whether no library has a default that a job could rely on, so that every export says
+            the value.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
         variables: of the environment, which it sets; the allocator's is not only its own.
         lasting: values of a knob of the step that act on the model or the process as well.
@@ -239,6 +246,7 @@ class Knob:
     parts: tuple[str, ...]
     only_with: tuple[OnlyWith, ...]
     conflicts: tuple[Clash, ...]
+    exports: Mapping[str, Words] = field(hash=False)
     needs: str = ""
     needs_for: tuple[KnobValue, ...] = ()
     also_needs: tuple[tuple[KnobValue, str], ...] = ()
@@ -247,6 +255,7 @@ class Knob:
     ordered: bool = False
     memory: bool = False
     number_format: bool = False
+    always_said: bool = False
     schedule: bool = False
     variables: tuple[str, ...] = ()
     lasting: tuple[KnobValue, ...] = ()

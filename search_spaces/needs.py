@@ -1,6 +1,7 @@
 """Needs that several knobs have: of the machine, and of the values of another knob."""
 
 from search_spaces.knob import Clash, OnlyWith
+from search_spaces.words import Knobs
 
 CUDA = "a CUDA device"
 NCCL = "NCCL: a CUDA device of its own for every rank"
@@ -27,3 +28,13 @@ FOR_ONE_COPY = Clash(
     of_other=("data_parallel",),
     device="cuda",
 )
+
+
+def in_ddp(knobs: Knobs) -> bool:
+    """Return whether the model is in DistributedDataParallel."""
+    return knobs["parallelism"] in IN_DDP
+
+
+def has_workers(knobs: Knobs) -> bool:
+    """Return whether a DataLoader takes what is for its workers."""
+    return bool(knobs["loader_workers"])

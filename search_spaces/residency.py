@@ -12,7 +12,8 @@ def why_not_live(now: Values, following: Values) -> str:
     """Return why processes that have trained one configuration cannot take another; empty: they can.
 
     Args:
-        now: a value for every knob, a study's own among them; so is `following`.
+        now: a value for every knob, a study's own among them.
+        following: likewise.
     """
     changed = {name for name in following if now.get(name) != following[name]}
     reasons = (

@@ -23,7 +23,58 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8
+from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8, SHARDED
+from search_spaces.words import Fields, Knobs, Words, one_of, without
+
+
+def _compiles(knobs: Knobs) -> bool:
+    return bool(knobs["compile"] != "none")
+
+
+def _hf_compile(mode: str, knobs: Knobs) -> Fields | None:
+    if not _compiles(knobs):
+        return {}
+    if knobs["compile_scope"] != "model":
+        return None
+    return {"torch_compile": True, **({} if mode == "default" else {"torch_compile_mode": mode})}
+
+
+def _accelerate_compile(mode: str, knobs: Knobs) -> Fields:
+    if not _compiles(knobs):
+        return {}
+    return {
+        "dynamo_config.dynamo_backend": "INDUCTOR",
+        "dynamo_config.dynamo_mode": mode,
+        **_accelerate_scope(knobs["compile_scope"], knobs),
+    }
+
+
+def _accelerate_scope(scope: str, knobs: Knobs) -> Fields:
+    if scope != "blocks" or not _compiles(knobs):
+        return {}
+    return {"dynamo_config.dynamo_use_regional_compilation": True}
+
+
+def _hf_checkpointing(every: int, knobs: Knobs) -> Fields:
+    if every == 0:
+        return {}
+    if every == 1:
+        sharded = knobs["parallelism"] in SHARDED
+        name = "fsdp_config.activation_checkpointing" if sharded else "gradient_checkpointing"
+        return {name: True}
+    return {
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs.every_n_layers": every,
+    }
+
+
+def _accelerate_checkpointing(every: int, knobs: Knobs) -> Fields | None:
+    """Return how Accelerate checkpoints the blocks that FSDP wraps: all of them, or none."""
+    if not every:
+        return {}
+    sharded = knobs["parallelism"] in ("fsdp", "fsdp_keep")
+    return {"fsdp_config.fsdp_activation_checkpointing": True} if sharded and every == 1 else None
+
 
 KNOBS = (
     Knob(
@@ -43,6 +94,12 @@ KNOBS = (
         because="computing anew costs time: only if memory is what hurts",
         only_with=(),
         conflicts=(FOR_ONE_COPY,),
+        exports={
+            "hf-trainer": Words(_hf_checkpointing),
+            "accelerate": Words(_accelerate_checkpointing),
+            # A policy of its own, which is another class in its configuration for every kind.
+            "torchtitan": without(lambda _: None),
+        },
     ),
     Knob(
         name="loss_chunks",
@@ -63,6 +120,7 @@ KNOBS = (
         because="computing anew costs time: only if memory is what hurts",
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="layer_keep",
@@ -93,6 +151,7 @@ KNOBS = (
             ),
         ),
         stateful=(),
+        exports={},
     ),
     Knob(
         name="curriculum_start",
@@ -114,6 +173,7 @@ KNOBS = (
         only_with=(),
         conflicts=(Clash("compile", "every length would be compiled anew"),),
         stateful=(),
+        exports={},
     ),
     Knob(
         name="curriculum_share",
@@ -133,6 +193,7 @@ KNOBS = (
         because="it trains something else: a decision for people",
         only_with=(OnlyWith("curriculum_start", (), "samples always have their whole length"),),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="channels_last",
@@ -150,6 +211,7 @@ KNOBS = (
         because="the format that convolution kernels work in",
         only_with=(),
         conflicts=(FOR_ONE_COPY,),
+        exports={},
     ),
     Knob(
         name="compile",
@@ -190,6 +252,13 @@ KNOBS = (
             ),
         ),
         made_for=("micro_batch", "precision", "attention"),
+        exports={
+            "hf-trainer": Words(_hf_compile),
+            "accelerate": Words(_accelerate_compile),
+            "torchtitan": one_of(
+                {"none": {"compile.enable": False}, "default": {"compile.enable": True}}
+            ),
+        },
     ),
     Knob(
         name="compile_scope",
@@ -210,6 +279,14 @@ KNOBS = (
         memory=True,
         only_with=(OnlyWith("compile", (), "nothing is compiled"),),
         conflicts=(),
+        exports={
+            "hf-trainer": one_of({"model": {}}),
+            "accelerate": Words(_accelerate_scope),
+            "torchtitan": Words(
+                lambda value, knobs: {} if value == "blocks" or not _compiles(knobs) else None,
+                by_itself=lambda knobs: "blocks" if _compiles(knobs) else "model",
+            ),
+        },
     ),
     Knob(
         name="float8",
@@ -248,6 +325,7 @@ KNOBS = (
             ),
         ),
         made_for=("precision", "optimizer_kernels"),
+        exports={},
     ),
     Knob(
         name="qkv_streams",
@@ -267,5 +345,6 @@ KNOBS = (
         because="measured slower at usual sizes",
         only_with=(),
         conflicts=(FOR_ONE_COPY,),
+        exports={},
     ),
 )

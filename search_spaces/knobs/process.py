@@ -16,6 +16,7 @@ from search_spaces.knob import (
     Via,
 )
 from search_spaces.needs import CUDA, NCCL, SWITCH, WITH_DDP
+from search_spaces.words import field, one_of
 
 KNOBS = (
     Knob(
@@ -36,6 +37,7 @@ KNOBS = (
         memory=True,
         only_with=(),
         conflicts=(),
+        exports={"lightning": field("benchmark")},
     ),
     Knob(
         name="cpu_threads",
@@ -55,6 +57,7 @@ KNOBS = (
         because="as many as the rank has today",
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="freeze_gc",
@@ -72,6 +75,7 @@ KNOBS = (
         because="no pause that the other ranks wait for",
         only_with=(),
         conflicts=(),
+        exports={"deepspeed": one_of({False: {}, True: {"disable_python_gc": True}})},
     ),
     Knob(
         name="expandable_segments",
@@ -91,6 +95,7 @@ KNOBS = (
         memory=True,
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="nccl_algo",
@@ -112,6 +117,7 @@ KNOBS = (
         because="NCCL knows the topology",
         only_with=(WITH_DDP,),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="nccl_proto",
@@ -131,6 +137,7 @@ KNOBS = (
         because="NCCL knows the links",
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="nccl_channels",
@@ -150,6 +157,7 @@ KNOBS = (
         because="NCCL knows the links",
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="nccl_ctas",
@@ -170,6 +178,7 @@ KNOBS = (
         because="NCCL knows the links",
         only_with=(),
         conflicts=(Clash("nccl_channels", "both say how many thread blocks NCCL takes"),),
+        exports={},
     ),
     Knob(
         name="nccl_registration",
@@ -193,6 +202,7 @@ KNOBS = (
         conflicts=(
             Clash("expandable_segments", "PyTorch switches registration off where segments grow"),
         ),
+        exports={},
     ),
     Knob(
         name="cuda_connections",
@@ -214,6 +224,7 @@ KNOBS = (
         because="CUDA's own",
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="numa_binding",
@@ -240,6 +251,7 @@ KNOBS = (
                 of_other=("data_parallel",),
             ),
         ),
+        exports={},
     ),
     Knob(
         name="cpu_affinity",
@@ -258,5 +270,6 @@ KNOBS = (
         because="ranks and their caches do not wander from core to core",
         only_with=(),
         conflicts=(),
+        exports={},
     ),
 )

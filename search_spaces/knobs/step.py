@@ -22,7 +22,21 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import CUDA, HOPPER, SHARDED, TF32, WITH_WORKERS
+from search_spaces.needs import CUDA, HOPPER, SHARDED, TF32, WITH_WORKERS, has_workers
+from search_spaces.words import Fields, Knobs, Words, field, one_of
+
+
+def _samples(_: object, knobs: Knobs) -> Fields:
+    """Return the batch as torchtitan counts it: of a rank, and over all ranks and micro-batches."""
+    return {
+        "training.local_batch_size": knobs["micro_batch"],
+        "training.global_batch_size": knobs["global_batch"],
+    }
+
+
+def _torchtitan_formats(weights: str, computing: str) -> Fields:
+    return {"training.dtype": weights, "training.mixed_precision_param": computing}
+
 
 KNOBS = (
     Knob(
@@ -44,6 +58,12 @@ KNOBS = (
         because="more samples share what every forward pass costs whatever its size",
         only_with=(),
         conflicts=(),
+        exports={
+            "hf-trainer": field("per_device_train_batch_size"),
+            "deepspeed": field("train_micro_batch_size_per_gpu"),
+            "torchtitan": Words(_samples),
+        },
+        always_said=True,
     ),
     Knob(
         name="accumulation_steps",
@@ -63,6 +83,13 @@ KNOBS = (
         because="gradients travel and weights change less often",
         only_with=(),
         conflicts=(),
+        exports={
+            "hf-trainer": field("gradient_accumulation_steps"),
+            "lightning": field("accumulate_grad_batches"),
+            "deepspeed": field("gradient_accumulation_steps"),
+            "torchtitan": Words(_samples),
+        },
+        always_said=True,
     ),
     Knob(
         name="precision",
@@ -92,6 +119,45 @@ KNOBS = (
             ),
         ),
         lasting=("pure_bf16",),
+        exports={
+            "hf-trainer": one_of(
+                {
+                    "fp32": {"bf16": False, "fp16": False},
+                    "tf32": {"bf16": False, "fp16": False, "tf32": True},
+                    "bf16": {"bf16": True, "fp16": False},
+                    "fp16": {"bf16": False, "fp16": True},
+                }
+            ),
+            "accelerate": one_of(
+                {
+                    "fp32": {"mixed_precision": "no"},
+                    "bf16": {"mixed_precision": "bf16"},
+                    "fp16": {"mixed_precision": "fp16"},
+                }
+            ),
+            "lightning": one_of(
+                {
+                    "fp32": {"precision": "32-true"},
+                    "bf16": {"precision": "bf16-mixed"},
+                    "fp16": {"precision": "16-mixed"},
+                    "pure_bf16": {"precision": "bf16-true"},
+                }
+            ),
+            "deepspeed": one_of(
+                {
+                    "fp32": {"bf16.enabled": False, "fp16.enabled": False},
+                    "bf16": {"bf16.enabled": True, "fp16.enabled": False},
+                    "fp16": {"bf16.enabled": False, "fp16.enabled": True},
+                }
+            ),
+            "torchtitan": one_of(
+                {
+                    "fp32": _torchtitan_formats("float32", "float32"),
+                    "bf16": _torchtitan_formats("float32", "bfloat16"),
+                    "pure_bf16": _torchtitan_formats("bfloat16", "bfloat16"),
+                }
+            ),
+        },
     ),
     Knob(
         name="optimizer_kernels",
@@ -119,6 +185,12 @@ KNOBS = (
                 given=(("precision", "fp16"),),
             ),
         ),
+        exports={
+            "torchtitan": one_of(
+                {name: {"optimizer.implementation": name} for name in ("foreach", "fused")},
+                by_itself=lambda _: "fused",
+            ),
+        },
     ),
     Knob(
         name="set_to_none",
@@ -137,6 +209,7 @@ KNOBS = (
         memory=True,
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="loader_workers",
@@ -155,6 +228,10 @@ KNOBS = (
         because="batches are prepared while the step computes",
         only_with=(),
         conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_num_workers"),
+            "torchtitan": field("dataloader.num_workers"),
+        },
     ),
     Knob(
         name="attention",
@@ -187,6 +264,7 @@ KNOBS = (
             ),
         ),
         lasting=("flash3",),
+        exports={},
     ),
     Knob(
         name="pin_memory",
@@ -205,6 +283,10 @@ KNOBS = (
         because="the copy no longer waits for the host",
         only_with=(),
         conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_pin_memory"),
+            "torchtitan": field("dataloader.pin_memory"),
+        },
     ),
     Knob(
         name="persistent_workers",
@@ -222,6 +304,10 @@ KNOBS = (
         because="no processes to start every epoch",
         only_with=(WITH_WORKERS,),
         conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_persistent_workers"),
+            "torchtitan": field("dataloader.persistent_workers", has_workers),
+        },
     ),
     Knob(
         name="prefetch_factor",
@@ -240,6 +326,10 @@ KNOBS = (
         ordered=True,
         only_with=(WITH_WORKERS,),
         conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_prefetch_factor", has_workers),
+            "torchtitan": field("dataloader.prefetch_factor", has_workers),
+        },
     ),
     Knob(
         name="stream_prefetch",
@@ -259,6 +349,7 @@ KNOBS = (
         because="the copy of the next batch hides behind the step",
         only_with=(),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="log_interval",
@@ -277,5 +368,12 @@ KNOBS = (
         because="every reading of the loss makes the host wait for the device",
         only_with=(),
         conflicts=(),
+        exports={
+            "hf-trainer": Words(
+                lambda value, _: {"logging_strategy": "steps", "logging_steps": value}
+            ),
+            "lightning": field("log_every_n_steps"),
+            "torchtitan": field("metrics.log_freq"),
+        },
     ),
 )

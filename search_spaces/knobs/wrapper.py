@@ -1,5 +1,7 @@
 """Knobs that act on what shares a model among ranks."""
 
+from typing import Any
+
 from search_spaces.knob import (
     ANY_WORKLOAD,
     BLOCKS,
@@ -18,18 +20,99 @@ from search_spaces.knob import (
     Range,
     Via,
 )
-from search_spaces.needs import CUDA, NCCL, SHARDED, WITH_DDP, WITH_FSDP
+from search_spaces.needs import CUDA, NCCL, SHARDED, WITH_DDP, WITH_FSDP, in_ddp
+from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 _LOST_IN_SENDING = (
     "an overflow (fp16) would stay in what was lost in sending, which needs fp32 to be kept"
 )
+
+_DDP_BUCKET = 25
+"""MiB: PyTorch's own, which has a smaller first bucket. A 25 that is said has not."""
+_LIGHTNING_DDP = "strategy.init_args"
+_DEEPSPEED_SENDS = "communication_data_type"
+_DEEPSPEED_FORMATS = {"none": "fp32", "fp16": "fp16", "bf16": "bf16"}
+_DEEPSPEED_STAGES = {"ddp": 0, "none": 0, "zero1": 1, "fsdp_keep": 2, "fsdp": 3}
+_DEEPSPEED_BYTES = {"bf16": 2, "fp16": 2}
+"""Bytes of an element of the gradients, by the precision in which DeepSpeed computes; else 4."""
+_MIB = 1 << 20
+
+
+def _bucket(name: str, *, whole: bool = False) -> Words:
+    """Return a field for bucket_cap_mb, which may take whole numbers only."""
+
+    def say(value: Any, knobs: Knobs) -> Fields | None:
+        if not in_ddp(knobs) or (whole and value != int(value)):
+            return None
+        if value == _DDP_BUCKET:
+            return {}
+        return {name: int(value) if whole else value}
+
+    return Words(say)
+
+
+def _deepspeed_bucket(mib: float, knobs: Knobs) -> Fields | None:
+    """Return a bucket in elements. Stage 0 has buckets of a fixed size."""
+    if knobs["parallelism"] != "zero1":
+        return None
+    elements = int(mib * _MIB) // _DEEPSPEED_BYTES.get(knobs["precision"], 4)
+    return {"zero_optimization.reduce_bucket_size": elements}
+
+
+def _lightning_ddp(name: str, *, usual: bool) -> Words:
+    """Return an argument of DistributedDataParallel, said where it is not what that does anyway."""
+    return one_of({usual: {}, not usual: {f"{_LIGHTNING_DDP}.{name}": not usual}}, in_ddp)
+
+
+def _hf_sharding(*, reshard: bool) -> Fields:
+    return {
+        "fsdp": True,
+        "fsdp_config.version": 2,
+        "fsdp_config.reshard_after_forward": reshard,
+    }
+
+
+def _accelerate_sharding(*, reshard: bool) -> Fields:
+    return {
+        "distributed_type": "FSDP",
+        "fsdp_config.fsdp_version": 2,
+        "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.fsdp_reshard_after_forward": reshard,
+    }
+
+
+def _torchtitan_ranks(value: str, knobs: Knobs) -> Fields | None:
+    """Return how many ranks hold copies, and how many share one."""
+    ranks = knobs["world_size"]
+    degrees = {"none": (1, 1), "ddp": (ranks, 1), "fsdp": (1, ranks), "fsdp_keep": (1, ranks)}
+    if value not in degrees:
+        return None
+    reshards = {"fsdp": "always", "fsdp_keep": "never"}.get(value)
+    replicas, shards = degrees[value]
+    return {
+        "parallelism.data_parallel_replicate_degree": replicas,
+        "parallelism.data_parallel_shard_degree": shards,
+        **({"parallelism.fsdp_reshard_after_forward": reshards} if reshards else {}),
+    }
+
+
+def _shards_weights(knobs: Knobs) -> bool:
+    """Return whether DeepSpeed shards weights, or gradients, for this parallelism."""
+    return knobs["parallelism"] in ("fsdp", "fsdp_keep")
+
+
+def _summed_by_accelerate(knobs: Knobs) -> str:
+    """Return the format in which FSDP sums gradients there: the one that it computes in."""
+    low = knobs["precision"] in ("bf16", "fp16") and knobs["parallelism"] in SHARDED
+    return str(knobs["precision"]) if low else "fp32"
+
 
 KNOBS = (
     Knob(
         name="bucket_cap_mb",
         changes=NOTHING,
         domain=Range(0.01, 100_000, integer=False),
-        default=25,
+        default=_DDP_BUCKET,
         summary="MiB of gradients per all-reduce of DDP; 25, PyTorch's own, has a first bucket of 1",
         acts_on=WRAPPER,
         target=ANY_WORKLOAD,
@@ -43,6 +126,11 @@ KNOBS = (
         because="few calls that still overlap with the backward pass",
         only_with=(WITH_DDP,),
         conflicts=(),
+        exports={
+            "hf-trainer": _bucket("ddp_bucket_cap_mb", whole=True),
+            "lightning": _bucket(f"{_LIGHTNING_DDP}.bucket_cap_mb"),
+            "deepspeed": Words(_deepspeed_bucket),
+        },
     ),
     Knob(
         name="gradient_as_bucket_view",
@@ -61,6 +149,7 @@ KNOBS = (
         because="saves a copy of all gradients",
         only_with=(WITH_DDP,),
         conflicts=(),
+        exports={"lightning": _lightning_ddp("gradient_as_bucket_view", usual=False)},
     ),
     Knob(
         name="gradient_compression",
@@ -96,6 +185,12 @@ KNOBS = (
             Clash("precision", _LOST_IN_SENDING, values=("powersgd",), of_other=("fp16",)),
         ),
         stateful=("powersgd", "one_bit"),
+        exports={
+            "deepspeed": one_of(
+                {name: {_DEEPSPEED_SENDS: sent} for name, sent in _DEEPSPEED_FORMATS.items()},
+                lambda knobs: not _shards_weights(knobs),
+            ),
+        },
     ),
     Knob(
         name="powersgd_rank",
@@ -121,6 +216,7 @@ KNOBS = (
             ),
         ),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="static_graph",
@@ -143,6 +239,10 @@ KNOBS = (
             ),
         ),
         made_for=("accumulation_steps",),
+        exports={
+            "hf-trainer": one_of({False: {}, True: {"ddp_static_graph": True}}, in_ddp),
+            "lightning": _lightning_ddp("static_graph", usual=False),
+        },
     ),
     Knob(
         name="broadcast_buffers",
@@ -158,6 +258,10 @@ KNOBS = (
         parts=("launching",),
         only_with=(WITH_DDP,),
         conflicts=(),
+        exports={
+            "hf-trainer": field("ddp_broadcast_buffers", in_ddp),
+            "lightning": _lightning_ddp("broadcast_buffers", usual=True),
+        },
     ),
     Knob(
         name="parallelism",
@@ -181,6 +285,32 @@ KNOBS = (
         only_with=(),
         conflicts=(),
         stateful=("data_parallel", "zero1", *SHARDED),
+        exports={
+            "hf-trainer": one_of(
+                {
+                    "ddp": {},
+                    "none": {},
+                    "fsdp": _hf_sharding(reshard=True),
+                    "fsdp_keep": _hf_sharding(reshard=False),
+                }
+            ),
+            "accelerate": one_of(
+                {
+                    "ddp": {},
+                    "none": {},
+                    "fsdp": _accelerate_sharding(reshard=True),
+                    "fsdp_keep": _accelerate_sharding(reshard=False),
+                }
+            ),
+            "lightning": one_of({"ddp": {"strategy": "ddp"}, "none": {"strategy": "auto"}}),
+            "deepspeed": one_of(
+                {
+                    name: {"zero_optimization.stage": stage}
+                    for name, stage in _DEEPSPEED_STAGES.items()
+                }
+            ),
+            "torchtitan": Words(_torchtitan_ranks),
+        },
     ),
     Knob(
         name="loss_placement",
@@ -205,6 +335,7 @@ KNOBS = (
             ),
         ),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="fsdp_prefetch",
@@ -225,6 +356,7 @@ KNOBS = (
         because="gathering no longer waits for the host",
         only_with=(WITH_FSDP,),
         conflicts=(),
+        exports={},
     ),
     Knob(
         name="fsdp_reduce_dtype",
@@ -248,6 +380,12 @@ KNOBS = (
                 "precision", "gradients of bf16 weights are bf16 already", of_other=("pure_bf16",)
             ),
         ),
+        exports={
+            "hf-trainer": without(_summed_by_accelerate),
+            "accelerate": without(_summed_by_accelerate),
+            "deepspeed": field(_DEEPSPEED_SENDS, _shards_weights),
+            "torchtitan": one_of({"fp32": {"training.mixed_precision_reduce": "float32"}}),
+        },
     ),
     Knob(
         name="first_bucket_mb",
@@ -270,6 +408,7 @@ KNOBS = (
                 "bucket_cap_mb", "DDP has a first bucket of its own only with its own bucket size"
             ),
         ),
+        exports={},
     ),
     Knob(
         name="find_unused_parameters",
@@ -287,5 +426,9 @@ KNOBS = (
         because="a walk less per step; right unless parameters do go unused",
         only_with=(WITH_DDP,),
         conflicts=(Clash("static_graph", "a static graph finds them in its first step"),),
+        exports={
+            "hf-trainer": field("ddp_find_unused_parameters", in_ddp),
+            "lightning": _lightning_ddp("find_unused_parameters", usual=False),
+        },
     ),
 )

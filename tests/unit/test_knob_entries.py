@@ -5,19 +5,23 @@ from pathlib import Path
 
 import pytest
 
+from autotune.export.formats import FORMATS
 from autotune.worker.effects import lacking, parallel, process
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.inject import changes
 from search_spaces import CATALOGUE, defaults
-from search_spaces.constraints import CONFLICTS
+from search_spaces.catalogue import not_from_outside, without_target
+from search_spaces.constraints import CONFLICTS, conflicts_of
 from search_spaces.knob import (
     ANY_WORKLOAD,
     DATA,
+    DATASET,
     DDP,
     GRAPH,
     LOADER,
     MODEL,
     NUMBERS,
+    ON_OR_OFF,
     OPTIMIZER,
     PROCESS,
     SETTINGS,
@@ -26,13 +30,18 @@ from search_spaces.knob import (
     VARIABLES,
     WRAPPER,
     Choice,
+    Clash,
     Knob,
+    Via,
 )
-from search_spaces.needs import SHARDED
+from search_spaces.needs import SHARDED, WITH_WORKERS
+from search_spaces.residency import why_not_live
+from search_spaces.words import field
+from tests.recommendations import of_workload
 
 NOT_LEFT_OPEN = (
     *("domain", "default", "changes", "acts_on", "target", "inject"),
-    *("only_with", "conflicts", "applied", "source", "parts"),
+    *("only_with", "conflicts", "exports", "applied", "source", "parts"),
 )
 INJECTED = {
     VARIABLES: changes.VARIABLES,
@@ -94,6 +103,50 @@ def test_conflicts_of_the_catalogue_are_those_of_its_entries() -> None:
     told = sum(len(knob.only_with) + len(knob.conflicts) for knob in CATALOGUE.values())
     assert len(CONFLICTS) == told
     assert not [conflict for conflict in CONFLICTS if conflict.clash(defaults())]
+
+
+@EVERY_KNOB
+def test_words_of_an_entry_are_those_of_a_format_with_words(knob: Knob) -> None:
+    assert knob.exports.keys() <= {
+        "hf-trainer",
+        "accelerate",
+        "lightning",
+        "deepspeed",
+        "torchtitan",
+    }
+
+
+def test_new_entry_is_all_that_the_derived_tables_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Knob(
+        name="in_order",
+        domain=ON_OR_OFF,
+        default=True,
+        summary="batches come in the order of the sampler",
+        changes=frozenset({DATA}),
+        acts_on=STEP,
+        target=DATASET,
+        inject=Via(LOADER, values=(False,)),
+        applied="DataLoader(in_order=...)",
+        source="PyTorch torch.utils.data.DataLoader",
+        parts=("loader",),
+        only_with=(WITH_WORKERS,),
+        conflicts=(Clash("persistent_workers", "a test"),),
+        exports={"torchtitan": field("dataloader.in_order")},
+    )
+    monkeypatch.setitem(CATALOGUE, toy.name, toy)
+    alone = {**defaults(), toy.name: False}
+    beside = {**alone, "loader_workers": 2}
+    clashes = [*conflicts_of([toy])]
+    assert [one.second for one in clashes if one.clash(alone)] == ["loader_workers"]
+    assert not [one for one in clashes if one.clash(beside)]
+    both = {**beside, "persistent_workers": True}
+    assert [one.second for one in clashes if one.clash(both)] == ["persistent_workers"]
+    assert not_from_outside(toy.name, [False], True) is None
+    assert not_from_outside(toy.name, [True], False)
+    assert toy.name in without_target([DATASET])
+    assert why_not_live(alone, defaults()) == ""
+    assert "--dataloader.no_in_order" in FORMATS["torchtitan"](of_workload(alone)).text
+    assert FORMATS["hf-trainer"](of_workload(alone)).unsaid[toy.name] is False
 
 
 # What runs beside a script imports nothing of the catalogue: it declares what it does

@@ -17,6 +17,7 @@ REWRITTEN = (
     "autotune/search",
     "autotune/service",
     "launchers",
+    "search_spaces",
     "storage",
 )
 """Packages that follow the rules; pyproject.toml excepts the others from those of pydocstyle."""

@@ -94,28 +94,30 @@ def _again_and_again(epoch_of: Callable[[int], Iterable[Any]], nothing: str) -> 
 def loader(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
 ) -> DataLoader[Any]:
-    """micro_batch, loader_workers, persistent_workers, prefetch_factor, pin_memory: the loader of one
-    rank, shuffled, each sample on one rank; a micro-batch for each of its replicas at once,
-    with the workers of all of them. An iterable dataset is taken in its own order, and shares its
-    samples among ranks and workers by itself.
+    """Make the loader of one rank, with micro_batch and the knobs of LOADER_ARGUMENTS.
+
+    It shuffles, and gives each sample to one rank. A rank with several replicas draws a micro-batch for
+    each of them at once, with the workers of all. An iterable dataset is taken in its own order, and
+    shares its samples among ranks and workers by itself.
 
     Raises:
         ValueError: the dataset cannot fill one micro-batch on every rank.
     """
     assert workload.dataset is not None
     workers = knobs["loader_workers"] * replicas
+    arguments = {argument: knobs[name] for name, argument in LOADER_ARGUMENTS.items()}
+    arguments["num_workers"] = workers
+    if not workers:
+        arguments["prefetch_factor"] = None
     return DataLoader(
         workload.dataset,
         batch_size=knobs["micro_batch"] * replicas,
         sampler=_sampler(workload.dataset, knobs, rank, world_size, seed, replicas),
         collate_fn=workload.collate,
         drop_last=True,
-        pin_memory=knobs["pin_memory"],
-        num_workers=workers,
-        persistent_workers=knobs["persistent_workers"],
-        prefetch_factor=knobs["prefetch_factor"] if workers else None,
         # Forked like the rank itself: torch is loaded in them at once.
         multiprocessing_context="fork" if workers else None,
+        **arguments,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.export.formats import FORMATS
-from autotune.worker.effects import lacking, parallel, process
+from autotune.worker.effects import lacking, parallel
 from autotune.worker.effects.feeding import LOADER_ARGUMENTS
 from autotune.worker.inject import changes
 from search_spaces import CATALOGUE, defaults
@@ -166,13 +166,6 @@ def test_target_of_a_knob_is_looked_for_by_a_rank(knob: Knob) -> None:
 def test_every_target_is_that_of_a_knob() -> None:
     targets = {knob.target for knob in CATALOGUE.values()}
     assert targets >= {lacking.ATTENTION, *lacking.TARGETS}
-
-
-@EVERY_KNOB
-def test_variables_of_an_entry_are_those_that_a_rank_sets(knob: Knob) -> None:
-    rank = {**process.VARIABLES_OF, "cpu_threads": (process.THREADS,)}.get(knob.name, ())
-    shared_by_several = knob.name == "expandable_segments"
-    assert knob.variables == (() if shared_by_several else rank)
 
 
 @pytest.mark.parametrize("name", LOADER_ARGUMENTS)

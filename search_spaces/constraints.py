@@ -1,15 +1,15 @@
-"""Which configurations can run, and the reason why one cannot. Pure functions."""
+"""Reasons why a configuration cannot run. Pure functions."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
-from search_spaces.knob import Knob, KnobValue, written
-from search_spaces.needs import CUDA, FP8, HOPPER, NCCL, SWITCH, TF32
+from search_spaces.knob import Clash, Knob, KnobValue, OnlyWith, written
+from search_spaces.needs import CUDA, FP8, HOPPER, NCCL, SHARDED, SWITCH, TF32
 
 _CAPABILITIES = {TF32: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
-"""The lowest that is enough."""
+"""Need -> the lowest compute capability that meets it."""
 _HOPPER_CAPABILITY = (9, 0)
 Values = Mapping[str, KnobValue]
 
@@ -19,11 +19,11 @@ class Conflict:
     """Two knobs that cannot both have such values.
 
     Attributes:
-        first: a knob.
+        first: the knob whose entry says so.
         second: another one.
-        clash: whether they clash in a configuration.
+        clash: tells whether they clash in a configuration.
         reason: why.
-        device: on which alone they clash; empty: on any.
+        device: the only one on which they clash; empty: any.
         runs: they run together, only never faster: such a pair is not tried unless it is the user's own.
     """
 
@@ -36,210 +36,45 @@ class Conflict:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Both knobs."""
+        """Return both knobs."""
         return self.first, self.second
 
 
-_OF_DDP = (
-    "bucket_cap_mb",
-    "first_bucket_mb",
-    "gradient_as_bucket_view",
-    "gradient_compression",
-    "static_graph",
-    "find_unused_parameters",
-    "broadcast_buffers",
-    "nccl_algo",
-)
-_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Ways to compile that replay graphs, whose results lie in memory of the graphs' own."""
-_HALF_ONLY = ("flash", "cudnn", "flash3")
-_BF16 = ("bf16", "pure_bf16")
-SHARDED = ("fsdp", "fsdp_keep", "hsdp")
-"""Values of parallelism with which each rank holds a part of the weights."""
-_WITHOUT_DDP = ("none", "data_parallel", *SHARDED)
-_OF_FSDP = ("fsdp_prefetch", "fsdp_reduce_dtype")
-_OF_ONE_COPY = (
-    "compile",
-    "qkv_streams",
-    "activation_checkpointing",
-    "layer_keep",
-    "channels_last",
-)
+def _has(name: str, values: tuple[KnobValue, ...], knobs: Values) -> bool:
+    return CATALOGUE[name].among(knobs[name], values)
 
 
-def _changed(name: str, values: Values) -> bool:
-    return values[name] != CATALOGUE[name].default
+def _without(knob: Knob, only: OnlyWith) -> Conflict:
+    def clash(knobs: Values) -> bool:
+        return _has(knob.name, (), knobs) and not _has(only.other, only.values, knobs)
+
+    return Conflict(knob.name, only.other, clash, only.reason)
 
 
-def _not_beside(
-    name: str, other: str, refused: Callable[[KnobValue], bool], reason: str, device: str = ""
-) -> Conflict:
-    """A knob that stays at its default where another one has such a value."""
-    return Conflict(name, other, lambda v: refused(v[other]) and _changed(name, v), reason, device)
-
-
-def _only_beside(name: str, other: str, wanted: KnobValue) -> Conflict:
-    reason = f"it acts beside {other}={written(wanted)} only"
-    return _not_beside(name, other, lambda value: value != wanted, reason)
-
-
-def _never_both(first: str, second: str, reason: str) -> Conflict:
-    return Conflict(first, second, lambda v: _changed(first, v) and _changed(second, v), reason)
-
-
-CONFLICTS = (
-    *(
-        _not_beside(name, "parallelism", lambda v: v in _WITHOUT_DDP, "it acts on DDP only")
-        for name in _OF_DDP
-    ),
-    *(
-        _not_beside(name, "parallelism", lambda v: v not in SHARDED, "it acts on FSDP2 only")
-        for name in _OF_FSDP
-    ),
-    *(
-        _not_beside(
-            name,
-            "parallelism",
-            lambda v: v == "data_parallel",
-            "it is tied to one copy of the model, and every forward pass makes new ones",
-            "cuda",
+def _clash(knob: Knob, told: Clash) -> Conflict:
+    def clash(knobs: Values) -> bool:
+        return (
+            _has(knob.name, told.values, knobs)
+            and _has(told.other, told.of_other, knobs)
+            and all(knobs[name] == value for name, value in told.given)
         )
-        for name in _OF_ONE_COPY
-    ),
-    Conflict(
-        "attention",
-        "precision",
-        lambda v: v["attention"] in _HALF_ONLY and v["precision"] in ("fp32", "tf32"),
-        "its kernels are for half precision",
-        "cuda",
-    ),
-    *(
-        _not_beside(name, "loader_workers", lambda v: v == 0, "it acts on loader workers only")
-        for name in ("persistent_workers", "prefetch_factor")
-    ),
-    _not_beside("compile_scope", "compile", lambda v: v == "none", "nothing is compiled"),
-    _not_beside(
-        "float8", "precision", lambda v: v not in _BF16, "its products are rounded from and to bf16"
-    ),
-    Conflict(
-        "float8",
-        "compile",
-        lambda v: _changed("float8", v) and v["compile"] == "none",
-        "only compiled code fuses the scaling into its products; without it 130,000 tokens/s were "
-        "measured where bf16 has 409,000 (GPT-2 124M, H200, torch 2.11)",
-        runs=True,
-    ),
-    _not_beside(
-        "float8",
-        "parallelism",
-        lambda v: v == "data_parallel",
-        "torchao's layers cannot be copied for every forward pass",
-    ),
-    _not_beside(
-        "fsdp_reduce_dtype",
-        "precision",
-        lambda v: v == "pure_bf16",
-        "gradients of bf16 weights are bf16 already",
-    ),
-    _never_both("nccl_ctas", "nccl_channels", "both say how many thread blocks NCCL takes"),
-    _never_both(
-        "nccl_registration",
-        "expandable_segments",
-        "PyTorch switches registration off where segments grow",
-    ),
-    _never_both("numa_binding", "cpu_affinity", "both say on which processors a rank runs"),
-    _not_beside(
-        "numa_binding",
-        "parallelism",
-        lambda v: v == "data_parallel",
-        "one process drives devices of several NUMA nodes",
-    ),
-    _only_beside("powersgd_rank", "gradient_compression", "powersgd"),
-    _only_beside("loss_placement", "parallelism", "data_parallel"),
-    _not_beside(
-        "curriculum_share",
-        "curriculum_start",
-        lambda v: v == 1,
-        "samples always have their whole length",
-    ),
-    _never_both("layer_keep", "compile", "every choice of blocks would be compiled anew"),
-    _never_both("curriculum_start", "compile", "every length would be compiled anew"),
-    _never_both("layer_keep", "static_graph", "other parameters get a gradient in every step"),
-    Conflict(
-        "gradient_compression",
-        "parallelism",
-        lambda v: v["gradient_compression"] == "one_bit" and v["parallelism"] == "zero1",
-        "both replace the optimizer",
-    ),
-    Conflict(
-        "gradient_compression",
-        "precision",
-        lambda v: (
-            (v["gradient_compression"], v["precision"])
-            in (("one_bit", "fp16"), ("one_bit", "pure_bf16"), ("powersgd", "fp16"))
-        ),
-        "an overflow (fp16) would stay in what was lost in sending, which needs fp32 to be kept",
-    ),
-    _not_beside(
-        "layer_keep",
-        "gradient_compression",
-        lambda v: v in ("powersgd", "one_bit"),
-        "what is left over from one step belongs to the same parameters in the next",
-    ),
-    _never_both(
-        "first_bucket_mb",
-        "bucket_cap_mb",
-        "DDP has a first bucket of its own only with its own bucket size",
-    ),
-    Conflict(
-        "compile",
-        "accumulation_steps",
-        lambda v: v["compile"] in _CUDA_GRAPHS and v["accumulation_steps"] != 1,
-        "its CUDA graphs write gradients where those of the micro-batch before still lie "
-        "(pytorch#169545)",
-        "cuda",
-    ),
-    Conflict(
-        "compile",
-        "set_to_none",
-        lambda v: v["compile"] in _CUDA_GRAPHS and not v["set_to_none"],
-        "its CUDA graphs write gradients where those of the step before, only set to zero, still lie "
-        "(pytorch#96693)",
-        "cuda",
-    ),
-    Conflict(
-        "find_unused_parameters",
-        "static_graph",
-        lambda v: bool(v["find_unused_parameters"] and v["static_graph"]),
-        "a static graph finds them in its first step",
-    ),
-    Conflict(
-        "precision",
-        "parallelism",
-        lambda v: v["precision"] == "fp16" and v["parallelism"] in SHARDED,
-        "gradients that ranks hold in parts would each be checked for overflow alone",
-    ),
-    Conflict(
-        "optimizer_kernels",
-        "parallelism",
-        lambda v: (
-            (v["optimizer_kernels"], v["parallelism"], v["precision"]) == ("fused", "zero1", "fp16")
-        ),
-        "under precision=fp16 the scale of the loss, which a fused update takes off by itself, does not "
-        "reach the optimizer inside ZeroRedundancyOptimizer",
-    ),
-    _not_beside(
-        "static_graph",
-        "accumulation_steps",
-        lambda v: v != 1,
-        "DDP learns the graph from its first backward pass, which no_sync hides from it (torch 2.13)",
-    ),
-)
+
+    return Conflict(knob.name, told.other, clash, told.reason, told.device, told.runs)
+
+
+def conflicts_of(knobs: Iterable[Knob]) -> Iterator[Conflict]:
+    """Yield the conflicts that the entries of these knobs tell of."""
+    for knob in knobs:
+        yield from (_without(knob, only) for only in knob.only_with)
+        yield from (_clash(knob, told) for told in knob.conflicts)
+
+
+CONFLICTS = (*conflicts_of(CATALOGUE.values()),)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a constraint may ask about the machine and the study.
+    """Facts about the machine and the study that a constraint may ask for.
 
     Attributes:
         device: 'cpu' or 'cuda'.
@@ -264,7 +99,7 @@ class Facts:
 
 
 def infeasible(knobs: Values, facts: Facts) -> list[str]:
-    """Reasons why this configuration cannot run or may not compete; empty: it can.
+    """Return why this configuration cannot run or may not compete; empty: it can.
 
     Args:
         knobs: a value for every knob of the catalogue, and for those of the study's own.
@@ -280,26 +115,26 @@ def infeasible(knobs: Values, facts: Facts) -> list[str]:
 
 
 def broken(knobs: Values, facts: Facts) -> Iterator[Expression]:
-    """The study's own constraints that do not hold."""
+    """Yield the study's own constraints that do not hold."""
     if facts.rules:
         values = asked_of(knobs, facts.world_size)
         yield from (rule for rule in map(parse, facts.rules) if rule.broken(values))
 
 
 def asked_by(rule: Expression, knobs: Values) -> set[str]:
-    """The knobs that a study's own constraint is about."""
+    """Return the knobs that a study's own constraint is about."""
     batch = {"micro_batch", "accumulation_steps"} if "global_batch" in rule.names else set()
     return batch | (knobs.keys() & {*rule.names})
 
 
 def asked_of(knobs: Values, world_size: int) -> Values:
-    """All that a study's own constraints may ask for, by name."""
+    """Return all that a study's own constraints and the words of an export may ask for, by name."""
     batch = global_batch(knobs, world_size)
     return {**knobs, "world_size": world_size, "global_batch": batch}
 
 
 def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
-    """Reasons that lie in one knob alone: what its value needs is not there."""
+    """Yield reasons that lie in one knob alone: what its value needs is not there."""
     for name, value in knobs.items():
         # Nothing is known of what a study's own knobs need.
         for need in _demands(CATALOGUE[name], value) if name in CATALOGUE else ():
@@ -309,7 +144,7 @@ def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
 
 
 def clashing(knobs: Values) -> Iterator[Conflict]:
-    """Those that this configuration has, on whatever device."""
+    """Return the conflicts that a configuration has, on whatever device."""
     return (conflict for conflict in CONFLICTS if conflict.clash(knobs))
 
 
@@ -322,6 +157,8 @@ def conflicts(knobs: Values, device: str, *, slow_pairs: bool = False) -> Iterat
     """Yield reasons that lie in two knobs together.
 
     Args:
+        knobs: a value for every knob.
+        device: 'cpu' or 'cuda'.
         slow_pairs: pairs that run together, only never faster, are no reason.
     """
     for conflict in clashing(knobs):
@@ -333,12 +170,12 @@ def conflicts(knobs: Values, device: str, *, slow_pairs: bool = False) -> Iterat
 
 
 def global_batch(knobs: Values, world_size: int) -> int:
-    """Samples over all ranks per optimizer step."""
+    """Return the samples over all ranks per optimizer step."""
     return int(knobs["micro_batch"]) * int(knobs["accumulation_steps"]) * world_size
 
 
 def refused_global_batch(wanted: int, world_size: int) -> str | None:
-    """Why this global batch cannot be trained on so many ranks, with advice; None if it can."""
+    """Return why so many ranks cannot train this global batch, with advice; None if they can."""
     if wanted < world_size:
         return (
             f"a global batch of {wanted} leaves {world_size - wanted} of {world_size} ranks without "

@@ -68,14 +68,14 @@ class Expression:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """That it asks for, in the order in which they occur."""
+        """Return the names that it asks for, in the order in which they occur."""
         return tuple(self.columns)
 
     def holds(self, values: Values) -> bool:
-        """Whether it does; not where it divides by zero.
+        """Return whether the condition holds; it does not where it divides by zero.
 
         Args:
-            values: of all names, of others as well.
+            values: of all names; others may be among them.
 
         Raises:
             Mixed: it makes no sense for values of such kinds.
@@ -86,7 +86,7 @@ class Expression:
             return False
 
     def broken(self, values: Values) -> str:
-        """Why it does not hold, in words; empty: it does."""
+        """Return why it does not hold, in words; empty: it does."""
         why = "does not hold"
         try:
             if self.holds(values):
@@ -99,7 +99,7 @@ class Expression:
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Expression:
-    """The condition in a text.
+    """Return the condition in a text.
 
     Raises:
         Unreadable: there is none.
@@ -245,7 +245,7 @@ class _Reader:
 
 
 def _may_be_true(node: ast.expr) -> bool:
-    """Whether it can come to true or false, which the values of a name decide."""
+    """Return whether a part can come to true or false, as the values of a name decide."""
     if isinstance(node, ast.BoolOp):
         return all(map(_may_be_true, node.values))
     if isinstance(node, ast.UnaryOp):

@@ -1,6 +1,9 @@
-"""What the catalogue says of one knob."""
+"""The entry of a knob in the catalogue: all that is known of it, as data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from search_spaces.words import Words
 
 KnobValue = bool | int | float | str
 
@@ -15,7 +18,7 @@ PARTS = (
     "launching",
     PRESSURE,
 )
-"""What the time of a step is made of, in the words of a profile (autotune.worker.rank.trace).
+"""Parts of the time of a step, in the words of a profile (autotune.worker.rank.trace).
 
 compute: forward and backward pass; communication: exchange of gradients; optimizer: the update; loader:
 waiting for a batch; copies: of batches to the device; synchronisation: reading the loss on the host;
@@ -32,13 +35,54 @@ model; wrapper: on what shares it among ranks; step: on what every step does, an
 """
 
 
+VARIABLES, SETTINGS, DDP, LOADER, OPTIMIZER = (
+    "variables of the environment",
+    "settings of the process",
+    "DistributedDataParallel",
+    "DataLoader",
+    "Optimizer",
+)
+"""Objects of a script, or of its process, that a knob can be injected through.
+
+Variables are read when a process starts, and `autotune export --format env` writes them.
+"""
+
+
+ANY_WORKLOAD = ""
+(
+    ATTENTION,
+    BLOCKS,
+    BUFFERS,
+    CHUNKED_LOSS,
+    CONVOLUTIONS,
+    DATASET,
+    FLOAT8_LAYERS,
+    OWN_OPTIMIZER,
+    SHORTENED_SAMPLES,
+    SPLIT_PROJECTIONS,
+) = (
+    "attention",
+    "blocks",
+    "buffers",
+    "chunked loss",
+    "convolutions",
+    "dataset",
+    "float8 layers",
+    "optimizer",
+    "shortened samples",
+    "split projections",
+)
+"""Targets of knobs in a workload. A rank reports those that a workload lacks
+(autotune.worker.effects.lacking)."""
+
+
 NUMBERS, DATA, GRAPH, STATISTICS = (
     "number format",
     "data",
     "gradient graph",
     "batch statistics",
 )
-"""What a knob may change of the training.
+"""Changes that a knob may make to the training.
 
 number format: the format in which numbers are computed or sent, or the order in which they are summed;
 data: the rows that a step trains on; gradient graph: the parameters that get a gradient, and when
@@ -54,14 +98,14 @@ class Choice:
     values: tuple[KnobValue, ...]
 
     def problem(self, value: object) -> str | None:
-        """What is wrong with the value, or None."""
+        """Return what is wrong with the value, or None."""
         # True == 1 in Python: a boolean is not a number here, nor the other way round.
         if any(value == known and type(value) is type(known) for known in self.values):
             return None
         return f"must be one of {', '.join(written(known) for known in self.values)}"
 
     def describe(self) -> str:
-        """The domain in words."""
+        """Return the domain in words."""
         return ", ".join(written(value) for value in self.values)
 
 
@@ -77,7 +121,7 @@ class Range:
     integer: bool = True
 
     def problem(self, value: object) -> str | None:
-        """What is wrong with the value, or None."""
+        """Return what is wrong with the value, or None."""
         kinds = (int,) if self.integer else (int, float)
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
             return None
@@ -87,9 +131,63 @@ class Range:
         return self.low <= value <= self.high
 
     def describe(self) -> str:
-        """The domain in words."""
+        """Return the domain in words."""
         noun = "a whole number" if self.integer else "a number"
         return f"{noun} from {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """Values of another knob beside which a knob acts; beside all others it stays at its default.
+
+    Attributes:
+        other: name of the other knob.
+        values: of the other knob; empty: every value but its default.
+        reason: why it does not act beside other values.
+    """
+
+    other: str
+    values: tuple[KnobValue, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Values of a knob that do not go with values of another knob.
+
+    Attributes:
+        other: name of the other knob.
+        reason: why.
+        values: of the knob itself; empty: every value but its default.
+        of_other: values of the other knob; empty: every value but its default.
+        given: a third knob, and its value without which they do go together.
+        device: the only one on which they clash; empty: any.
+        runs: they run together, only never faster: such a pair is not tried unless it is the user's own.
+    """
+
+    other: str
+    reason: str
+    values: tuple[KnobValue, ...] = ()
+    of_other: tuple[KnobValue, ...] = ()
+    given: tuple[tuple[str, KnobValue], ...] = ()
+    device: str = ""
+    runs: bool = False
+
+
+@dataclass(frozen=True)
+class Via:
+    """How a script that does not turn a knob by itself gets it from outside.
+
+    Attributes:
+        through: VARIABLES, SETTINGS, DDP, LOADER or OPTIMIZER.
+        values: that can be set from outside; empty: all.
+        today: the value that the script must have by itself, as any other cannot be taken away; None:
+            any value can be changed.
+    """
+
+    through: str
+    values: tuple[KnobValue, ...] = ()
+    today: KnobValue | None = None
 
 
 @dataclass(frozen=True)
@@ -103,22 +201,36 @@ class Knob:
         summary: what it changes.
         changes: what it may change of the training, of NUMBERS, DATA, GRAPH and STATISTICS; each has a
             check: see autotune.analysis.gate and autotune.analysis.sameness.
-        needs: what a value other than the default (or those in `needs_for`) requires.
+        acts_on: PROCESS, MODEL, WRAPPER or STEP: how much is made anew where its value changes; see
+            search_spaces.residency.
+        target: what of a workload it acts on, such as BLOCKS; ANY_WORKLOAD: every workload has it.
+        inject: how a script gets it from outside; None: by an argument of the script only.
+        applied: the constructor argument, context or setting that it acts through.
+        source: where the knowledge comes from.
+        parts: of the time of a step that it acts on; see PARTS.
+        only_with: values of other knobs beside which alone it acts.
+        conflicts: values of it that do not go with values of other knobs.
+        exports: format of `autotune export` -> its words for the knob; others have none. A knob that is
+            injected through VARIABLES has words in the format env by that alone.
+        needs: what of the machine a value other than the default (or those in `needs_for`) requires.
         needs_for: the values that require it; empty: every value but the default.
         also_needs: single values, each with what it requires instead of `needs` or besides.
-        parts: of the time of a step that it acts on; see PARTS.
         promising: the value that an expert would try first, or the one nearest to it.
         because: why.
         ordered: whether neighbouring values behave alike.
         memory: whether it changes how much memory a rank takes.
         number_format: whether it says in which number format something is computed or sent: a reference
             run has its default.
+        always_said: whether no library has a default that a job could rely on, so that every export says
+            the value.
         schedule: whether it changes, on purpose, what is trained: a reference run has it, too.
-        acts_on: PROCESS, MODEL, WRAPPER or STEP: how much is made anew where its value changes; see
-            search_spaces.residency.
-        applied: the constructor argument, context or setting that it acts through.
-        source: where the knowledge comes from.
         variables: of the environment, which it sets; the allocator's is not only its own.
+        lasting: values of a knob of the step that act on the model or the process as well.
+        stateful: values beside which what a training has done so far shows in what comes: they have
+            optimizers or states of their own, or change in the course of a training; empty: every value
+            but the default; None: no value.
+        made_for: knobs of the step that something is made for, once, where this one is not at its
+            default: a compiled graph, for example.
     """
 
     name: str
@@ -127,9 +239,14 @@ class Knob:
     summary: str
     changes: frozenset[str]
     acts_on: str
+    target: str
+    inject: Via | None
     applied: str
     source: str
     parts: tuple[str, ...]
+    only_with: tuple[OnlyWith, ...]
+    conflicts: tuple[Clash, ...]
+    exports: Mapping[str, Words] = field(hash=False)
     needs: str = ""
     needs_for: tuple[KnobValue, ...] = ()
     also_needs: tuple[tuple[KnobValue, str], ...] = ()
@@ -138,15 +255,23 @@ class Knob:
     ordered: bool = False
     memory: bool = False
     number_format: bool = False
+    always_said: bool = False
     schedule: bool = False
     variables: tuple[str, ...] = ()
+    lasting: tuple[KnobValue, ...] = ()
+    stateful: tuple[KnobValue, ...] | None = None
+    made_for: tuple[str, ...] = ()
 
     @property
     def numerics(self) -> bool:
-        """Whether it can change the numbers that training computes."""
+        """Return whether it can change the numbers that training computes."""
         return NUMBERS in self.changes
+
+    def among(self, value: KnobValue, values: tuple[KnobValue, ...]) -> bool:
+        """Return whether a value is one of these; where there are none, whether it is no default."""
+        return value in values if values else value != self.default
 
 
 def written(value: KnobValue) -> str:
-    """A value as YAML, SQL and tables write it."""
+    """Return a value as YAML, SQL and tables write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ _FOLDER = resources.files("search_spaces") / "presets"
 
 
 def preset_names() -> list[str]:
-    """Names of all presets, sorted."""
+    """Return the names of all presets, sorted."""
     return sorted(
         entry.name.removesuffix(".yaml")
         for entry in _FOLDER.iterdir()
@@ -18,7 +18,7 @@ def preset_names() -> list[str]:
 
 
 def preset(name: str) -> dict[str, list[Any]]:
-    """The preset's values per knob.
+    """Return the preset's values per knob.
 
     Raises:
         KeyError: there is no such preset.
@@ -28,7 +28,7 @@ def preset(name: str) -> dict[str, list[Any]]:
 
 
 def preset_summary(name: str) -> str:
-    """What the preset is for: the comment at its head.
+    """Return the purpose of a preset: the comment at its head.
 
     Raises:
         KeyError: there is no such preset.

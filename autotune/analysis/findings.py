@@ -8,6 +8,7 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from search_spaces import CATALOGUE, Facts, KnobValue
+from search_spaces.catalogue import without_target
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import PRESSURE
 
@@ -55,13 +56,14 @@ def findings(
     """Everything worth saying, the largest share of the step first.
 
     Args:
-        profile: what was observed of a profiled block, see autotune.worker.protocol.Observed.
+        profile: what was observed of a profiled block, see autotune.worker.protocol.Observed; further
+            knobs that cannot act may be named in it as `unusable`.
         knobs: the configuration.
         facts: about the machine; only knobs that can act here, and on this model, are named.
         rising: throughput with twice the micro-batch over that of this configuration, if measured.
     """
     made = breakdown(profile["parts"])
-    unusable = profile.get("unusable", ())
+    unusable = unusable_knobs(profile)
     parts = [_part(name, made[name], facts, unusable) for name in _TEXTS]
     parts.append(_straggler(made[STRAGGLER], profile["parts"]))
     parts.sort(key=lambda finding: -(finding.share or 0.0))
@@ -71,6 +73,11 @@ def findings(
         dataclasses.replace(one, knobs=tuple(name for name in one.knobs if name not in unusable))
         for one in found
     ]
+
+
+def unusable_knobs(profile: Mapping[str, Any]) -> set[str]:
+    """Return the knobs that have nothing to act on where a profile was taken."""
+    return {*profile.get("unusable", ()), *without_target(profile.get("lacks", ()))}
 
 
 def of_other_jobs(spec: StudySpec) -> list[str]:

@@ -13,8 +13,8 @@ from autotune.config.sections import ResourcesSpec, WorkloadSpec
 from autotune.worker.protocol import PYTHON, TORCHRUN
 from autotune.worker.survey_result import SETTINGS
 from search_spaces import CATALOGUE
+from search_spaces.catalogue import not_from_outside
 from search_spaces.constraints import global_batch
-from search_spaces.scripts import refusal
 
 _KINDS = ("name", "script", "module", "command")
 _FLAG = re.compile(r"-{1,2}[^\s=]+=?|[^\s=$-][^\s=]*=|\$[A-Za-z_][A-Za-z0-9_]*")
@@ -192,7 +192,7 @@ def of_knobs(
         if flag is None and name == derived(workload):
             continue  # of_derived refuses it
         if flag is None:
-            why = refusal(name, values, full_baseline[name])
+            why = not_from_outside(name, values, full_baseline[name])
             if why:
                 text = f"{why}; say under workload.flags by which argument it is turned"
                 problems["search_space", name] = text

@@ -24,14 +24,6 @@ _OF_OLDER_FILES = {
     "layer_keep": 1,
 }
 """Knobs that a file of an earlier version lacks -> value that its trials ran with."""
-_BY_DDP = (
-    "bucket_cap_mb",
-    "gradient_as_bucket_view",
-    "static_graph",
-    "find_unused_parameters",
-    "broadcast_buffers",
-)
-"""Knobs that `ddp_arguments` applies."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,9 @@ class BestConfig(Mapping[str, Any]):
         """
         if self.unusual is None:
             raise ValueError("this best.yaml does not say what is unusual in it: export it again")
-        known = {*applied, *_BY_DDP}
+        from autotune.worker.effects.parallel import DDP_ARGUMENTS
+
+        known = {*applied, *DDP_ARGUMENTS}
         return {name: self.knobs[name] for name in self.unusual if name not in known}
 
     def __getitem__(self, name: str) -> Any:

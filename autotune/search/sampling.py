@@ -15,7 +15,7 @@ from autotune.search.space import Configuration, Space, key
 from autotune.search.splits import ACCUMULATION, MICRO_BATCH
 from autotune.search.step_parts import Profile
 from search_spaces import CATALOGUE, KnobValue
-from search_spaces.constraints import SHARDED
+from search_spaces.needs import SHARDED
 
 _LOOK_AHEAD = 100_000
 _STARTUP_TRIALS = 8

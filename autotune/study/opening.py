@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.analysis.findings import findings
+from autotune.analysis.findings import findings, unusable_knobs
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
 from autotune.search.space import Space
@@ -55,7 +55,7 @@ class Opening:
             return []  # once the baseline has shown what memory it takes
         baseline = self._plan.baseline
         found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
-        unusable = {*seen.get("unusable", ())}
+        unusable = unusable_knobs(seen)
         if self._cores_per_rank() < _CORES_FOR_LOADING:
             unusable.add("loader_workers")  # unless it is loading that holds the step back
         return experts(self._space, baseline, found, unusable, room)

@@ -408,8 +408,8 @@ class Observed(TypedDict, total=False):
     """Module -> how it moves the batch out of the outermost dimension; profiles only."""
     look_seconds: float
     """Seconds from the end of the first step to the report; profiles only."""
-    unusable: list[str]
-    """Knobs that have nothing to act on in the workload; profiles only."""
+    lacks: list[str]
+    """Targets of knobs that the workload has not, see autotune.worker.effects.lacking; profiles only."""
     padded: int
     """1 where padding may be among the tokens; scripts only."""
     replicas: int

@@ -1,18 +1,80 @@
 """Knobs that act on the bare model."""
 
 from search_spaces.knob import (
+    ANY_WORKLOAD,
+    BLOCKS,
+    CHUNKED_LOSS,
+    CONVOLUTIONS,
     DATA,
+    DDP,
+    FLOAT8_LAYERS,
     GRAPH,
     MODEL,
     NOTHING,
     NUMBERS,
     ON_OR_OFF,
+    SHORTENED_SAMPLES,
+    SPLIT_PROJECTIONS,
     STATISTICS,
     Choice,
+    Clash,
     Knob,
+    OnlyWith,
     Range,
+    Via,
 )
-from search_spaces.needs import CUDA, FP8
+from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8, SHARDED
+from search_spaces.words import Fields, Knobs, Words, one_of, without
+
+
+def _compiles(knobs: Knobs) -> bool:
+    return bool(knobs["compile"] != "none")
+
+
+def _hf_compile(mode: str, knobs: Knobs) -> Fields | None:
+    if not _compiles(knobs):
+        return {}
+    if knobs["compile_scope"] != "model":
+        return None
+    return {"torch_compile": True, **({} if mode == "default" else {"torch_compile_mode": mode})}
+
+
+def _accelerate_compile(mode: str, knobs: Knobs) -> Fields:
+    if not _compiles(knobs):
+        return {}
+    return {
+        "dynamo_config.dynamo_backend": "INDUCTOR",
+        "dynamo_config.dynamo_mode": mode,
+        **_accelerate_scope(knobs["compile_scope"], knobs),
+    }
+
+
+def _accelerate_scope(scope: str, knobs: Knobs) -> Fields:
+    if scope != "blocks" or not _compiles(knobs):
+        return {}
+    return {"dynamo_config.dynamo_use_regional_compilation": True}
+
+
+def _hf_checkpointing(every: int, knobs: Knobs) -> Fields:
+    if every == 0:
+        return {}
+    if every == 1:
+        sharded = knobs["parallelism"] in SHARDED
+        name = "fsdp_config.activation_checkpointing" if sharded else "gradient_checkpointing"
+        return {name: True}
+    return {
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs.every_n_layers": every,
+    }
+
+
+def _accelerate_checkpointing(every: int, knobs: Knobs) -> Fields | None:
+    """Return how Accelerate checkpoints the blocks that FSDP wraps: all of them, or none."""
+    if not every:
+        return {}
+    sharded = knobs["parallelism"] in ("fsdp", "fsdp_keep")
+    return {"fsdp_config.fsdp_activation_checkpointing": True} if sharded and every == 1 else None
+
 
 KNOBS = (
     Knob(
@@ -22,12 +84,22 @@ KNOBS = (
         default=0,
         summary="every so many-th block keeps its input only and computes anew in backward; 0: none",
         acts_on=MODEL,
+        target=BLOCKS,
+        inject=Via(DDP, today=0),
         applied="torch.utils.checkpoint around blocks of the model's longest list of equal modules",
         source="Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost",
         memory=True,
         parts=("compute", "launching", "pressure"),
         promising=0,
         because="computing anew costs time: only if memory is what hurts",
+        only_with=(),
+        conflicts=(FOR_ONE_COPY,),
+        exports={
+            "hf-trainer": Words(_hf_checkpointing),
+            "accelerate": Words(_accelerate_checkpointing),
+            # A policy of its own, which is another class in its configuration for every kind.
+            "torchtitan": without(lambda _: None),
+        },
     ),
     Knob(
         name="loss_chunks",
@@ -37,6 +109,8 @@ KNOBS = (
         summary="slices of the vocabulary in which the loss is computed, anew in backward; 1: all "
         "logits at once",
         acts_on=MODEL,
+        target=CHUNKED_LOSS,
+        inject=None,
         applied="attribute loss_chunks of the model",
         source="Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models",
         ordered=True,
@@ -44,6 +118,9 @@ KNOBS = (
         parts=("compute", "launching", "pressure"),
         promising=1,
         because="computing anew costs time: only if memory is what hurts",
+        only_with=(),
+        conflicts=(),
+        exports={},
     ),
     Knob(
         name="layer_keep",
@@ -52,6 +129,8 @@ KNOBS = (
         default=1,
         summary="progressive layer dropping: how likely the last block is kept at the end; 1: all are",
         acts_on=MODEL,
+        target=BLOCKS,
+        inject=None,
         applied="blocks of the model's longest list of equal modules pass their input on; DDP looks for "
         "unused parameters",
         source="Zhang and He 2020, Progressive Layer Dropping (arXiv 2010.13369)",
@@ -60,6 +139,19 @@ KNOBS = (
         parts=("compute", "launching", "pressure", "communication"),
         promising=1,
         because="it trains something else: a decision for people",
+        only_with=(),
+        conflicts=(
+            FOR_ONE_COPY,
+            Clash("compile", "every choice of blocks would be compiled anew"),
+            Clash("static_graph", "other parameters get a gradient in every step"),
+            Clash(
+                "gradient_compression",
+                "what is left over from one step belongs to the same parameters in the next",
+                of_other=("powersgd", "one_bit"),
+            ),
+        ),
+        stateful=(),
+        exports={},
     ),
     Knob(
         name="curriculum_start",
@@ -69,6 +161,8 @@ KNOBS = (
         summary="length of samples at the start of the training, as a share; it grows evenly; 1: always "
         "whole. A shortened sample counts by its tokens",
         acts_on=MODEL,
+        target=SHORTENED_SAMPLES,
+        inject=None,
         applied="Workload.shorten of every batch",
         source="Li et al. 2022, Sequence Length Warmup (arXiv 2108.06084)",
         ordered=True,
@@ -76,6 +170,10 @@ KNOBS = (
         parts=("compute", "launching", "pressure"),
         promising=1,
         because="it trains something else: a decision for people",
+        only_with=(),
+        conflicts=(Clash("compile", "every length would be compiled anew"),),
+        stateful=(),
+        exports={},
     ),
     Knob(
         name="curriculum_share",
@@ -84,6 +182,8 @@ KNOBS = (
         default=0.5,
         summary="share of the training after which samples have their whole length",
         acts_on=MODEL,
+        target=SHORTENED_SAMPLES,
+        inject=None,
         applied="Workload.shorten of every batch",
         source="Li et al. 2022, Sequence Length Warmup (arXiv 2108.06084)",
         ordered=True,
@@ -91,6 +191,9 @@ KNOBS = (
         parts=("compute", "launching", "pressure"),
         promising=0.5,
         because="it trains something else: a decision for people",
+        only_with=(OnlyWith("curriculum_start", (), "samples always have their whole length"),),
+        conflicts=(),
+        exports={},
     ),
     Knob(
         name="channels_last",
@@ -99,11 +202,16 @@ KNOBS = (
         default=False,
         summary="image tensors and convolution weights with the channel innermost",
         acts_on=MODEL,
+        target=CONVOLUTIONS,
+        inject=None,
         applied="model and batches .to(memory_format=torch.channels_last)",
         source="PyTorch tutorial: Channels Last Memory Format",
         parts=("compute", "pressure"),
         promising=True,
         because="the format that convolution kernels work in",
+        only_with=(),
+        conflicts=(FOR_ONE_COPY,),
+        exports={},
     ),
     Knob(
         name="compile",
@@ -117,12 +225,40 @@ KNOBS = (
         needs=CUDA,
         needs_for=("reduce-overhead", "max-autotune"),
         acts_on=MODEL,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="torch.compile(model, mode=...)",
         source="Ansel et al. 2024, PyTorch 2; torch.compile documentation",
         parts=("compute", "launching", "pressure"),
         promising="default",
         because="fused kernels read and write less; the time to compile is not counted",
         memory=True,
+        only_with=(),
+        conflicts=(
+            FOR_ONE_COPY,
+            Clash(
+                "accumulation_steps",
+                "its CUDA graphs write gradients where those of the micro-batch before still lie "
+                "(pytorch#169545)",
+                values=CUDA_GRAPHS,
+                device="cuda",
+            ),
+            Clash(
+                "set_to_none",
+                "its CUDA graphs write gradients where those of the step before, only set to zero, "
+                "still lie (pytorch#96693)",
+                values=CUDA_GRAPHS,
+                device="cuda",
+            ),
+        ),
+        made_for=("micro_batch", "precision", "attention"),
+        exports={
+            "hf-trainer": Words(_hf_compile),
+            "accelerate": Words(_accelerate_compile),
+            "torchtitan": one_of(
+                {"none": {"compile.enable": False}, "default": {"compile.enable": True}}
+            ),
+        },
     ),
     Knob(
         name="compile_scope",
@@ -132,6 +268,8 @@ KNOBS = (
         summary="what is compiled at a time: the whole model, or each of its repeated blocks, which "
         "share what was compiled of one",
         acts_on=MODEL,
+        target=BLOCKS,
+        inject=None,
         applied="torch.compile of forward of the blocks in the model's longest list of equal modules",
         source="PyTorch tutorial: Reducing torch.compile cold start with regional compilation; "
         "torchtitan compiles every block of a Transformer",
@@ -139,6 +277,16 @@ KNOBS = (
         promising="model",
         because="fuses across blocks; blocks alone compile faster and go with FSDP",
         memory=True,
+        only_with=(OnlyWith("compile", (), "nothing is compiled"),),
+        conflicts=(),
+        exports={
+            "hf-trainer": one_of({"model": {}}),
+            "accelerate": Words(_accelerate_scope),
+            "torchtitan": Words(
+                lambda value, knobs: {} if value == "blocks" or not _compiles(knobs) else None,
+                by_itself=lambda knobs: "blocks" if _compiles(knobs) else "model",
+            ),
+        },
     ),
     Knob(
         name="float8",
@@ -150,6 +298,8 @@ KNOBS = (
         "weights in FP8",
         needs=FP8,
         acts_on=MODEL,
+        target=FLOAT8_LAYERS,
+        inject=None,
         applied="torchao.float8.convert_to_float8_training of nn.Linear whose dimensions are multiples "
         "of 16; extra: autotune[float8]",
         source="Micikevicius et al. 2022, FP8 Formats for Deep Learning; torchtitan, Llama 3 8B on "
@@ -159,6 +309,23 @@ KNOBS = (
         because="twice the rate of bf16 products",
         memory=True,
         number_format=True,
+        only_with=(OnlyWith("precision", BF16, "its products are rounded from and to bf16"),),
+        conflicts=(
+            Clash(
+                "compile",
+                "only compiled code fuses the scaling into its products; without it 130,000 tokens/s "
+                "were measured where bf16 has 409,000 (GPT-2 124M, H200, torch 2.11)",
+                of_other=("none",),
+                runs=True,
+            ),
+            Clash(
+                "parallelism",
+                "torchao's layers cannot be copied for every forward pass",
+                of_other=("data_parallel",),
+            ),
+        ),
+        made_for=("precision", "optimizer_kernels"),
+        exports={},
     ),
     Knob(
         name="qkv_streams",
@@ -168,11 +335,16 @@ KNOBS = (
         summary="Q, K and V projections issued on three CUDA streams",
         needs=CUDA,
         acts_on=MODEL,
+        target=SPLIT_PROJECTIONS,
+        inject=None,
         applied="attribute qkv_streams of the model's attention modules",
         source="measured slower for d_model 512 on 4 RTX 3090: a negative result worth repeating",
         memory=True,
         parts=("launching", "compute"),
         promising=False,
         because="measured slower at usual sizes",
+        only_with=(),
+        conflicts=(FOR_ONE_COPY,),
+        exports={},
     ),
 )

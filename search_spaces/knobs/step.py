@@ -1,18 +1,42 @@
 """Knobs that act on what every step does, and on what feeds it."""
 
 from search_spaces.knob import (
+    ANY_WORKLOAD,
+    ATTENTION,
     DATA,
+    DATASET,
+    DDP,
     GRAPH,
+    LOADER,
     NOTHING,
     NUMBERS,
     ON_OR_OFF,
+    OPTIMIZER,
+    OWN_OPTIMIZER,
+    SETTINGS,
     STATISTICS,
     STEP,
     Choice,
+    Clash,
     Knob,
     Range,
+    Via,
 )
-from search_spaces.needs import CUDA, HOPPER, TF32
+from search_spaces.needs import CUDA, HOPPER, SHARDED, TF32, WITH_WORKERS, has_workers
+from search_spaces.words import Fields, Knobs, Words, field, one_of
+
+
+def _samples(_: object, knobs: Knobs) -> Fields:
+    """Return the batch as torchtitan counts it: of a rank, and over all ranks and micro-batches."""
+    return {
+        "training.local_batch_size": knobs["micro_batch"],
+        "training.global_batch_size": knobs["global_batch"],
+    }
+
+
+def _torchtitan_formats(weights: str, computing: str) -> Fields:
+    return {"training.dtype": weights, "training.mixed_precision_param": computing}
+
 
 KNOBS = (
     Knob(
@@ -22,6 +46,8 @@ KNOBS = (
         default=8,
         summary="samples per rank and forward pass",
         acts_on=STEP,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="DataLoader(batch_size=...)",
         source="Hugging Face TrainingArguments.per_device_train_batch_size (default 8)",
         ordered=True,
@@ -30,6 +56,14 @@ KNOBS = (
         parts=("launching", "communication", "optimizer", "pressure", "synchronisation"),
         promising=1_048_576,
         because="more samples share what every forward pass costs whatever its size",
+        only_with=(),
+        conflicts=(),
+        exports={
+            "hf-trainer": field("per_device_train_batch_size"),
+            "deepspeed": field("train_micro_batch_size_per_gpu"),
+            "torchtitan": Words(_samples),
+        },
+        always_said=True,
     ),
     Knob(
         name="accumulation_steps",
@@ -38,6 +72,8 @@ KNOBS = (
         default=1,
         summary="micro-batches per optimizer step; gradients travel with the last one only",
         acts_on=STEP,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="DistributedDataParallel.no_sync() for all micro-batches but the last",
         source="PyTorch DistributedDataParallel.no_sync; Li et al. 2020, PyTorch Distributed (VLDB)",
         ordered=True,
@@ -45,6 +81,15 @@ KNOBS = (
         parts=("communication", "optimizer", "synchronisation"),
         promising=65_536,
         because="gradients travel and weights change less often",
+        only_with=(),
+        conflicts=(),
+        exports={
+            "hf-trainer": field("gradient_accumulation_steps"),
+            "lightning": field("accumulate_grad_batches"),
+            "deepspeed": field("gradient_accumulation_steps"),
+            "torchtitan": Words(_samples),
+        },
+        always_said=True,
     ),
     Knob(
         name="precision",
@@ -55,6 +100,8 @@ KNOBS = (
         needs=TF32,
         needs_for=("tf32",),
         acts_on=STEP,
+        target=ANY_WORKLOAD,
+        inject=Via(DDP, values=("fp32", "tf32", "bf16"), today="fp32"),
         applied="torch.set_float32_matmul_precision, torch.autocast, torch.amp.GradScaler",
         source="Micikevicius et al. 2018, Mixed Precision Training; PyTorch AMP documentation",
         memory=True,
@@ -62,6 +109,55 @@ KNOBS = (
         parts=("compute", "launching", "pressure"),
         promising="bf16",
         because="half the bytes, matrix units of its own, and no loss to scale",
+        only_with=(),
+        conflicts=(
+            Clash(
+                "parallelism",
+                "gradients that ranks hold in parts would each be checked for overflow alone",
+                values=("fp16",),
+                of_other=SHARDED,
+            ),
+        ),
+        lasting=("pure_bf16",),
+        exports={
+            "hf-trainer": one_of(
+                {
+                    "fp32": {"bf16": False, "fp16": False},
+                    "tf32": {"bf16": False, "fp16": False, "tf32": True},
+                    "bf16": {"bf16": True, "fp16": False},
+                    "fp16": {"bf16": False, "fp16": True},
+                }
+            ),
+            "accelerate": one_of(
+                {
+                    "fp32": {"mixed_precision": "no"},
+                    "bf16": {"mixed_precision": "bf16"},
+                    "fp16": {"mixed_precision": "fp16"},
+                }
+            ),
+            "lightning": one_of(
+                {
+                    "fp32": {"precision": "32-true"},
+                    "bf16": {"precision": "bf16-mixed"},
+                    "fp16": {"precision": "16-mixed"},
+                    "pure_bf16": {"precision": "bf16-true"},
+                }
+            ),
+            "deepspeed": one_of(
+                {
+                    "fp32": {"bf16.enabled": False, "fp16.enabled": False},
+                    "bf16": {"bf16.enabled": True, "fp16.enabled": False},
+                    "fp16": {"bf16.enabled": False, "fp16.enabled": True},
+                }
+            ),
+            "torchtitan": one_of(
+                {
+                    "fp32": _torchtitan_formats("float32", "float32"),
+                    "bf16": _torchtitan_formats("float32", "bfloat16"),
+                    "pure_bf16": _torchtitan_formats("bfloat16", "bfloat16"),
+                }
+            ),
+        },
     ),
     Knob(
         name="optimizer_kernels",
@@ -70,12 +166,31 @@ KNOBS = (
         default="default",
         summary="update of all parameters in one call per operation (foreach) or in one (fused)",
         acts_on=STEP,
+        target=OWN_OPTIMIZER,
+        inject=Via(OPTIMIZER),
         applied="foreach=..., fused=... in the optimizer's parameter groups",
         source="PyTorch torch.optim: foreach is the default on CUDA, a loop elsewhere",
         memory=True,
         parts=("optimizer",),
         promising="fused",
         because="one kernel instead of one per parameter",
+        only_with=(),
+        conflicts=(
+            Clash(
+                "parallelism",
+                "under precision=fp16 the scale of the loss, which a fused update takes off by itself, "
+                "does not reach the optimizer inside ZeroRedundancyOptimizer",
+                values=("fused",),
+                of_other=("zero1",),
+                given=(("precision", "fp16"),),
+            ),
+        ),
+        exports={
+            "torchtitan": one_of(
+                {name: {"optimizer.implementation": name} for name in ("foreach", "fused")},
+                by_itself=lambda _: "fused",
+            ),
+        },
     ),
     Knob(
         name="set_to_none",
@@ -84,12 +199,17 @@ KNOBS = (
         default=True,
         summary="gradients are dropped after the update instead of set to zero",
         acts_on=STEP,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="Optimizer.zero_grad(set_to_none=...)",
         source="PyTorch Optimizer.zero_grad (default true since 2.0)",
         parts=("optimizer",),
         promising=True,
         because="no memory to write, none to add to",
         memory=True,
+        only_with=(),
+        conflicts=(),
+        exports={},
     ),
     Knob(
         name="loader_workers",
@@ -98,12 +218,20 @@ KNOBS = (
         default=0,
         summary="processes per rank that prepare batches ahead; 0: the training process does it",
         acts_on=STEP,
+        target=DATASET,
+        inject=Via(LOADER),
         applied="DataLoader(num_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default 0)",
         ordered=True,
         parts=("loader", "launching"),
         promising=2,
         because="batches are prepared while the step computes",
+        only_with=(),
+        conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_num_workers"),
+            "torchtitan": field("dataloader.num_workers"),
+        },
     ),
     Knob(
         name="attention",
@@ -116,6 +244,8 @@ KNOBS = (
         needs_for=("efficient", "cudnn"),
         also_needs=(("flash3", HOPPER),),
         acts_on=STEP,
+        target=ATTENTION,
+        inject=Via(SETTINGS),
         applied="torch.nn.attention.sdpa_kernel; flash3: activate_flash_attention_impl as well",
         source="Dao et al. 2022, FlashAttention; Shah et al. 2024, FlashAttention-3; PyTorch "
         "scaled_dot_product_attention",
@@ -123,6 +253,18 @@ KNOBS = (
         promising="auto",
         because="PyTorch picks the fastest that can do what is asked",
         memory=True,
+        only_with=(),
+        conflicts=(
+            Clash(
+                "precision",
+                "its kernels are for half precision",
+                values=("flash", "cudnn", "flash3"),
+                of_other=("fp32", "tf32"),
+                device="cuda",
+            ),
+        ),
+        lasting=("flash3",),
+        exports={},
     ),
     Knob(
         name="pin_memory",
@@ -132,11 +274,19 @@ KNOBS = (
         summary="batches in page-locked memory, from which the device copies on its own",
         needs=CUDA,
         acts_on=STEP,
+        target=ANY_WORKLOAD,
+        inject=Via(LOADER),
         applied="DataLoader(pin_memory=...)",
         source="PyTorch torch.utils.data, memory pinning",
         parts=("loader", "copies"),
         promising=True,
         because="the copy no longer waits for the host",
+        only_with=(),
+        conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_pin_memory"),
+            "torchtitan": field("dataloader.pin_memory"),
+        },
     ),
     Knob(
         name="persistent_workers",
@@ -145,11 +295,19 @@ KNOBS = (
         default=False,
         summary="loader workers live on from epoch to epoch",
         acts_on=STEP,
+        target=DATASET,
+        inject=Via(LOADER),
         applied="DataLoader(persistent_workers=...)",
         source="PyTorch torch.utils.data.DataLoader (default false)",
         parts=("loader",),
         promising=True,
         because="no processes to start every epoch",
+        only_with=(WITH_WORKERS,),
+        conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_persistent_workers"),
+            "torchtitan": field("dataloader.persistent_workers", has_workers),
+        },
     ),
     Knob(
         name="prefetch_factor",
@@ -158,12 +316,20 @@ KNOBS = (
         default=2,
         summary="batches that every loader worker prepares ahead",
         acts_on=STEP,
+        target=DATASET,
+        inject=Via(LOADER),
         applied="DataLoader(prefetch_factor=...)",
         source="PyTorch torch.utils.data.DataLoader (default 2)",
         parts=("loader",),
         promising=4,
         because="evens out samples that take long",
         ordered=True,
+        only_with=(WITH_WORKERS,),
+        conflicts=(),
+        exports={
+            "hf-trainer": field("dataloader_prefetch_factor", has_workers),
+            "torchtitan": field("dataloader.prefetch_factor", has_workers),
+        },
     ),
     Knob(
         name="stream_prefetch",
@@ -173,12 +339,17 @@ KNOBS = (
         summary="copies the next batch to the device on a side stream during the current step",
         needs=CUDA,
         acts_on=STEP,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="torch.cuda.Stream around the copy of the next batch",
         source="NVIDIA apex data_prefetcher; PyTorch CUDA semantics, streams",
         memory=True,
         parts=("loader", "copies", "launching"),
         promising=True,
         because="the copy of the next batch hides behind the step",
+        only_with=(),
+        conflicts=(),
+        exports={},
     ),
     Knob(
         name="log_interval",
@@ -187,11 +358,22 @@ KNOBS = (
         default=10,
         summary="optimizer steps between two readings of the loss on the host, each one a wait",
         acts_on=STEP,
+        target=ANY_WORKLOAD,
+        inject=None,
         applied="float(loss) every so many steps",
         source="PyTorch ImageNet example, --print-freq (default 10)",
         ordered=True,
         parts=("synchronisation",),
         promising=100_000,
         because="every reading of the loss makes the host wait for the device",
+        only_with=(),
+        conflicts=(),
+        exports={
+            "hf-trainer": Words(
+                lambda value, _: {"logging_strategy": "steps", "logging_steps": value}
+            ),
+            "lightning": field("log_every_n_steps"),
+            "torchtitan": field("metrics.log_freq"),
+        },
     ),
 )

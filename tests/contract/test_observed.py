@@ -17,7 +17,7 @@ from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.contention import straggler_ratio
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor
-from autotune.worker.protocol import BlockPlan, BlockReport, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, Observed, TrialRequest
 from launchers import Launcher, Resources, open_launcher
 from search_spaces import defaults
 from storage import AttemptResult
@@ -55,13 +55,13 @@ def tiny_trial(folder: Path, arguments: dict[str, Any]) -> TrialRequest:
     )
 
 
-def profiled(launcher: Launcher, folder: Path, **arguments: Any) -> dict[str, list[float]]:
-    """What each rank's step is made of."""
+def profiled(launcher: Launcher, folder: Path, **arguments: Any) -> Observed:
+    """What a profile shows of the tiny workload."""
     judge = ProfileMonitor()
     request = dataclasses.replace(tiny_trial(folder, arguments), profile=4)
     result = judge.result(launcher.slots[0].run(request, judge))
     assert result.state == "COMPLETE", result.cause
-    return judge.seen[0].block.observed["parts"]
+    return judge.seen[0].block.observed
 
 
 def usual(of_each_block: Iterable[float | None]) -> float:
@@ -129,7 +129,10 @@ def test_blocks_that_others_disturb_are_repeated_three_times_then_kept_and_flagg
 def test_a_profile_says_what_a_step_is_made_of_and_leaves_its_trace(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    parts = profiled(launcher, tmp_path, sleep=SLEEP)
+    observed = profiled(launcher, tmp_path, sleep=SLEEP)
+    parts = observed["parts"]
+    lacks = {"attention", "blocks", "convolutions"}
+    assert lacks <= {*observed["lacks"]} and "dataset" not in observed["lacks"]
     for rank in (0, 1):
         shares = {name: of_ranks[rank] for name, of_ranks in parts.items()}
         assert shares.pop("idle") == 0
@@ -143,7 +146,7 @@ def test_a_profile_says_what_a_step_is_made_of_and_leaves_its_trace(
 def test_a_profile_tells_a_slow_rank_from_slow_communication(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    made = breakdown(profiled(launcher, tmp_path, sleep=SLEEP, slow_rank=1))
+    made = breakdown(profiled(launcher, tmp_path, sleep=SLEEP, slow_rank=1)["parts"])
     assert max(made, key=made.__getitem__) == STRAGGLER
     assert made[STRAGGLER] > 0.6
     assert made["communication"] < 0.2

@@ -23,6 +23,7 @@ REWRITTEN = (
     "autotune/worker",
     "autotune/workloads",
     "launchers",
+    "search_spaces",
     "storage",
 )
 """Packages that follow the rules; pyproject.toml excepts the others from those of pydocstyle."""

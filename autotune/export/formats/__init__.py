@@ -1,5 +1,7 @@
-"""A recommendation in the terms of those who use it: a pure function for each, from the configuration to
-a text and to what that cannot say."""
+"""Formats of a recommendation: a pure function for each, to a text and the knobs that it leaves unsaid.
+
+The words of each format for a knob are in the knob's entry (search_spaces.knobs).
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -34,7 +36,7 @@ FORMATS: Mapping[str, Callable[[BestConfig], Said]] = {
 
 
 def known(name: str) -> str:
-    """The name of a format.
+    """Return the name of a format.
 
     Raises:
         BadInput: there is none of that name.
@@ -45,7 +47,7 @@ def known(name: str) -> str:
 
 
 def remarks(name: str, said: Said) -> Iterator[str]:
-    """What a format has left unsaid, a line for each knob."""
+    """Yield a line for each knob that a format has left unsaid."""
     for knob, value in said.unsaid.items():
         in_env = name != "env" and knob in ACTING and value != CATALOGUE[knob].default
         instead = "; --format env does" if in_env else ""

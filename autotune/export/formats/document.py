@@ -6,7 +6,7 @@ from autotune.export.formats.telling import Said, as_json
 
 
 def yaml(best: BestConfig) -> Said:
-    """What `autotune.load` and `autotune run` read."""
+    """Return what `autotune.load` and `autotune run` read."""
     return Said(writing.as_text(writing.document_of(best)), {})
 
 

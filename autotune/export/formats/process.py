@@ -6,32 +6,33 @@ from typing import Any
 
 from autotune.config import arguments
 from autotune.export.best import BestConfig
-from autotune.export.formats.telling import Fields, Knobs, Rule, Said, told
-from search_spaces import defaults
+from autotune.export.formats.telling import Said, told
+from search_spaces import CATALOGUE, defaults
+from search_spaces.knob import VARIABLES
+from search_spaces.words import Fields, Knobs, Words
 
-ACTING = (
-    *("nccl_algo", "nccl_proto", "nccl_channels", "nccl_ctas", "nccl_registration"),
-    *("cuda_connections", "expandable_segments", "cpu_threads"),
+ACTING = tuple(
+    name for name, knob in CATALOGUE.items() if knob.inject and knob.inject.through == VARIABLES
 )
 """Knobs that libraries read from the environment."""
 
 
 def env(best: BestConfig) -> Said:
-    """`export NAME=value`, a line each. Of a script also the variables that it reads a knob from."""
+    """Return lines `export NAME=value`; of a script also the variables that it reads a knob from."""
     fields, unsaid = told(best, {**_acting(best), **_of_script(best)})
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in fields.items()]
     return Said("".join(lines), unsaid)
 
 
-def _acting(best: BestConfig) -> dict[str, Rule]:
+def _acting(best: BestConfig) -> dict[str, Words]:
     # Of the ranks: where this runs there may be no NCCL.
     told = str(best.provenance.get("environment", {}).get("nccl") or "")
     nccl = tuple(int(part) for part in told.split(".") if part.isdigit()) or None
     return {name: _variables_of(name, nccl) for name in ACTING}
 
 
-def _variables_of(name: str, nccl: tuple[int, ...] | None) -> Rule:
-    def rule(value: Any, _: Knobs) -> Fields | None:
+def _variables_of(name: str, nccl: tuple[int, ...] | None) -> Words:
+    def say(value: Any, _: Knobs) -> Fields | None:
         if name == "cpu_threads":
             return {"OMP_NUM_THREADS": str(value)} if value else None
         from autotune.worker.effects import process  # with it comes torch
@@ -39,10 +40,10 @@ def _variables_of(name: str, nccl: tuple[int, ...] | None) -> Rule:
         # None of them: a variable cannot be exported away.
         return dict(process.environment({**defaults(), name: value}, nccl)) or None
 
-    return rule
+    return Words(say)
 
 
-def _of_script(best: BestConfig) -> dict[str, Rule]:
+def _of_script(best: BestConfig) -> dict[str, Words]:
     if best.script is None:
         return {}
     flags: Mapping[str, str] = best.script["flags"]
@@ -53,6 +54,6 @@ def _of_script(best: BestConfig) -> dict[str, Rule]:
     }
 
 
-def _as_tried(name: str, flags: Mapping[str, str], turned: Mapping[str, Any]) -> Rule:
-    """As the trials had it."""
-    return lambda value, _: dict(arguments.variables(flags, {name: turned.get(name, value)}))
+def _as_tried(name: str, flags: Mapping[str, str], turned: Mapping[str, Any]) -> Words:
+    """Return the variables that the trials had."""
+    return Words(lambda value, _: dict(arguments.variables(flags, {name: turned.get(name, value)})))

@@ -6,13 +6,14 @@ from typing import Any
 from autotune.config import arguments
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.export.formats.telling import Fields, Knobs, Rule, Said, told
+from autotune.export.formats.telling import Said, told
 from autotune.export.recommended_command import is_of_command, recommended
+from search_spaces.words import Fields, Knobs, Words
 
 
 def argv(best: BestConfig) -> Said:
-    """One line for a shell, to follow the arguments that the script has today: parsers take the last. Of
-    a study over a command the whole command.
+    """Return one line for a shell, to follow the arguments that the script has today: parsers take the
+    last. Of a study over a command it is the whole command.
 
     Raises:
         BadInput: there is no script.
@@ -30,10 +31,10 @@ def argv(best: BestConfig) -> Said:
     return Said(f"{shlex.join(words)}\n" if words else "", unsaid)
 
 
-def _argument(name: str, script: dict[str, Any]) -> Rule:
-    def rule(value: Any, _: Knobs) -> Fields | None:
+def _argument(name: str, script: dict[str, Any]) -> Words:
+    def say(value: Any, _: Knobs) -> Fields | None:
         # None of them: a variable, or a switch that is to be taken away.
         words = arguments.changed((), script["flags"], {name: script["turned"].get(name, value)})
         return {name: words} if words else None
 
-    return rule
+    return Words(say)

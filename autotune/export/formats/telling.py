@@ -1,26 +1,17 @@
-"""What the formats have in common: which knobs are to be said, and what is left of them when a format
-has said what it can."""
+"""Parts of all formats: which knobs are to be said, and which of them a format has no words for."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.export.best import BestConfig
 from search_spaces import CATALOGUE, defaults
+from search_spaces.constraints import asked_of
+from search_spaces.words import Fields, Knobs, Words
 
-Knobs = Mapping[str, Any]
-Fields = dict[str, Any]
-Rule = Callable[[Any, Knobs], Fields | None]
-"""From the value of a knob, and all knobs, to fields of the consumer; None if it has none for that. No
-fields at all: the consumer does so without being told, unless a script told it something else before."""
-
-SHARDED = ("fsdp", "fsdp_keep", "hsdp")
-
-_NOBODYS = object()
-"""What is no default of anybody's."""
-_OF_THE_JOB = {"micro_batch": _NOBODYS, "accumulation_steps": _NOBODYS}
-"""No library has a default for these that a job could rely on."""
+_NO_DEFAULT = object()
+"""Equal to no value: what is always said."""
 
 
 @dataclass(frozen=True)
@@ -36,30 +27,41 @@ class Said:
     unsaid: Mapping[str, Any]
 
 
-def told(
-    best: BestConfig, rules: Mapping[str, Rule], by_itself: Knobs | None = None
-) -> tuple[Fields, dict[str, Any]]:
-    """Fields of the consumer, and knobs for which it has none.
+def words_of(form: str) -> dict[str, Words]:
+    """Return the words of a format for the knobs of the catalogue, as their entries have them."""
+    return {name: knob.exports[form] for name, knob in CATALOGUE.items() if form in knob.exports}
 
-    Of a workload every knob is said for which there is a rule, also at its default: the consumer's own
-    may be another. What has no rule is left unsaid where it is not PyTorch's default. Of a script, which
-    has its own values for all else, only what differs from the script as it was is said or left unsaid.
+
+def told(best: BestConfig, words: Mapping[str, Words]) -> tuple[Fields, dict[str, Any]]:
+    """Return fields of the consumer, and knobs for which it has none.
+
+    Of a workload every knob is said for which there are words, also at its default: the consumer's own
+    may be another. What has no words is left unsaid where it is not PyTorch's default. A script has its
+    own values for all else: only what differs from the script as it was is said or left unsaid.
 
     Args:
-        rules: by knob.
-        by_itself: what the consumer does without being told, where that is not PyTorch's default.
+        words: by knob.
     """
     knobs = {**defaults(), **best.knobs}
-    usual = {**defaults(), **_OF_THE_JOB, **(by_itself or {})}
+    asked = asked_of(knobs, best.world_size)
     fields: Fields = {}
     unsaid: dict[str, Any] = {}
     for name in _to_tell(best):
-        found = rules[name](knobs[name], knobs) if name in rules else None
+        found = words[name].say(knobs[name], asked) if name in words else None
         if found or (found is not None and best.script is None):
             fields |= found
-        elif best.script is not None or knobs[name] != usual.get(name, _NOBODYS):
+        elif best.script is not None or knobs[name] != _by_itself(name, words, asked):
             unsaid[name] = knobs[name]
     return fields, unsaid
+
+
+def _by_itself(name: str, words: Mapping[str, Words], knobs: Knobs) -> Any:
+    """Return what a consumer does without being told."""
+    if name in words and (known := words[name].by_itself):
+        return known(knobs)
+    if name not in CATALOGUE or CATALOGUE[name].always_said:
+        return _NO_DEFAULT
+    return CATALOGUE[name].default
 
 
 def _to_tell(best: BestConfig) -> Iterator[str]:
@@ -69,74 +71,19 @@ def _to_tell(best: BestConfig) -> Iterator[str]:
     return (name for name in best.knobs if name in changed)
 
 
-def field(name: str) -> Rule:
-    """A field that takes the knob's value as it is."""
-    return lambda value, _: {name: value}
-
-
-def one_of(fields: Mapping[Any, Fields]) -> Rule:
-    """Fields for each value that the consumer knows."""
-    return lambda value, _: fields.get(value)
-
-
-def where(condition: Callable[[Knobs], bool], rule: Rule) -> Rule:
-    """A rule that holds beside some values of the other knobs only."""
-    return lambda value, knobs: rule(value, knobs) if condition(knobs) else None
-
-
-def has_loader_workers(knobs: Knobs) -> bool:
-    """Whether a DataLoader takes what is for its workers."""
-    return bool(knobs["loader_workers"])
-
-
-def in_ddp(knobs: Knobs) -> bool:
-    """Whether the model is in DistributedDataParallel."""
-    return knobs["parallelism"] in ("ddp", "zero1")
-
-
-def bucket(name: str, *, whole: bool) -> Rule:
-    """bucket_cap_mb. PyTorch's own 25 has a smaller first bucket, which a 25 that is said has not.
-
-    Args:
-        name: of the consumer's field.
-        whole: it takes whole numbers only.
-    """
-
-    def rule(value: Any, knobs: Knobs) -> Fields | None:
-        if not in_ddp(knobs) or (whole and value != int(value)):
-            return None
-        if value == CATALOGUE["bucket_cap_mb"].default:
-            return {}
-        return {name: int(value) if whole else value}
-
-    return rule
-
-
-def compiled(modes: Callable[[str, Knobs], Fields | None]) -> Rule:
-    """compile: nothing to say of `none`."""
-    return lambda value, knobs: {} if value == "none" else modes(value, knobs)
-
-
-def of_accelerate(best: BestConfig) -> Knobs:
-    """What Accelerate does by itself: FSDP sums gradients in the format that it computes in."""
-    low = best.knobs.get("precision") in ("bf16", "fp16")
-    sharded = best.knobs.get("parallelism") in SHARDED
-    return {"fsdp_reduce_dtype": best.knobs["precision"]} if low and sharded else {}
-
-
 def on_cpu(best: BestConfig) -> bool:
-    """Whether it was measured where there was no CUDA device."""
+    """Return whether it was measured where there was no CUDA device."""
     environment: Mapping[str, Any] = best.provenance.get("environment", {})
     return "devices" in environment and not environment["devices"]
 
 
 def nodes(best: BestConfig) -> int:
-    """On how many it was measured."""
+    """Return on how many nodes it was measured."""
     return 1 + len(best.provenance.get("environment", {}).get("others", ()))
 
 
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
+    """Return `{"a.b": 1}` as `{"a": {"b": 1}}`."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
         *sections, last = name.split(".")
@@ -148,5 +95,5 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """A file of JSON."""
+    """Return a file of JSON."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.worker.protocol import COMPRESSION_WARM_UP, Knobs
 
+HOOKED = ("gradient_compression", "powersgd_rank")
+"""Knobs that `compress_gradients` applies."""
 _HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _BITS = 8
 _LEAST_VARIANCE = 0.01

@@ -10,6 +10,16 @@ from autotune.worker.effects.precision import PURE_BF16, batch_tensor
 from autotune.worker.protocol import Knobs
 from autotune.worker.workload import Batches, Workload
 
+LOADER_ARGUMENTS = {
+    "loader_workers": "num_workers",
+    "pin_memory": "pin_memory",
+    "persistent_workers": "persistent_workers",
+    "prefetch_factor": "prefetch_factor",
+}
+"""Knob -> argument of DataLoader."""
+OF_WORKERS = ("persistent_workers", "prefetch_factor")
+"""Arguments of DataLoader that it takes beside workers only."""
+
 
 def source(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
@@ -96,18 +106,19 @@ def loader(
     """
     assert workload.dataset is not None
     workers = knobs["loader_workers"] * replicas
+    arguments = {argument: knobs[name] for name, argument in LOADER_ARGUMENTS.items()}
+    arguments["num_workers"] = workers
+    if not workers:
+        arguments["prefetch_factor"] = None
     return DataLoader(
         workload.dataset,
         batch_size=knobs["micro_batch"] * replicas,
         sampler=_sampler(workload.dataset, knobs, rank, world_size, seed, replicas),
         collate_fn=workload.collate,
         drop_last=True,
-        pin_memory=knobs["pin_memory"],
-        num_workers=workers,
-        persistent_workers=knobs["persistent_workers"],
-        prefetch_factor=knobs["prefetch_factor"] if workers else None,
         # Forked like the rank itself: torch is loaded in them at once.
         multiprocessing_context="fork" if workers else None,
+        **arguments,
     )
 
 

@@ -23,7 +23,16 @@ BUFFERS = (
     if "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
     else "broadcast_buffers"
 )
+DDP_ARGUMENTS = {
+    "bucket_cap_mb": "bucket_cap_mb",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "static_graph": "static_graph",
+    "find_unused_parameters": "find_unused_parameters",
+    "broadcast_buffers": BUFFERS,
+}
+"""Knob -> argument of DistributedDataParallel."""
 SHARDING = ("fsdp", "fsdp_keep", "hsdp")
+"""Values of parallelism with which each rank holds a part of the weights."""
 
 
 def wrapped(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
@@ -100,22 +109,19 @@ def _prefetch(knobs: Knobs, model: nn.Module) -> None:
 
 
 def ddp_arguments(knobs: Knobs) -> dict[str, Any]:
-    """Return the arguments of DistributedDataParallel.
+    """Return the arguments of DistributedDataParallel, those of DDP_ARGUMENTS among them.
 
     Knobs: bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters,
     broadcast_buffers, layer_keep. PyTorch's own default of 25 MiB has a first bucket of 1 MiB,
     which an explicit 25 has not: for 25 the argument is left out.
     """
-    arguments: dict[str, Any] = {
-        name: knobs[name]
-        for name in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
-    }
+    arguments: dict[str, Any] = {argument: knobs[name] for name, argument in DDP_ARGUMENTS.items()}
     if knobs["layer_keep"] < 1:  # blocks that are left out have no gradient
         arguments["find_unused_parameters"] = True
-    if not knobs["broadcast_buffers"]:
-        arguments[BUFFERS] = False
-    if knobs["bucket_cap_mb"] != _DDP_DEFAULT_BUCKET:
-        arguments["bucket_cap_mb"] = knobs["bucket_cap_mb"]
+    if knobs["broadcast_buffers"]:
+        del arguments[BUFFERS]
+    if knobs["bucket_cap_mb"] == _DDP_DEFAULT_BUCKET:
+        del arguments["bucket_cap_mb"]
     return arguments
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,19 +26,21 @@ _GETTERS_AND_SETTERS = (
 )
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _PER_COLLECTIVE = (2, 24)
+_UNSET = (_AUTO, 0)
+"""Values with which a knob sets no variable: the library decides."""
+_EXPANDABLE = "expandable_segments:True"
 
-
-VARIABLES = (
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MIN_CTAS",
-    "NCCL_MAX_CTAS",
-    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "PYTORCH_CUDA_ALLOC_CONF",
-)
+VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
+    "nccl_algo": ("NCCL_ALGO",),
+    "nccl_proto": ("NCCL_PROTO",),
+    "nccl_channels": ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+    "nccl_ctas": ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
+    "nccl_registration": ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",),
+    "cuda_connections": ("CUDA_DEVICE_MAX_CONNECTIONS",),
+    "expandable_segments": (_ALLOCATOR[0],),
+}
+"""Knob -> variables of the environment that `environment` sets for it."""
+VARIABLES = tuple(name for names in VARIABLES_OF.values() for name in names)
 """Variables that `environment` may set."""
 
 
@@ -87,22 +90,20 @@ def environment(knobs: Knobs, nccl: tuple[int, ...] | None = None) -> dict[str, 
         knobs: of the trial.
         nccl: version that reads them; None: that of this process.
     """
-    found = {}
-    if knobs["nccl_algo"] != _AUTO:
-        found["NCCL_ALGO"] = _algorithm(knobs["nccl_algo"], nccl or _nccl())
-    if knobs["nccl_proto"] != _AUTO:
-        found["NCCL_PROTO"] = str(knobs["nccl_proto"])
-    if knobs["nccl_channels"]:
-        found["NCCL_MIN_NCHANNELS"] = found["NCCL_MAX_NCHANNELS"] = str(knobs["nccl_channels"])
-    if knobs["nccl_ctas"]:
-        found["NCCL_MIN_CTAS"] = found["NCCL_MAX_CTAS"] = str(knobs["nccl_ctas"])
-    if knobs["nccl_registration"]:
-        found["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] = "1"
-    if knobs["cuda_connections"]:
-        found["CUDA_DEVICE_MAX_CONNECTIONS"] = str(knobs["cuda_connections"])
-    if knobs["expandable_segments"]:
-        found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    found: dict[str, str] = {}
+    for name, variables in VARIABLES_OF.items():
+        if knobs[name] not in _UNSET:
+            found |= dict.fromkeys(variables, _spelt(name, knobs[name], nccl))
     return found
+
+
+def _spelt(name: str, value: Any, nccl: tuple[int, ...] | None) -> str:
+    """Return the text of a variable that says this value of a knob."""
+    if name == "nccl_algo":
+        return _algorithm(value, nccl or _nccl())
+    if name == "expandable_segments":
+        return _EXPANDABLE
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _nccl() -> tuple[int, ...]:
@@ -130,9 +131,9 @@ def allocator(knobs: Knobs) -> None:
 
 def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the allocator's variable with expandable_segments and an environment's other settings."""
-    settings = ",".join(environment.get(name, "") for name in _ALLOCATOR).split(",")
-    others = [part for part in settings if part and not part.startswith("expandable_segments")]
-    return {_ALLOCATOR[0]: ",".join([*others, "expandable_segments:True"])}
+    said = ",".join(environment.get(name, "") for name in _ALLOCATOR).split(",")
+    others = [part for part in said if part and not part.startswith("expandable_segments")]
+    return {_ALLOCATOR[0]: ",".join([*others, _EXPANDABLE])}
 
 
 def compile_workers(knobs: Knobs, ranks: int) -> None:

@@ -19,16 +19,23 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from autotune.worker.effects import feeding, kernels, parallel, precision, process
-from autotune.worker.effects.compression import compress_gradients
+from autotune.worker.effects.compression import HOOKED, compress_gradients
+from autotune.worker.effects.feeding import LOADER_ARGUMENTS
+from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.protocol import Knobs
 
-_DDP = (
-    *("bucket_cap_mb", "gradient_as_bucket_view", "static_graph"),
-    *("find_unused_parameters", "broadcast_buffers"),
+VARIABLES = frozenset({"cpu_threads", *process.VARIABLES_OF})
+"""Knobs that are variables of the environment: set before torch was used, see effects.process."""
+SETTINGS = frozenset({"attention", "cpu_affinity", "cudnn_benchmark", "freeze_gc"})
+"""Knobs that are settings of the process."""
+DDP = frozenset(
+    {*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb", "activation_checkpointing", "precision"}
 )
-LOADER = ("loader_workers", "pin_memory", "prefetch_factor", "persistent_workers")
-"""Knobs that act on a DataLoader."""
-_COMPRESSION = ("gradient_compression", "powersgd_rank")
+"""Knobs that act where a script wraps its model in DistributedDataParallel."""
+LOADER = frozenset(LOADER_ARGUMENTS)
+"""Knobs that act where a script makes a DataLoader."""
+OPTIMIZER = frozenset({"optimizer_kernels"})
+"""Knobs that act before the first step of an optimizer."""
 
 
 @dataclass
@@ -74,9 +81,9 @@ class Changes:
         """Patch what the script will use."""
         self._begin_process()
         _wrap(DistributedDataParallel, self._build_ddp)
-        if self._names & {*LOADER}:
+        if self._names & LOADER:
             _wrap(DataLoader, self._build_loader)
-        if "optimizer_kernels" in self._names:
+        if self._names & OPTIMIZER:
             register_optimizer_step_pre_hook(self._before_update)
 
     def met(self, name: str) -> None:
@@ -91,7 +98,7 @@ class Changes:
                 DataLoader
             are left out.
         """
-        met = self._met if draws else self._met - {*LOADER}
+        met = self._met if draws else self._met - LOADER
         return sorted(self._names - met)
 
     def set_back(self) -> list[str]:
@@ -108,10 +115,10 @@ class Changes:
     # Knobs of the process
 
     def _begin_process(self) -> None:
-        """Apply knobs of the process, except those that effects.process applies before torch is used."""
+        """Apply SETTINGS, and precision as far as it is one."""
         knobs, names = self._knobs, self._names
         self._threads = torch.get_num_threads()
-        done = {"cpu_threads", *_OF_ENVIRONMENT}
+        done = {*VARIABLES}
         if "cudnn_benchmark" in names:
             torch.backends.cudnn.benchmark = knobs["cudnn_benchmark"]
             done.add("cudnn_benchmark")
@@ -138,44 +145,36 @@ class Changes:
         if "activation_checkpointing" in names:
             kernels.checkpoint_activations(knobs, arguments["module"])
             self._met.add("activation_checkpointing")
-        wanted = parallel.ddp_arguments(knobs) if names & {*_DDP} else {}
-        for name in names & {*_DDP}:
-            argument = parallel.BUFFERS if name == "broadcast_buffers" else name
-            arguments.pop(argument, None)
+        wanted = parallel.ddp_arguments(knobs)
+        for name in names & DDP_ARGUMENTS.keys():
+            argument = DDP_ARGUMENTS[name]
+            # An argument that torch has renamed may be given by its old name.
             arguments.pop(name, None)
-            if name == "broadcast_buffers":
-                arguments[argument] = knobs[name]
-            elif name in wanted:
-                arguments[argument] = wanted[name]
+            arguments.pop(argument, None)
+            if argument in wanted:
+                arguments[argument] = wanted[argument]
         if "first_bucket_mb" in names:
             parallel.first_bucket(knobs)
         build(*bound.args, **bound.kwargs)
         self.built.model = model = arguments["self"]
         self.built.inner = model.module
-        if names & {*_COMPRESSION}:
+        if names & {*HOOKED}:
             compress_gradients(knobs, model)
         if "precision" in names and knobs["precision"] in precision.AUTOCAST_DTYPES:
             _autocast(knobs, model)
             self._met.add("precision")
-        self._met |= names & {*_DDP, *_COMPRESSION, "first_bucket_mb"}
+        self._met |= names & {*DDP_ARGUMENTS, *HOOKED, "first_bucket_mb"}
 
     def _build_loader(self, build: Callable[..., None], bound: inspect.BoundArguments) -> None:
         knobs, names, arguments = self._knobs, self._names, bound.arguments
-        if "loader_workers" in names:
-            arguments["num_workers"] = knobs["loader_workers"]
-        if "pin_memory" in names:
-            arguments["pin_memory"] = knobs["pin_memory"]
-        workers = arguments.get("num_workers", 0)
-        for name in names & {"prefetch_factor", "persistent_workers"}:
-            arguments[name] = knobs[name]
-        if not workers:
-            arguments.pop("prefetch_factor", None)
-            arguments.pop("persistent_workers", None)
-            # Refused without workers, too; the script may give them for the workers that it has itself.
-            arguments.pop("multiprocessing_context", None)
-            arguments.pop("timeout", None)
+        for name in names & LOADER:
+            arguments[LOADER_ARGUMENTS[name]] = knobs[name]
+        if not arguments.get("num_workers", 0):
+            # The script may give them for the workers that it has today.
+            for refused in (*feeding.OF_WORKERS, "multiprocessing_context", "timeout"):
+                arguments.pop(refused, None)
         build(*bound.args, **bound.kwargs)
-        self._met |= names & {*LOADER}
+        self._met |= names & LOADER
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in self._optimizers:
@@ -231,9 +230,3 @@ def _as_fp32(found: Any) -> Any:
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
-_OF_ENVIRONMENT = (
-    *("nccl_algo", "nccl_proto", "nccl_channels", "nccl_ctas", "nccl_registration"),
-    *("cuda_connections", "expandable_segments"),
-)

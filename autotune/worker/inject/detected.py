@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autotune.worker.effects import parallel
+from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
+from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.protocol import Knobs
 
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -92,12 +93,10 @@ class Recomputation:
 def ddp_settings(model: DistributedDataParallel) -> dict[str, Any]:
     """Return knobs of the constructor of DistributedDataParallel."""
     bucket = model.bucket_bytes_cap / _MIB
+    switches = {name: arg for name, arg in DDP_ARGUMENTS.items() if name != "bucket_cap_mb"}
     return {
         "bucket_cap_mb": int(bucket) if bucket.is_integer() else bucket,
-        "gradient_as_bucket_view": bool(model.gradient_as_bucket_view),
-        "static_graph": bool(model.static_graph),
-        "find_unused_parameters": bool(model.find_unused_parameters),
-        "broadcast_buffers": bool(getattr(model, parallel.BUFFERS)),
+        **{name: bool(getattr(model, argument)) for name, argument in switches.items()},
         "gradient_compression": _hooks(model),
     }
 
@@ -113,13 +112,14 @@ def loader_settings(iterator: Any) -> dict[str, Any]:
     Without workers two of them mean nothing; without devices memory is not pinned, whatever was
     asked for.
     """
-    found: dict[str, Any] = {"loader_workers": iterator._num_workers}
-    if torch.accelerator.is_available():
-        found["pin_memory"] = bool(iterator._pin_memory)
-    if iterator._num_workers:
-        found["persistent_workers"] = bool(iterator._persistent_workers)
-        found["prefetch_factor"] = iterator._prefetch_factor
-    return found
+    unread = () if iterator._num_workers else OF_WORKERS
+    if not torch.accelerator.is_available():
+        unread = (*unread, "pin_memory")
+    return {
+        name: getattr(iterator, f"_{argument}")
+        for name, argument in LOADER_ARGUMENTS.items()
+        if argument not in unread
+    }
 
 
 def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:

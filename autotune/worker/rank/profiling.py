@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.worker.effects.unusable import unusable
+from autotune.worker.effects.lacking import ATTENTION, lacking
 from autotune.worker.files import TrialFiles
 from autotune.worker.observers import memory
 from autotune.worker.observers.batch_moves import BatchMoves
@@ -84,8 +84,8 @@ class Subject(Protocol):
     def progressed(self) -> None:
         """Report progress of the run outside a step."""
 
-    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Return knobs that have nothing to act on."""
+    def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Return the targets of knobs that the training has not."""
 
 
 def run_profile(
@@ -138,7 +138,7 @@ def run_profile(
             peaks=[int(p) for p in (map(memory.peak_bytes, devices) if devices[1:] else peaks)],
             batch_moves=dict(subject.moves),
             look_seconds=time.perf_counter() - began,
-            unusable=subject.unusable(events),
+            lacks=subject.lacks(events),
         )
         report(training.block(request.trial, 0, [rank.figures for rank in ranks], observed))
 
@@ -170,14 +170,14 @@ class LoopSubject:
         """Report progress as after a step."""
         self._loop.progressed()
 
-    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Return knobs that have nothing to act on in the workload."""
-        found = unusable(self._loop.workload)
+    def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Return targets of knobs that neither the workload nor the operators of its profile show."""
+        found = lacking(self._loop.workload)
         # A compiled model shows no operators.
         if self._loop.applied.inspectable and not any(
             _ATTENTION in str(event.get("name")) for event in events
         ):
-            found = sorted([*found, "attention"])
+            found.append(ATTENTION)
         return found
 
 

@@ -140,8 +140,8 @@ class _ScriptSubject:
     def marked(self) -> AbstractContextManager[Any]:
         return self._spans.marked()
 
-    def unusable(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Return nothing: `init` and `doctor` have tried what acts on the script."""
+    def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Return nothing: `init` and `doctor` have tried what acts on it."""
         return []
 
 

@@ -11,8 +11,6 @@ import yaml
 import launchers
 from autotune.worker.protocol import Deadlines, Outcome
 from launchers import Resources
-from search_spaces import CATALOGUE
-from search_spaces.scripts import THROUGH
 from tests.contract.scripts.bench import (
     EVALUATES,
     OWN_BATCHES,
@@ -285,10 +283,6 @@ def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path)
 def test_a_rank_of_a_script_stays_on_its_share_of_the_processors(bench: Bench) -> None:
     assert_well(bench.run("telling.py", blocks=2, cpu_affinity="share"), blocks=2)
     assert [told["processors"] for told in bench.told()] == shares_of_processors(2)
-
-
-def test_every_knob_that_acts_from_outside_is_one() -> None:
-    assert THROUGH.keys() <= CATALOGUE.keys()
 
 
 def test_samples_that_ranks_share_are_the_users_to_say(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Knobs that have nothing to act on in a workload are not named as answers."""
+"""Knobs whose target a workload lacks are not named as answers."""
 
 import dataclasses
 
@@ -6,13 +6,18 @@ from torch import nn
 
 from autotune.analysis.findings import findings
 from autotune.worker import workload
-from autotune.worker.effects.unusable import unusable
+from autotune.worker.effects.lacking import lacking
 from autotune.worker.rank.trace import PARTS
 from autotune.workloads import BUILT_IN
 from search_spaces import CATALOGUE, Facts, defaults
+from search_spaces.catalogue import without_target
 from tests.one_rank import regression
 
 OF_TRANSFORMERS = {"activation_checkpointing", "compile_scope", "float8", "qkv_streams"}
+
+
+def unusable(of: workload.Workload) -> list[str]:
+    return without_target(lacking(of))
 
 
 def test_every_one_of_them_is_a_knob() -> None:
@@ -45,3 +50,6 @@ def test_findings_and_first_trials_leave_them_out() -> None:
     everything = findings(profile, defaults(), facts)[0].knobs
     some = findings({**profile, "unusable": ["channels_last", "attention"]}, defaults(), facts)[0]
     assert set(everything) - set(some.knobs) == {"channels_last", "attention"}
+    lacks = findings({**profile, "lacks": ["convolutions", "attention"]}, defaults(), facts)[0]
+    without = {"channels_last", "cudnn_benchmark", "attention"}
+    assert set(everything) - set(lacks.knobs) == without

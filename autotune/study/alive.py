@@ -5,24 +5,24 @@ import json
 import time
 
 from autotune.errors import StorageUnreachable
-from autotune.study.job import Job
+from autotune.study.context import StudyContext
 from storage import MessageKind
 
 
 class Alive:
     """What `status` says of a study's slots."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, context: StudyContext) -> None:
+        self._context = context
         self._since: dict[str, float] = {}
         """When what is away has gone, in seconds since the epoch."""
         self._told = ""
 
     def tell(self) -> None:
         """Say it, unless it has been said."""
-        launcher, now = self._job.plan.launcher, time.time()
+        launcher, now = self._context.plan.launcher, time.time()
         for news in launcher.notices():
-            self._job.say(news)
+            self._context.say(news)
         working, away = 0, dict[str, float]()
         for slot in list(launcher.slots):
             why = slot.unreachable()
@@ -35,8 +35,8 @@ class Alive:
         )
         if told == self._told:
             return
-        job = self._job
+        context = self._context
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
             kind = MessageKind.SLOTS
-            job.repository.messages.set_status(job.lease, job.study.id, told, kind=kind)
+            context.repository.messages.set_status(context.lease, context.study.id, told, kind=kind)
             self._told = told

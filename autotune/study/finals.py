@@ -19,10 +19,10 @@ from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
 from autotune.runs.monitors import FitMonitor, ProfileMonitor, TrajectoryMonitor
 from autotune.runs.plan import FEW_BLOCKS
-from autotune.study.bench import Bench
-from autotune.study.job import BASELINE, Job
-from autotune.study.long_pair import LongPair
+from autotune.study.context import BASELINE, StudyContext
+from autotune.study.executor import TrialExecutor
 from autotune.study.schedule import Course, Schedule
+from autotune.study.soak import SoakPair
 from autotune.study.taking_turns import TakingTurns
 from storage import Purpose
 
@@ -36,19 +36,19 @@ _MOST_MOVES = 3
 class Finals:
     """Goes on from wherever the records stand, as far as the time goes."""
 
-    def __init__(self, job: Job, bench: Bench, schedule: Schedule) -> None:
+    def __init__(self, context: StudyContext, executor: TrialExecutor, schedule: Schedule) -> None:
         """Take in whom to ask.
 
         Args:
-            job: the study.
-            bench: runs the attempts; idle.
+            context: the study.
+            executor: runs the attempts; idle.
             schedule: of its time.
         """
-        self._job = job
-        self._plan = job.plan
-        self._bench = bench
+        self._context = context
+        self._plan = context.plan
+        self._executor = executor
         self._schedule = schedule
-        self._turns = TakingTurns(job)
+        self._turns = TakingTurns(context)
         self._void: set[int] | None = None
         self._moves = 0
 
@@ -87,7 +87,7 @@ class Finals:
             if confirmation.decided() or not self._complete_round(confirmation):
                 confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
-                LongPair(self._job, self._bench, self._schedule).run(confirmation)
+                SoakPair(self._context, self._executor, self._schedule).run(confirmation)
                 return confirmation
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
@@ -102,7 +102,7 @@ class Finals:
         if new:
             self._moves += 1
             numbers = ", ".join(map(str, sorted(new)))
-            self._job.say(
+            self._context.say(
                 "What ran on another machine is not compared with what runs now (rounds "
                 f"{numbers} of the confirmation): it is measured anew."
             )
@@ -116,16 +116,16 @@ class Finals:
     def checks(self) -> gate.GateRecord:
         """What the numerics gate has found."""
         return gate.record(
-            self._job.attempts(),
-            self._job.repository.attempts.blocks,
+            self._context.attempts(),
+            self._context.repository.attempts.blocks,
             self._plan.baseline,
             Rules.of(self._plan.spec),
         )
 
     def _replay(self) -> Confirmation | None:
-        course = Course.of(self._job, self._schedule)
-        wanted, attempts = self._plan.spec.measurement, self._job.attempts()
-        blocks = self._job.repository.attempts.blocks
+        course = Course.of(self._context, self._schedule)
+        wanted, attempts = self._plan.spec.measurement, self._context.attempts()
+        blocks = self._context.repository.attempts.blocks
         return replay(
             attempts,
             finalists=course.finalists,
@@ -141,7 +141,7 @@ class Finals:
         rounds = self._plan.spec.measurement.attribution
         if confirmation.chosen is None or rounds < 2:
             return False
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         if alone := confirmed_alone(confirmation, attempts):
             if not confirmation.measured_alone:
                 confirmation.take_back(alone.knobs)
@@ -179,11 +179,11 @@ class Finals:
         if confirmation.chosen is not None:
             return False
         candidates = list(confirmation.candidates.values())
-        attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
+        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
-        self._bench.run(
+        self._executor.run(
             check.trial,
             check.knobs,
             check.purpose,
@@ -196,9 +196,9 @@ class Finals:
     def _check_epochs(self, confirmation: Confirmation) -> bool:
         """Run a finalist in short epochs whose loader workers stay, unless it has come to a second epoch
         by itself; whether it did."""
-        attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
+        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
         compared = Comparison(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec))
-        costs = self._job.costs()
+        costs = self._context.costs()
         for trial in confirmation.members():
             knobs = confirmation.candidates[trial].knobs
             if self._recorded(Purpose.EPOCHS, trial, knobs) or not compared.lacks_epoch(
@@ -207,7 +207,7 @@ class Finals:
                 continue
             if self._schedule.left > costs.profile(knobs):
                 allowed = self._schedule.share(1.0)
-                self._bench.run(
+                self._executor.run(
                     trial, knobs, Purpose.EPOCHS, judge=FitMonitor(FEW_BLOCKS), allowed=allowed
                 )
                 return True
@@ -215,19 +215,19 @@ class Finals:
 
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist once on the longest samples, where the workload knows them; whether it did."""
-        blocks = self._job.repository.attempts.blocks
+        blocks = self._context.repository.attempts.blocks
         members, prices = confirmation.members(), self._prices()
         configurations = [confirmation.candidates[trial].knobs for trial in members]
         proof = prices.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
             if trial == confirmation.baseline or self._recorded(Purpose.LONGEST, trial, knobs):
                 continue
-            if not tells_longest(self._job.attempts(), trial, blocks):
+            if not tells_longest(self._context.attempts(), trial, blocks):
                 return False
             if self._schedule.left > prices.costs.profile(knobs) + proof:
                 allowed = self._schedule.share(1.0)
                 judge = FitMonitor(FEW_BLOCKS)
-                self._bench.run(trial, knobs, Purpose.LONGEST, judge=judge, allowed=allowed)
+                self._executor.run(trial, knobs, Purpose.LONGEST, judge=judge, allowed=allowed)
                 return True
         return False
 
@@ -239,21 +239,21 @@ class Finals:
             return False
         for trial in self._drawn(confirmation.members(), "confirmation", number):
             knobs = confirmation.candidates[trial].knobs
-            while trial not in (done := confirmation.recorded(self._job.attempts())):
+            while trial not in (done := confirmation.recorded(self._context.attempts())):
                 missing = [t for t in confirmation.members() if t not in done]
                 if not self._has_time(confirmation, missing):
                     return False
                 runs = len(missing) + confirmation.runs_to_come(self._schedule.rounds)
-                shortest = self._job.costs().shortest(knobs)
+                shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
                 allowed = self._schedule.for_proof(1 / runs, shortest, others)
-                self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
+                self._executor.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
     def _round_in_turn(self, confirmation: Confirmation) -> bool:
         """Measure all members of a round that nobody has begun at once, in turn, where that can be;
         False if there is no time for it. Who fails beside the others is left for a run of its own."""
-        number, attempts = confirmation.next_round, self._job.attempts()
+        number, attempts = confirmation.next_round, self._context.attempts()
         if any(attempts.of(Purpose.CONFIRM).in_round(number)):
             return True
         order = self._drawn(confirmation.members(), "confirmation", number)
@@ -269,7 +269,7 @@ class Finals:
         allowed = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
         if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):
             return True
-        self._bench.run_interleaved(members, Purpose.CONFIRM, round_=number, allowed=allowed)
+        self._executor.run_interleaved(members, Purpose.CONFIRM, round_=number, allowed=allowed)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
@@ -296,7 +296,7 @@ class Finals:
         return prices.rounds(now, 1) + prices.rounds(every, to_come)
 
     def _prices(self) -> Proof:
-        return self._schedule.proof(self._job.attempts())
+        return self._schedule.proof(self._context.attempts())
 
     def _look_closer(self, confirmation: Confirmation) -> None:
         if not confirmation.rounds:
@@ -312,10 +312,12 @@ class Finals:
     def _profile(self, trial: int, knobs: dict[str, Any]) -> None:
         """Run a configuration under the profiler, once."""
         while not self._recorded(Purpose.PROFILE, trial, knobs):
-            if not self._schedule.left > self._job.costs().profile(knobs):
+            if not self._schedule.left > self._context.costs().profile(knobs):
                 return
             allowed = self._schedule.share(1.0)
-            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileMonitor(), allowed=allowed)
+            self._executor.run(
+                trial, knobs, Purpose.PROFILE, judge=ProfileMonitor(), allowed=allowed
+            )
 
     def _attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """In turn, in rounds: the winner, and the winner less each of its changes."""
@@ -351,15 +353,15 @@ class Finals:
                 if self._schedule.left <= 0:
                     return
                 share = 1 / (len(missing) - index + after)
-                allowed = self._schedule.share(share, self._job.costs().shortest(knobs))
-                self._bench.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
+                allowed = self._schedule.share(share, self._context.costs().shortest(knobs))
+                self._executor.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
 
     def _attribute_in_turn(
         self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
     ) -> None:
         """The same at once, in turn, where that can be and nobody has begun; so many runs are to have as
         much time after it."""
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
             return
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
@@ -367,7 +369,9 @@ class Finals:
         allowed = self._schedule.share(len(missing) / (len(missing) + after))
         if self._turns.possible(missing, needed, allowed):
             members = [(chosen, knobs) for knobs in missing]
-            self._bench.run_interleaved(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
+            self._executor.run_interleaved(
+                members, Purpose.ATTRIBUTE, round_=number, allowed=allowed
+            )
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)
@@ -386,5 +390,5 @@ class Finals:
     def _recorded(
         self, purpose: Purpose, trial: int, knobs: dict[str, Any], round_: int = 0
     ) -> bool:
-        own = self._job.attempts().of(purpose).of_trial(trial).in_round(round_)
+        own = self._context.attempts().of(purpose).of_trial(trial).in_round(round_)
         return bool(own.with_knobs(knobs).recorded())

@@ -14,8 +14,8 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.splits import divisors
-from autotune.study.bench import Bench
-from autotune.study.job import BASELINE, Allowance, Job
+from autotune.study.context import BASELINE, Allowance, StudyContext
+from autotune.study.executor import TrialExecutor
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.constraints import broken
 from search_spaces.knob import Range
@@ -76,13 +76,13 @@ class Bracket:
 class LargestBatch:
     """Finds it for one study."""
 
-    def __init__(self, job: Job, check: Callable[[], None]) -> None:
+    def __init__(self, context: StudyContext, check: Callable[[], None]) -> None:
         """Take in whom to ask; `check` raises when the study is to stop."""
-        self._job = job
+        self._context = context
         self._check = check
-        self._first = int(job.plan.baseline["micro_batch"])
-        fixed = job.plan.facts.global_batch
-        self._share = None if fixed is None else fixed // job.plan.facts.world_size
+        self._first = int(context.plan.baseline["micro_batch"])
+        fixed = context.plan.facts.global_batch
+        self._share = None if fixed is None else fixed // context.plan.facts.world_size
         """Samples of a rank per step, if they are held: no micro-batch is larger."""
 
     def resolved(self) -> StudySpec:
@@ -91,7 +91,7 @@ class LargestBatch:
         Raises:
             BadInput: memory has no limit, or does not hold a single sample.
         """
-        plan, spec = self._job.plan, self._job.plan.spec
+        plan, spec = self._context.plan, self._context.plan.spec
         if not spec.asks_for_largest:
             return spec
         self._check_limit()
@@ -108,7 +108,7 @@ class LargestBatch:
         return spec.model_copy(update={"search_space": space})
 
     def _check_limit(self) -> None:
-        plan = self._job.plan
+        plan = self._context.plan
         shared = plan.launcher.slots[0].devices_per_rank < 1
         if shared and plan.spec.resources.memory_per_worker is None:
             raise BadInput(
@@ -118,25 +118,25 @@ class LargestBatch:
 
     def _found(self) -> int | None:
         """The largest micro-batch less some headroom; None if the baseline does not run."""
-        attempts = known = self._job.attempts()
-        with Bench(self._job, self._check) as bench:
+        attempts = known = self._context.attempts()
+        with TrialExecutor(self._context, self._check) as executor:
             while (size := self._next(attempts)) is not None:
                 allowed, judge = self._allowed(attempts), FitMonitor(FEW_BLOCKS)
-                bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, allowed=allowed)
-                attempts = self._job.attempts()
+                executor.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, allowed=allowed)
+                attempts = self._context.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
         largest = bracket.with_headroom(self._first) if bracket.fits else None
         if self._share is not None and bracket.fits >= self._share:
             largest = self._share
         if len(runs) > len(_runs(known)):
-            self._job.say(_told(bracket, runs, largest))
+            self._context.say(_told(bracket, runs, largest))
         return largest
 
     def _knobs(self, size: int) -> dict[str, Any]:
         """The baseline with this micro-batch, and as little accumulation as takes the same memory:
         gradients that wait for one micro-batch take as much as if they waited for many."""
-        today = self._job.plan.baseline
+        today = self._context.plan.baseline
         steps = min(2, today["accumulation_steps"])
         if self._share is not None:
             steps = 1 if size >= self._share else 2
@@ -165,7 +165,7 @@ class LargestBatch:
     def _ruled_out(self, size: int) -> bool:
         """Whether the study's own constraints allow it with no accumulation that is searched: then it is
         not launched to see whether it fits."""
-        plan = self._job.plan
+        plan = self._context.plan
         if self._share is not None:
             several = {self._share // size}
         else:
@@ -175,7 +175,7 @@ class LargestBatch:
 
     def _allowed(self, attempts: Attempts) -> Allowance | None:
         """The time of the next run; None: no limit."""
-        wall_time = self._job.plan.spec.budget.wall_time
+        wall_time = self._context.plan.spec.budget.wall_time
         if wall_time is None:
             return None
         spent = sum(run.result.wall_seconds for run in _runs(attempts))
@@ -184,8 +184,8 @@ class LargestBatch:
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Whether as much of a budget is gone as may be, before anything is searched."""
-        budget, seconds = self._job.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
-        hours = seconds * self._job.plan.launcher.workers / 3600
+        budget, seconds = self._context.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
+        hours = seconds * self._context.plan.launcher.workers / 3600
         return any(
             limit is not None and spent >= _BUDGET_SHARE * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))

@@ -6,8 +6,8 @@ from autotune.analysis.findings import findings
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
 from autotune.search.space import Space
-from autotune.study.bench import Bench
-from autotune.study.job import BASELINE, Allowance, Job
+from autotune.study.context import BASELINE, Allowance, StudyContext
+from autotune.study.executor import TrialExecutor
 from autotune.study.suggestions import Place, Room, Suggestion, devices, experts, remembered, said
 from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
@@ -19,7 +19,12 @@ class Opening:
     """Happens once, before anything is searched; goes on from wherever the records stand."""
 
     def __init__(
-        self, job: Job, space: Space, allowed: Allowance | None = None, *, looks: bool = True
+        self,
+        context: StudyContext,
+        space: Space,
+        allowed: Allowance | None = None,
+        *,
+        looks: bool = True,
     ) -> None:
         """Prepare the opening of a study.
 
@@ -29,15 +34,15 @@ class Opening:
         """
         self._allowed = allowed
         self._looks = looks
-        self._job = job
-        self._plan = job.plan
+        self._context = context
+        self._plan = context.plan
         self._space = space
 
-    def run(self, bench: Bench, ledger: TrialLedger) -> list[Suggestion]:
+    def run(self, executor: TrialExecutor, ledger: TrialLedger) -> list[Suggestion]:
         """Enqueue what is to be tried before the sampler is asked; returns what is new of it."""
-        if self._job.attempts().of(Purpose.SEARCH):
+        if self._context.attempts().of(Purpose.SEARCH):
             return []
-        suggestions = self._experts(self._look(bench))
+        suggestions = self._experts(self._look(executor))
         if known := self._remembered():
             suggestions.insert(0, known)
         trials = self._plan.spec.budget.trials
@@ -70,13 +75,13 @@ class Opening:
         slot = launcher.slots[0]
         return float(slot.environment["cores"] * slot.nodes / launcher.workers)
 
-    def _look(self, bench: Bench) -> dict[str, Any] | None:
+    def _look(self, executor: TrialExecutor) -> dict[str, Any] | None:
         """Return what is observed of the baseline's profile; None if it does not run. Nothing is, of a
         command or without time for it."""
         if self._plan.spec.workload.command or not self._looks:
             return {}
         while (profile := self._profile()) is None:
-            bench.run(
+            executor.run(
                 BASELINE,
                 self._plan.baseline,
                 Purpose.PROFILE,
@@ -96,15 +101,15 @@ class Opening:
         return breakdown(told) if told else {}
 
     def _observed(self, profile: StoredAttempt) -> dict[str, Any] | None:
-        blocks = self._job.repository.attempts.blocks(profile.id)
+        blocks = self._context.repository.attempts.blocks(profile.id)
         return blocks[0].observed if blocks else None
 
     def _profile(self) -> StoredAttempt | None:
-        return self._job.attempts().of(Purpose.PROFILE).recorded().first
+        return self._context.attempts().of(Purpose.PROFILE).recorded().first
 
     def _remembered(self) -> Suggestion | None:
         launcher = self._plan.launcher
         workload = said(self._plan.spec.workload.model_dump(mode="json"))
         place = Place(workload, launcher.workers, devices(launcher.slots[0].environment))
-        earlier = self._job.repository.recommendations.of_others(self._job.study.id)
+        earlier = self._context.repository.recommendations.of_others(self._context.study.id)
         return remembered(self._space, self._plan.baseline, earlier, place)

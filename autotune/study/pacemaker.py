@@ -6,8 +6,8 @@ from typing import Any
 
 from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
-from autotune.study.bench import Bench
-from autotune.study.job import Allowance, Job
+from autotune.study.context import Allowance, StudyContext
+from autotune.study.executor import TrialExecutor
 from autotune.study.taking_turns import LONGEST_STEP, shortage, shortest
 from storage import (
     DAEMON_DIED,
@@ -28,14 +28,18 @@ _VAIN = 2
 class Pacemaker:
     """Of one study; decides from the records, so that it goes on as it began."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._baseline = job.plan.baseline
+    def __init__(self, context: StudyContext) -> None:
+        self._context = context
+        self._baseline = context.plan.baseline
         self._said: bool | None = None
         """Whether it was said last that trials are paced; None: nothing was."""
 
     def level(
-        self, trial: int, knobs: Mapping[str, Any], bench: Bench, allowed: Allowance | None
+        self,
+        trial: int,
+        knobs: Mapping[str, Any],
+        executor: TrialExecutor,
+        allowed: Allowance | None,
     ) -> float | None:
         """The rate of the baseline that a trial is to compare with, units per second. None: it runs by
         itself, on a machine that is quiet enough, or as it cannot run beside another.
@@ -43,14 +47,14 @@ class Pacemaker:
         Args:
             allowed: time that the trial may take.
         """
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         own = attempts.baseline()
         if own is None or own.result.throughput is None or knobs == self._baseline:
             return None
-        if self._job.plan.spec.measurement.baseline_runs < 2:
+        if self._context.plan.spec.measurement.baseline_runs < 2:
             return None  # it is not to run again
-        why = unrest(bench.noise, attempts)
-        if not why or not self.at_home(bench) or _in_vain(attempts):
+        why = unrest(executor.noise, attempts)
+        if not why or not self.at_home(executor) or _in_vain(attempts):
             return None
         if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, allowed):
             return None
@@ -64,11 +68,11 @@ class Pacemaker:
         )
         return own.result.throughput
 
-    def at_home(self, bench: Bench) -> bool:
+    def at_home(self, executor: TrialExecutor) -> bool:
         """Whether all trials run where the baseline's own did: nodes that differ are levelled by what
         the baseline runs at on each."""
-        own = self._job.attempts().baseline()
-        return own is not None and {*bench.environments} == {own.environment}
+        own = self._context.attempts().baseline()
+        return own is not None and {*executor.environments} == {own.environment}
 
     def _fits(
         self,
@@ -77,12 +81,12 @@ class Pacemaker:
         attempts: Attempts,
         allowed: Allowance | None,
     ) -> bool:
-        if self._job.plan.spec.workload.is_script:
+        if self._context.plan.spec.workload.is_script:
             return False  # a script would be launched anew for each trial, and the baseline with it
-        on_processors = self._job.plan.launcher.slots[0].device == "cpu"
+        on_processors = self._context.plan.launcher.slots[0].device == "cpu"
         if on_processors and knobs["cpu_affinity"] != self._baseline["cpu_affinity"]:
             return False  # who takes turns has processors of its own
-        costs = self._job.costs()
+        costs = self._context.costs()
         if costs.step(self._baseline) > LONGEST_STEP:
             return False
         if allowed and 2 * shortest(costs, self._baseline) > allowed.wanted:
@@ -93,11 +97,11 @@ class Pacemaker:
             if one.knobs["micro_batch"] <= knobs["micro_batch"]
         ]
         both = own.result.peak_bytes + max(peaks, default=own.result.peak_bytes)
-        return not shortage(self._job.plan, both, slots=len(self._job.plan.launcher.slots))
+        return not shortage(self._context.plan, both, slots=len(self._context.plan.launcher.slots))
 
     def _dear(self) -> str:
         """Why two are not launched to begin with, in words; empty if that is worth it."""
-        costs = self._job.costs()
+        costs = self._context.costs()
         launches, trials = 2 * costs.startup, _WORTH_TRIALS * costs.trained
         if launches <= trials:
             return ""
@@ -110,7 +114,7 @@ class Pacemaker:
         """Whenever that is another way than before."""
         if self._said is not paced:
             self._said = paced
-            self._job.say(message)
+            self._context.say(message)
 
 
 def _in_vain(attempts: Attempts) -> bool:

@@ -17,7 +17,7 @@ from autotune.analysis.memory import barred
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
-from autotune.study.job import Allowance, Job
+from autotune.study.context import Allowance, StudyContext
 from storage import Attempts, StoredAttempt
 
 _OPENING_SHARE = 0.1
@@ -57,18 +57,18 @@ Knobs = Mapping[str, Any]
 class Schedule:
     """Of one study, some of whose time an earlier daemon may have spent."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, context: StudyContext) -> None:
         """Go on counting from what has elapsed, by the clock of the launcher."""
-        self._job = job
-        self._baseline = job.plan.baseline
-        self._clock = job.plan.launcher.clock
-        self._started = self._clock() - job.study.elapsed
-        self._wall_time = job.plan.spec.budget.wall_time
-        on_device = job.plan.launcher.slots[0].device == "cuda"
+        self._context = context
+        self._baseline = context.plan.baseline
+        self._clock = context.plan.launcher.clock
+        self._started = self._clock() - context.study.elapsed
+        self._wall_time = context.plan.spec.budget.wall_time
+        on_device = context.plan.launcher.slots[0].device == "cuda"
         self._on_device = on_device
         self._reserved = _RESERVED_ON_DEVICE if on_device else RESERVED
         self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
-        self.rounds = min(job.plan.spec.measurement.rounds, _GOOD_ROUNDS)
+        self.rounds = min(context.plan.spec.measurement.rounds, _GOOD_ROUNDS)
         """Of the confirmation, among which its time is divided."""
 
     @property
@@ -110,14 +110,14 @@ class Schedule:
         if self._wall_time is None:
             return None
         looks = _OPENING_SHARE * self._wall_time
-        built = _FIRST_TRIAL_MOST * self._wall_time if self._job.look_stays else 0.0
+        built = _FIRST_TRIAL_MOST * self._wall_time if self._context.look_stays else 0.0
         return Allowance(looks, min(built + looks, self._most))
 
     def pays_to_look(self) -> bool:
         """Return whether there is time for the look before the search: a script, or anything on a CUDA
         device, starts anew for it."""
         allowed = self.for_opening()
-        dear = self._on_device or self._job.plan.spec.workload.is_script
+        dear = self._on_device or self._context.plan.spec.workload.is_script
         return allowed is None or not dear or allowed.most >= _SHORTEST_LOOK
 
     def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> Allowance | None:
@@ -219,10 +219,10 @@ class Schedule:
 
     def proof(self, attempts: Attempts) -> Proof:
         """Return the price of the finals by what is recorded."""
-        blocks = self._job.repository.attempts.blocks
-        out = barred(attempts, blocks, self._baseline, Rules.of(self._job.plan.spec))
+        blocks = self._context.repository.attempts.blocks
+        out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
         needed = _ROUNDS_IF_UNSTEADY if self._is_unsteady(attempts) else FEWEST_ROUNDS
-        return Proof(attempts, self._job.costs(), self._baseline, out, self._reserved, needed)
+        return Proof(attempts, self._context.costs(), self._baseline, out, self._reserved, needed)
 
     def _is_unsteady(self, attempts: Attempts) -> bool:
         """Return whether the baseline waits for the host of its device: its steps scatter, and so do its
@@ -277,15 +277,15 @@ class Course:
     same_batch: bool = True
 
     @classmethod
-    def of(cls, job: Job, schedule: Schedule) -> "Course":
+    def of(cls, context: StudyContext, schedule: Schedule) -> "Course":
         """As many finalists as the rounds leave time for, at least one; those with a check to come are
         among them if that can be."""
-        wanted = job.plan.spec.measurement.finalists
+        wanted = context.plan.spec.measurement.finalists
         if not schedule.limited:
             return cls(wanted)
-        attempts = job.attempts()
+        attempts = context.attempts()
         proof = schedule.proof(attempts)
-        every = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
+        every = [trial for trial in shown(attempts) if trial.knobs != context.plan.baseline]
         timed = worth_checking(every, proof)
         for those in (timed, proof.checked(timed)):
             trials = most_promising_first(those)

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.analysis.costs import Costs
 from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
 from autotune.runs.plan import Plan
-from autotune.study.job import Allowance, Job
+from autotune.study.context import Allowance, StudyContext
 from launchers import untimed_steps
 
 _SHARE = 0.8
@@ -21,8 +21,8 @@ _BLOCKS = 4
 class TakingTurns:
     """Judges it for one study, and says how the runs of its rounds are made whenever that changes."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, context: StudyContext) -> None:
+        self._context = context
         self._said = ""
 
     def possible(
@@ -43,27 +43,27 @@ class TakingTurns:
         )
         if said != self._said:
             self._said = said
-            self._job.say(f"What is compared with each other: {said}.")
+            self._context.say(f"What is compared with each other: {said}.")
         return not obstacle
 
     def _obstacle(
         self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, allowed: Allowance | None
     ) -> str:
         """Why they may not, in words; empty if they may."""
-        if self._job.plan.spec.workload.command:
+        if self._context.plan.spec.workload.command:
             return "a command that starts its own ranks cannot be paused"
         if len(knobs) < 2:
             return "there is only one"
-        on_processors = self._job.plan.launcher.slots[0].device == "cpu"
+        on_processors = self._context.plan.launcher.slots[0].device == "cpu"
         if on_processors and len({one["cpu_affinity"] for one in knobs}) > 1:
             return "they differ in cpu_affinity, and who takes turns has processors of its own"
-        costs = self._job.costs()
+        costs = self._context.costs()
         longest = max(map(costs.step, knobs))
         if longest > LONGEST_STEP:
             return f"a step of {longest:.1f} s is too long for turns"
         if allowed and sum(shortest(costs, one) for one in knobs) > allowed.wanted:
             return "there is no time for more"
-        return shortage(self._job.plan, peak_bytes)
+        return shortage(self._context.plan, peak_bytes)
 
 
 def shortage(plan: Plan, needed: int, slots: int = 1) -> str:

@@ -18,7 +18,7 @@ from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
 from autotune.runs.paired import PairedSchedule
 from autotune.study.alive import Alive
-from autotune.study.job import BASELINE, Allowance, Job
+from autotune.study.context import BASELINE, Allowance, StudyContext
 from autotune.study.taking_over import TakingOver, needs_its_own
 from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
@@ -66,33 +66,35 @@ Audience = Callable[[int], None]
 """Told whenever it has been looked whether something has ended: how many attempts have been recorded."""
 
 
-class Bench:
+class TrialExecutor:
     """Slots that run attempts, one each at a time, and record what comes of them."""
 
     def __init__(
-        self, job: Job, check: Callable[[], None], audience: Audience = lambda _: None
+        self, context: StudyContext, check: Callable[[], None], audience: Audience = lambda _: None
     ) -> None:
-        """Take the slots of the job's launcher.
+        """Take the slots of the study's launcher.
 
         Args:
             check: raises when the study is to stop; called while something is waited for.
             audience: of what is recorded.
         """
-        self._job = job
+        self._context = context
         self._check = check
         self._audience = audience
-        self._slots = list(job.plan.launcher.slots)
+        self._slots = list(context.plan.launcher.slots)
         self._taking_over = TakingOver(self._slots)
         self._free = {number for number, slot in enumerate(self._slots) if slot.usable}
         self._pool = ThreadPoolExecutor(_MOST_SLOTS, thread_name_prefix="slot")
         self.noise = run_noise([])
         """Between runs, as far as it is known."""
         self._running: dict[Future[TrialReport], _Running] = {}
-        self._alive = Alive(job)
+        self._alive = Alive(context)
         self._alive.tell()
         self._told, self._told_text = time.monotonic(), ""
         first = self._slots[0].environment
-        self._environments: list[tuple[dict[str, Any], int]] = [(dict(first), job.environment_id)]
+        self._environments: list[tuple[dict[str, Any], int]] = [
+            (dict(first), context.environment_id)
+        ]
 
     def __enter__(self) -> Self:
         return self
@@ -182,11 +184,11 @@ class Bench:
     def _timed(
         self, purpose: Purpose, allowed: Allowance | None, low: float, *, live: bool
     ) -> TimedMonitor:
-        return TimedMonitor(self._job.limits(purpose, low, self.noise, allowed, live=live))
+        return TimedMonitor(self._context.limits(purpose, low, self.noise, allowed, live=live))
 
     def _is_live(self, attempt: StoredAttempt, number: int) -> bool:
         """Whether it will take over the processes that wait on the slot."""
-        alone = needs_its_own(attempt, self._job.attempts())
+        alone = needs_its_own(attempt, self._context.attempts())
         return not alone and self._taking_over.could(attempt, number)
 
     def _launch(
@@ -199,9 +201,9 @@ class Bench:
         live: bool,
     ) -> None:
         slot = self._slots[number]
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
-            request = self._job.request(attempt, slot, allowed, live=live)
+            request = self._context.request(attempt, slot, allowed, live=live)
             self._taking_over.launched(request, attempt, number)
             alone = needs_its_own(attempt, attempts)
             future = self._pool.submit(_run, slot, request, judge, alone=alone)
@@ -214,11 +216,11 @@ class Bench:
         self, trial: int, knobs: dict[str, Any], purpose: Purpose, round_: int
     ) -> StoredAttempt:
         """Record that an attempt begins; raises as `start` does."""
-        folder = Path(self._job.study.workdir)
+        folder = Path(self._context.study.workdir)
         check_there(folder)
         if disk.is_full(folder):
             raise DiskFull(disk.full(folder))
-        return self._job.own_attempts.begin(trial, knobs, purpose, round_)
+        return self._context.attempt_cache.begin(trial, knobs, purpose, round_)
 
     def _take_slot(self, attempt: StoredAttempt, free: Collection[int]) -> int:
         number = self._taking_over.slot_for(attempt, free)
@@ -245,7 +247,7 @@ class Bench:
         attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
         each = _share(allowed, len(members))
         group = InterleavedSchedule(
-            [self._job.limits(purpose, 0.0, self.noise, each)] * len(members)
+            [self._context.limits(purpose, 0.0, self.noise, each)] * len(members)
         )
         self._launch_in_turn(attempts, self._take_slot(attempts[0], self._free), group, each)
 
@@ -269,13 +271,13 @@ class Bench:
         Raises:
             DiskFull, LauncherError: as for `start`.
         """
-        pacer = self._begin(BASELINE, self._job.plan.baseline, Purpose.PAIRED, trial)
+        pacer = self._begin(BASELINE, self._context.plan.baseline, Purpose.PAIRED, trial)
         attempt = self._begin(trial, knobs, Purpose.SEARCH, 0)
         each = _share(allowed, 2)
         number = self._take_slot(attempt, self._free)
         live = self._taking_over.could(attempt, number, in_turn=True)
-        own = self._job.limits(Purpose.SEARCH, incumbent_low, self.noise, each, live=live)
-        beside = self._job.limits(Purpose.PAIRED, 0.0, self.noise, each, live=live)
+        own = self._context.limits(Purpose.SEARCH, incumbent_low, self.noise, each, live=live)
+        beside = self._context.limits(Purpose.PAIRED, 0.0, self.noise, each, live=live)
         self._launch_in_turn([attempt, pacer], number, PairedSchedule(own, beside, level), each)
 
     def _launch_in_turn(
@@ -286,7 +288,7 @@ class Bench:
         each: Allowance | None,
     ) -> None:
         slot = self._slots[number]
-        requests = [interleaved(self._job.request(one, slot, each)) for one in attempts]
+        requests = [interleaved(self._context.request(one, slot, each)) for one in attempts]
         for request, attempt in zip(requests, attempts, strict=True):
             self._taking_over.launched(request, attempt, number)
         futures: list[Future[TrialReport]] = [Future() for _ in attempts]
@@ -314,8 +316,8 @@ class Bench:
             result = self._taking_over.judged(attempt, report, result)
             blocks = [_stored(seen) for seen in judge.seen]
             environment = self._environment_of(self._slots[number])
-            self._job.own_attempts.finish(attempt, result, blocks, environment)
-            self._job.tidy_up(attempt, result)
+            self._context.attempt_cache.finish(attempt, result, blocks, environment)
+            self._context.tidy_up(attempt, result)
             self._audience(1)
             yield Finished(dataclasses.replace(attempt, environment=environment), result)
             if last:
@@ -332,7 +334,7 @@ class Bench:
             return
         self._take_new_slots()
         left = [one for one in self._slots if one.usable]
-        self._job.say(
+        self._context.say(
             f"Nothing more runs on {slot.name}: {slot.gone or slot.unusable}. "
             f"{counted(len(left), 'slot')} left."
         )
@@ -344,18 +346,20 @@ class Bench:
     def _take_new_slots(self) -> None:
         """Use those that the launcher has opened since."""
         known = len(self._slots)
-        for slot in self._job.plan.launcher.slots[known:]:
+        for slot in self._context.plan.launcher.slots[known:]:
             self._free.add(len(self._slots))
             self._slots.append(slot)
             usable = sum(slot.usable for slot in self._slots)
-            self._job.say(f"There is room for {slot.name}: {counted(usable, 'trial')} at a time.")
+            self._context.say(
+                f"There is room for {slot.name}: {counted(usable, 'trial')} at a time."
+            )
 
     def _environment_of(self, slot: Slot) -> int:
         """Where the trial has run that has just ended: a slot's agents are replaced now and then."""
         for body, known in self._environments:
             if body == slot.environment:
                 return known
-        found = self._job.repository.environments.record(self._job.lease, slot.environment)
+        found = self._context.repository.environments.record(self._context.lease, slot.environment)
         self._environments.append((dict(slot.environment), found))
         return found
 
@@ -363,26 +367,26 @@ class Bench:
         """Say how far what runs has come, if that is not where it was."""
         running = [(run.attempt.trial, list(run.judge.seen)) for run in self._running.values()]
         texts = [f"trial {trial}: {_how_far(seen)}" for trial, seen in running[:_MOST_TOLD]]
-        job, text, self._told = self._job, "; ".join(texts), time.monotonic()
+        context, text, self._told = self._context, "; ".join(texts), time.monotonic()
         if text == self._told_text:
             return
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            job.repository.messages.set_status(job.lease, job.study.id, text)
+            context.repository.messages.set_status(context.lease, context.study.id, text)
             self._told_text = text
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
         """A run that loses its agent, or fails for want of room, is repeated; one that does so again and
         again is the cause of it."""
-        if disk.has_failed(result, Path(self._job.study.workdir)):
+        if disk.has_failed(result, Path(self._context.study.workdir)):
             cause = f"a disk was full: {result.cause}"
             result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
         if result.state != AttemptState.LOST or result.cause.startswith(NOT_ITS_OWN):
             return result
-        before = [one.result.cause for one in self._job.attempts().lost_in_vain(attempt)]
+        before = [one.result.cause for one in self._context.attempts().lost_in_vain(attempt)]
         causes = [*before, result.cause]
         if not self._is_to_blame(causes):
             return result
-        self._job.say(
+        self._context.say(
             f"Trial {attempt.trial} is suspected: whatever it was launched on lost its agent, "
             f"{len(causes)} times: {'; '.join(sorted(set(causes)))}."
         )
@@ -392,7 +396,7 @@ class Bench:
         """Whether a run that has lost its agent or its daemon so often, one after another, is itself the
         cause. Among several nodes it must have been on more than one, which the causes name."""
         elsewhere = len(set(causes)) > 1 or DAEMON_DIED in causes
-        one_node = not self._job.plan.launcher.several_nodes
+        one_node = not self._context.plan.launcher.several_nodes
         return len(causes) >= MOST_LAUNCHES and (one_node or elsewhere)
 
     def run(
@@ -405,7 +409,7 @@ class Bench:
         judge: RunMonitor | None = None,
         allowed: Allowance | None = None,
     ) -> None:
-        """The same, alone on the bench, and wait for its end."""
+        """The same, with nothing beside it, and wait for its end."""
         self.start(trial, knobs, purpose, round_=round_, judge=judge, allowed=allowed)
         self._finish()
 

@@ -34,7 +34,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Stakes:
+class TrialEconomics:
     """What is to be gained, and what it takes.
 
     Attributes:
@@ -78,12 +78,12 @@ class Stakes:
         return f"{wanted}, noise between runs {sigma:.1%}"
 
 
-class Worth:
+class ExpectedGainStopping:
     """Of the next trial of one study."""
 
-    def __init__(self, stakes: Stakes, predict: Predict) -> None:
+    def __init__(self, economics: TrialEconomics, predict: Predict) -> None:
         """Take in what it is about, and whom to ask what trials may bring."""
-        self._stakes = stakes
+        self._economics = economics
         self._predict = predict
 
     def why_not(self, trials: Sequence[FrozenTrial], seconds: float, sigma: float) -> str:
@@ -98,7 +98,7 @@ class Worth:
             (trial for trial in trials if trial.state.is_finished()),
             key=lambda trial: (trial.datetime_complete or trial.datetime_start, trial.number),
         )
-        if self._stakes.least_gain == 0:
+        if self._economics.least_gain == 0:
             return ""
         if reason := self._brought_little(ended, seconds, sigma):
             return reason
@@ -112,14 +112,14 @@ class Worth:
         worth, tolerable = self._limits(seconds, sigma)
         return (
             f"another trial is expected to bring {found.gain:.2%}, less than the {worth:.2%} that "
-            f"are worth it ({self._stakes.told(seconds, sigma)}), and with "
+            f"are worth it ({self._economics.told(seconds, sigma)}), and with "
             f"{1 - found.chance_of_more(tolerable):.0%} nothing is faster than the finalists by more "
             f"than {tolerable:.0%}"
         )
 
     def _limits(self, seconds: float, sigma: float) -> tuple[float, float]:
         """What a trial has to bring, and what may be left."""
-        worth = self._stakes.least(seconds, sigma)
+        worth = self._economics.least(seconds, sigma)
         return worth, max(_TOLERABLE, worth)
 
     def _poor(
@@ -141,14 +141,14 @@ class Worth:
             return ""
         rates = [measured(trial) or 0.0 for trial in ended]
         early, best = max(rates[:-later]), max(rates)
-        each = self._stakes.least_gain or self._stakes.cost(seconds)
-        worth = max(later * each, self._stakes.visible(sigma))
+        each = self._economics.least_gain or self._economics.cost(seconds)
+        worth = max(later * each, self._economics.visible(sigma))
         if best > early * (1 + worth):
             return ""
         brought = f"{best / early - 1:.2%}" if early else "nothing"
         return (
             f"the last {later} of {len(ended)} trials brought {brought}, where {worth:.2%} would be "
-            f"worth it ({self._stakes.told(seconds, sigma)})"
+            f"worth it ({self._economics.told(seconds, sigma)})"
         )
 
 

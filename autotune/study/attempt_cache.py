@@ -15,7 +15,7 @@ from storage import (
 )
 
 
-class OwnAttempts:
+class AttemptCache:
     """What whoever holds the lease has begun and finished. Nobody else writes meanwhile: who takes the
     lease away is noticed at the next write, not here."""
 

@@ -25,7 +25,7 @@ from autotune.runs.plan import (
     within,
 )
 from autotune.runs.probe import Shape, as_timed
-from autotune.study.own_attempts import OwnAttempts
+from autotune.study.attempt_cache import AttemptCache
 from autotune.study.taking_over import SEARCHING
 from autotune.worker.protocol import TrialRequest
 from launchers import Slot
@@ -67,7 +67,7 @@ class Allowance(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class StudyContext:
     """A study under way: its plan, and the records that it is read from and written to."""
 
     study: StoredStudy
@@ -83,13 +83,13 @@ class Job:
 
     def attempts(self) -> Attempts:
         """What is recorded by now."""
-        return self.own_attempts.all()
+        return self.attempt_cache.all()
 
     @functools.cached_property
-    def own_attempts(self) -> OwnAttempts:
+    def attempt_cache(self) -> AttemptCache:
         """As they are written."""
         baseline, harmless = self.plan.baseline, self.plan.spec.harmless
-        return OwnAttempts(self.repository, self.lease, self.study.id, baseline, harmless)
+        return AttemptCache(self.repository, self.lease, self.study.id, baseline, harmless)
 
     def say(self, message: str) -> None:
         """Leave a message for whoever watches the study."""

@@ -6,8 +6,8 @@ import random
 
 from autotune.analysis.confirmation import Confirmation
 from autotune.runs.monitors import TimedMonitor
-from autotune.study.bench import Bench
-from autotune.study.job import Allowance, Job
+from autotune.study.context import Allowance, StudyContext
+from autotune.study.executor import TrialExecutor
 from autotune.study.schedule import Schedule
 from storage import Purpose
 
@@ -23,13 +23,13 @@ _ALL_BLOCKS = 1_000_000
 """No interval ends such a run."""
 
 
-class LongPair:
+class SoakPair:
     """Goes on from wherever the records stand, if there is room for it."""
 
-    def __init__(self, job: Job, bench: Bench, schedule: Schedule) -> None:
-        """Take in whom to ask; the bench is idle."""
-        self._job = job
-        self._bench = bench
+    def __init__(self, context: StudyContext, executor: TrialExecutor, schedule: Schedule) -> None:
+        """Take in whom to ask; the executor is idle."""
+        self._context = context
+        self._executor = executor
         self._schedule = schedule
 
     def run(self, confirmation: Confirmation) -> None:
@@ -38,7 +38,7 @@ class LongPair:
         if baseline is None or chosen == baseline or not confirmation.rounds:
             return
         order = [chosen, baseline]
-        random.Random(f"{self._job.plan.spec.seed}/long").shuffle(order)
+        random.Random(f"{self._context.plan.spec.seed}/long").shuffle(order)
         missing = [trial for trial in order if not self._measured(confirmation, trial)]
         seconds = self._seconds()
         if not missing or seconds < _SHORTEST:
@@ -48,19 +48,21 @@ class LongPair:
 
     def _seconds(self) -> float:
         """Of each run."""
-        rest = _SHARE_OF_REST * self._schedule.left - self._job.costs().startup
+        rest = _SHARE_OF_REST * self._schedule.left - self._context.costs().startup
         return min(_LONGEST, _SHARE_OF_STUDY * self._schedule.elapsed, rest)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
-        noise = self._bench.noise.sigma_run
-        limits = self._job.plan.confirm_limits(sigma_run=noise)
+        noise = self._executor.noise.sigma_run
+        limits = self._context.plan.confirm_limits(sigma_run=noise)
         limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
-        most = seconds + self._job.costs().shortest(knobs) + limits.warmup
+        most = seconds + self._context.costs().shortest(knobs) + limits.warmup
         allowed = Allowance(most, most) if self._schedule.limited else None
         while not self._measured(confirmation, trial):
-            self._bench.run(trial, knobs, Purpose.LONG, judge=TimedMonitor(limits), allowed=allowed)
+            self._executor.run(
+                trial, knobs, Purpose.LONG, judge=TimedMonitor(limits), allowed=allowed
+            )
 
     def _measured(self, confirmation: Confirmation, trial: int) -> bool:
-        own = self._job.attempts().of(Purpose.LONG).of_trial(trial)
+        own = self._context.attempts().of(Purpose.LONG).of_trial(trial)
         return bool(own.with_knobs(confirmation.candidates[trial].knobs).recorded())

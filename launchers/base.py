@@ -146,7 +146,7 @@ class Slot(ABC):
         On return no process of the trial is left, or the slot is `unusable` from then on.
 
         The processes of a trial that `stays` are left as a warm worker, silent, unless the trial
-        has failed or was ended by `end` or its `seconds`. They take the next trial if that stays as
+        has failed or was ended by `end` or its time limit. They take the next trial if that stays as
         well and differs in nothing but what acts on a step; before anything else runs they are
         ended.
 
@@ -171,7 +171,7 @@ class Slot(ABC):
         other processes are ended. Everything else is as for `run`; all trials share one time limit.
 
         Args:
-            requests: requests with `takes_turns`, all with the same `seconds`.
+            requests: requests with `takes_turns`, all with the same hard time limit.
             schedule: asked after every block.
 
         Returns:

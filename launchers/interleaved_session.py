@@ -1,6 +1,7 @@
 """Several trials on the agents of a slot, of which one at a time trains."""
 
 import functools
+import math
 import queue
 import threading
 import time
@@ -131,7 +132,7 @@ class InterleavedSession:
             for run in self._runs.values():
                 run.end()
 
-    def wait(self, until: float | None = None) -> None:
+    def wait(self, until: float = math.inf) -> None:
         """Wait until every node has cleared all trials away, also when the schedule raises.
 
         Args:
@@ -161,11 +162,11 @@ class InterleavedSession:
             for number, request in enumerate(self._requests)
         ]
 
-    def _wait(self, until: float | None = None) -> None:
+    def _wait(self, until: float = math.inf) -> None:
         self._pump.follow(
             lambda: {node for run in self._runs.values() for node in run.awaited},
             self._on_message,
-            lambda: None if self._ending else until,
+            lambda: math.inf if self._ending else until,
             self.end,
         )
 

@@ -1,5 +1,6 @@
 """A trial on the agents of a slot, message by message."""
 
+import math
 import threading
 import time
 
@@ -57,7 +58,7 @@ class TrialSession:
         """
         self._end(on_purpose=True)
 
-    def wait(self, until: float | None = None) -> None:
+    def wait(self, until: float = math.inf) -> None:
         """Wait until every node has cleared the trial away, also when the watch raises.
 
         Args:
@@ -71,10 +72,13 @@ class TrialSession:
             self._wait()
             raise
 
-    def _wait(self, until: float | None = None) -> None:
+    def _wait(self, until: float = math.inf) -> None:
         # An ended trial is waited for, however long it takes.
         self._pump.follow(
-            lambda: self.awaited, self.on_message, lambda: None if self._ending else until, self.end
+            lambda: self.awaited,
+            self.on_message,
+            lambda: math.inf if self._ending else until,
+            self.end,
         )
 
     @property

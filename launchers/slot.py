@@ -75,7 +75,7 @@ class AgentSlot(Slot):
             return self._lost_before_it_began(request, error, started)
         # Agents that had to be started anew, with libraries to import, take no time of the trial.
         started = time.monotonic()
-        self._follow(run, [request], _until(request, started))
+        self._follow(run, [request], started + request.limit.hard)
         self._outdated |= self._preloading.learn(run.built)
         if isinstance(run, WarmSession) and run.idle:
             self._stays = run
@@ -122,7 +122,7 @@ class AgentSlot(Slot):
         except (AgentDied, SlotGone) as error:
             return [self._lost_before_it_began(r, error, started) for r in requests]
         started = time.monotonic()
-        self._follow(residents, requests, _until(requests[0], started))
+        self._follow(residents, requests, started + requests[0].limit.hard)
         if residents.idle and self._agents is residents.agents:
             self._stays = residents
         return residents.reports()
@@ -155,7 +155,7 @@ class AgentSlot(Slot):
         self,
         run: "TrialSession | InterleavedSession",
         requests: Sequence[TrialRequest],
-        until: float | None,
+        until: float,
     ) -> None:
         """Wait for the end of a trial or group, also if agents die.
 
@@ -256,11 +256,6 @@ class AgentSlot(Slot):
                 pass
             self._preloading.disable()
         return Agents(self._nodes, self._preloading, self.check_cancelled)
-
-
-def _until(request: TrialRequest, started: float) -> float | None:
-    """Return the monotonic time at which a trial is ended; None: its watch decides."""
-    return None if request.seconds is None else started + request.seconds
 
 
 def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -120,10 +120,9 @@ def _as_launched(request: TrialRequest) -> TrialRequest:
         trial="",
         knobs={},
         profile=0,
-        profile_seconds=None,
         blocks=_ANY.blocks,
         deadlines=_ANY.deadlines,
-        seconds=None,
+        limit=_ANY.limit,
         log_dir="",
     )
 

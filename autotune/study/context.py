@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from autotune.analysis.costs import CostRecords, Costs
 from autotune.measurement.noise import RunNoise
@@ -27,7 +26,7 @@ from autotune.runs.plan import (
 from autotune.runs.probe import Shape, as_timed
 from autotune.study.attempt_cache import AttemptCache
 from autotune.study.taking_over import SEARCHING
-from autotune.worker.protocol import TrialRequest
+from autotune.worker.protocol import NO_LIMIT, TimeLimit, TrialRequest
 from launchers import Slot
 from search_spaces.residency import why_not_live
 from storage import (
@@ -55,15 +54,6 @@ _SHAPES: dict[Purpose, Shape] = {
     Purpose.EPOCHS: in_short_epochs,
 }
 """What is not timed."""
-
-
-class Allowance(NamedTuple):
-    """The time of one run, from its launch to its end, in seconds."""
-
-    wanted: float
-    """It ends at the block after which there would not be enough of this for another one."""
-    most: float
-    """It is ended, wherever it is."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +93,15 @@ class StudyContext:
         self,
         attempt: StoredAttempt,
         slot: Slot,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
         *,
         live: bool = False,
     ) -> TrialRequest:
-        """The trial, ready to launch on this slot, with so much time if there is a limit.
+        """Return the trial, ready to launch on this slot.
 
         Args:
-            live: processes are there that it is to take over.
+            limit: time from the launch of the trial to its end.
+            live: True if it takes over a warm worker.
         """
         timed = self.plan.request(
             slot,
@@ -123,14 +114,12 @@ class StudyContext:
         if attempt.purpose in TRAJECTORIES:
             shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
         shaped = dataclasses.replace(shaped, stays=self._stays(attempt))
-        if allowed is None:
-            return shaped
-        return within(shaped, allowed.most, self._timed(allowed, live=live))
+        return within(shaped, self._after_launch(limit, live=live))
 
-    def _timed(self, allowed: Allowance, *, live: bool) -> float:
-        """Return seconds for the steps of a run, out of its time; its launch may be a slow one."""
+    def _after_launch(self, limit: TimeLimit, *, live: bool) -> TimeLimit:
+        """Return the limit with a soft part for the steps alone; the launch may be a slow one."""
         costs = self.costs()
-        return max(0.0, allowed.wanted - (costs.switch if live else costs.slow_startup))
+        return limit.after_launch(costs.switch if live else costs.slow_startup)
 
     def _stays(self, attempt: StoredAttempt) -> bool:
         """Whether the processes of a run wait for what comes next."""
@@ -195,14 +184,15 @@ class StudyContext:
         purpose: Purpose,
         incumbent_low: float,
         noise: RunNoise,
-        allowed: Allowance | None,
+        limit: TimeLimit,
         *,
         live: bool = False,
     ) -> Limits:
-        """How long to measure, in a run that has so much time.
+        """Return how long to measure a run.
 
         Args:
-            live: processes are there that it is to take over.
+            limit: time from the launch of the run to its end.
+            live: True if it takes over a warm worker.
         """
         if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
             limits = self.plan.confirm_limits(sigma_run=noise.sigma_run)
@@ -213,9 +203,7 @@ class StudyContext:
                 run_df=noise.df,
                 settling=self.costs().settling if incumbent_low else OnsetBound(),
             )
-        if allowed is None:
-            return limits
-        return dataclasses.replace(limits, whole=self._timed(allowed, live=live))
+        return dataclasses.replace(limits, limit=self._after_launch(limit, live=live))
 
     def costs(self) -> Costs:
         """What runs cost, as far as it is known by now."""

@@ -18,9 +18,9 @@ from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
 from autotune.runs.paired import PairedSchedule
 from autotune.study.alive import Alive
-from autotune.study.context import BASELINE, Allowance, StudyContext
+from autotune.study.context import BASELINE, StudyContext
 from autotune.study.taking_over import TakingOver, needs_its_own
-from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
+from autotune.worker.protocol import NO_LIMIT, Outcome, TimeLimit, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
     DAEMON_DIED,
@@ -145,14 +145,14 @@ class TrialExecutor:
         round_: int = 0,
         incumbent_low: Callable[[int | None], float] = lambda _: 0.0,
         judge: RunMonitor | None = None,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ) -> None:
         """Record an attempt as begun and launch it on a free slot.
 
         Args:
             incumbent_low: lower bound of the best rate so far, as it would be in an environment.
             judge: what the run is watched for; its speed if not given.
-            allowed: time that it may take, from its launch to its end; None: no limit.
+            limit: time from its launch to its end.
 
         Raises:
             DiskFull: it could not even print what goes wrong.
@@ -162,8 +162,8 @@ class TrialExecutor:
         number = self._take_slot(attempt, self._free)
         low = incumbent_low(self._environment_of(self._slots[number]))
         live = self._is_live(attempt, number)
-        judge = judge or self._timed(purpose, allowed, low, live=live)
-        self._launch(attempt, number, judge, allowed, live=live)
+        judge = judge or self._timed(purpose, limit, low, live=live)
+        self._launch(attempt, number, judge, limit, live=live)
 
     def start_in(
         self,
@@ -172,19 +172,17 @@ class TrialExecutor:
         knobs: dict[str, Any],
         purpose: Purpose,
         *,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ) -> None:
         """The same on a free slot in an environment, where there is one."""
         attempt = self._begin(trial, knobs, purpose, 0)
         number = self._take_slot(attempt, self._free_in(environment))
         live = self._is_live(attempt, number)
-        judge = self._timed(purpose, allowed, 0.0, live=live)
-        self._launch(attempt, number, judge, allowed, live=live)
+        judge = self._timed(purpose, limit, 0.0, live=live)
+        self._launch(attempt, number, judge, limit, live=live)
 
-    def _timed(
-        self, purpose: Purpose, allowed: Allowance | None, low: float, *, live: bool
-    ) -> TimedMonitor:
-        return TimedMonitor(self._context.limits(purpose, low, self.noise, allowed, live=live))
+    def _timed(self, purpose: Purpose, limit: TimeLimit, low: float, *, live: bool) -> TimedMonitor:
+        return TimedMonitor(self._context.limits(purpose, low, self.noise, limit, live=live))
 
     def _is_live(self, attempt: StoredAttempt, number: int) -> bool:
         """Whether it will take over the processes that wait on the slot."""
@@ -196,14 +194,14 @@ class TrialExecutor:
         attempt: StoredAttempt,
         number: int,
         judge: RunMonitor,
-        allowed: Allowance | None,
+        limit: TimeLimit,
         *,
         live: bool,
     ) -> None:
         slot = self._slots[number]
         attempts = self._context.attempts()
         if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
-            request = self._context.request(attempt, slot, allowed, live=live)
+            request = self._context.request(attempt, slot, limit, live=live)
             self._taking_over.launched(request, attempt, number)
             alone = needs_its_own(attempt, attempts)
             future = self._pool.submit(_run, slot, request, judge, alone=alone)
@@ -233,19 +231,19 @@ class TrialExecutor:
         purpose: Purpose,
         *,
         round_: int,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ) -> None:
         """Record an attempt of each as begun, and launch them on a free slot, on which they take turns.
 
         Args:
             members: trial and knobs of each, in the order in which they go forth.
-            allowed: time that they may take together.
+            limit: time that they may take together.
 
         Raises:
             DiskFull, LauncherError: as for `start`.
         """
         attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
-        each = _share(allowed, len(members))
+        each = limit.shared(len(members))
         group = InterleavedSchedule(
             [self._context.limits(purpose, 0.0, self.noise, each)] * len(members)
         )
@@ -258,7 +256,7 @@ class TrialExecutor:
         level: float,
         *,
         incumbent_low: float = 0.0,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ) -> None:
         """Record a trial of the search as begun, and launch it on a free slot beside the baseline, with
         which it takes turns.
@@ -266,14 +264,14 @@ class TrialExecutor:
         Args:
             level: units per second of the baseline, at which the trial is to compare with others.
             incumbent_low: lower bound of the best rate so far.
-            allowed: time that both may take together.
+            limit: time that both may take together.
 
         Raises:
             DiskFull, LauncherError: as for `start`.
         """
         pacer = self._begin(BASELINE, self._context.plan.baseline, Purpose.PAIRED, trial)
         attempt = self._begin(trial, knobs, Purpose.SEARCH, 0)
-        each = _share(allowed, 2)
+        each = limit.shared(2)
         number = self._take_slot(attempt, self._free)
         live = self._taking_over.could(attempt, number, in_turn=True)
         own = self._context.limits(Purpose.SEARCH, incumbent_low, self.noise, each, live=live)
@@ -285,7 +283,7 @@ class TrialExecutor:
         attempts: Sequence[StoredAttempt],
         number: int,
         group: InterleavedSchedule,
-        each: Allowance | None,
+        each: TimeLimit,
     ) -> None:
         slot = self._slots[number]
         requests = [interleaved(self._context.request(one, slot, each)) for one in attempts]
@@ -407,10 +405,10 @@ class TrialExecutor:
         *,
         round_: int = 0,
         judge: RunMonitor | None = None,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ) -> None:
         """The same, with nothing beside it, and wait for its end."""
-        self.start(trial, knobs, purpose, round_=round_, judge=judge, allowed=allowed)
+        self.start(trial, knobs, purpose, round_=round_, judge=judge, limit=limit)
         self._finish()
 
     def run_interleaved(
@@ -419,10 +417,10 @@ class TrialExecutor:
         purpose: Purpose,
         *,
         round_: int,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ) -> None:
         """The same as `start_in_turn`, and wait for the end of all of them."""
-        self.start_in_turn(members, purpose, round_=round_, allowed=allowed)
+        self.start_in_turn(members, purpose, round_=round_, limit=limit)
         self._finish()
 
     def _finish(self) -> None:
@@ -469,11 +467,6 @@ def _run(slot: Slot, request: TrialRequest, judge: RunMonitor, *, alone: bool) -
     if alone:
         slot.dismiss()
     return slot.run(request, judge)
-
-
-def _share(allowed: Allowance | None, count: int) -> Allowance | None:
-    """Of so many that have a time together, that of each."""
-    return allowed and Allowance(allowed.wanted / count, allowed.most)
 
 
 def _settle(

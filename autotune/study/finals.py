@@ -189,7 +189,7 @@ class Finals:
             check.purpose,
             round_=check.seed,
             judge=TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier),
-            allowed=self._schedule.share(1.0),
+            limit=self._schedule.share(1.0),
         )
         return True
 
@@ -206,9 +206,9 @@ class Finals:
             ):
                 continue
             if self._schedule.left > costs.profile(knobs):
-                allowed = self._schedule.share(1.0)
+                limit = self._schedule.share(1.0)
                 self._executor.run(
-                    trial, knobs, Purpose.EPOCHS, judge=FitMonitor(FEW_BLOCKS), allowed=allowed
+                    trial, knobs, Purpose.EPOCHS, judge=FitMonitor(FEW_BLOCKS), limit=limit
                 )
                 return True
         return False
@@ -225,9 +225,9 @@ class Finals:
             if not tells_longest(self._context.attempts(), trial, blocks):
                 return False
             if self._schedule.left > prices.costs.profile(knobs) + proof:
-                allowed = self._schedule.share(1.0)
+                limit = self._schedule.share(1.0)
                 judge = FitMonitor(FEW_BLOCKS)
-                self._executor.run(trial, knobs, Purpose.LONGEST, judge=judge, allowed=allowed)
+                self._executor.run(trial, knobs, Purpose.LONGEST, judge=judge, limit=limit)
                 return True
         return False
 
@@ -246,8 +246,8 @@ class Finals:
                 runs = len(missing) + confirmation.runs_to_come(self._schedule.rounds)
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                allowed = self._schedule.for_proof(1 / runs, shortest, others)
-                self._executor.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
+                limit = self._schedule.for_proof(1 / runs, shortest, others)
+                self._executor.run(trial, knobs, Purpose.CONFIRM, round_=number, limit=limit)
         return True
 
     def _round_in_turn(self, confirmation: Confirmation) -> bool:
@@ -266,10 +266,10 @@ class Finals:
         to_come = confirmation.runs_to_come(FEWEST_ROUNDS)
         least = self._prices().round(knobs)
         others = self._needed(confirmation, order) - least
-        allowed = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
-        if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):
+        limit = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
+        if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), limit):
             return True
-        self._executor.run_interleaved(members, Purpose.CONFIRM, round_=number, allowed=allowed)
+        self._executor.run_interleaved(members, Purpose.CONFIRM, round_=number, limit=limit)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
@@ -314,10 +314,8 @@ class Finals:
         while not self._recorded(Purpose.PROFILE, trial, knobs):
             if not self._schedule.left > self._context.costs().profile(knobs):
                 return
-            allowed = self._schedule.share(1.0)
-            self._executor.run(
-                trial, knobs, Purpose.PROFILE, judge=ProfileMonitor(), allowed=allowed
-            )
+            limit = self._schedule.share(1.0)
+            self._executor.run(trial, knobs, Purpose.PROFILE, judge=ProfileMonitor(), limit=limit)
 
     def _attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """In turn, in rounds: the winner, and the winner less each of its changes."""
@@ -353,8 +351,8 @@ class Finals:
                 if self._schedule.left <= 0:
                     return
                 share = 1 / (len(missing) - index + after)
-                allowed = self._schedule.share(share, self._context.costs().shortest(knobs))
-                self._executor.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
+                limit = self._schedule.share(share, self._context.costs().shortest(knobs))
+                self._executor.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, limit=limit)
 
     def _attribute_in_turn(
         self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
@@ -366,12 +364,10 @@ class Finals:
             return
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
         needed = max(known, default=0) * len(missing)
-        allowed = self._schedule.share(len(missing) / (len(missing) + after))
-        if self._turns.possible(missing, needed, allowed):
+        limit = self._schedule.share(len(missing) / (len(missing) + after))
+        if self._turns.possible(missing, needed, limit):
             members = [(chosen, knobs) for knobs in missing]
-            self._executor.run_interleaved(
-                members, Purpose.ATTRIBUTE, round_=number, allowed=allowed
-            )
+            self._executor.run_interleaved(members, Purpose.ATTRIBUTE, round_=number, limit=limit)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)

@@ -14,8 +14,9 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.splits import divisors
-from autotune.study.context import BASELINE, Allowance, StudyContext
+from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.constraints import broken
 from search_spaces.knob import Range
@@ -121,8 +122,8 @@ class LargestBatch:
         attempts = known = self._context.attempts()
         with TrialExecutor(self._context, self._check) as executor:
             while (size := self._next(attempts)) is not None:
-                allowed, judge = self._allowed(attempts), FitMonitor(FEW_BLOCKS)
-                executor.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, allowed=allowed)
+                limit, judge = self._limit(attempts), FitMonitor(FEW_BLOCKS)
+                executor.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, limit=limit)
                 attempts = self._context.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
@@ -173,14 +174,14 @@ class LargestBatch:
         one = self._knobs(size)
         return all(any(broken({**one, _STEPS: steps}, plan.facts)) for steps in several)
 
-    def _allowed(self, attempts: Attempts) -> Allowance | None:
-        """The time of the next run; None: no limit."""
+    def _limit(self, attempts: Attempts) -> TimeLimit:
+        """Return the time limit of the next run."""
         wall_time = self._context.plan.spec.budget.wall_time
         if wall_time is None:
-            return None
+            return NO_LIMIT
         spent = sum(run.result.wall_seconds for run in _runs(attempts))
         left = max(_LEAST_SHARE * wall_time, _BUDGET_SHARE * wall_time - spent)
-        return Allowance(left, left)
+        return TimeLimit(left, left)
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
         """Whether as much of a budget is gone as may be, before anything is searched."""

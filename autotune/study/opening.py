@@ -6,9 +6,10 @@ from autotune.analysis.findings import findings
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
 from autotune.search.space import Space
-from autotune.study.context import BASELINE, Allowance, StudyContext
+from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.suggestions import Place, Room, Suggestion, devices, experts, remembered, said
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import AttemptState, Purpose, StoredAttempt, TrialLedger
 
 _CORES_FOR_LOADING = 2
@@ -22,17 +23,17 @@ class Opening:
         self,
         context: StudyContext,
         space: Space,
-        allowed: Allowance | None = None,
+        limit: TimeLimit = NO_LIMIT,
         *,
         looks: bool = True,
     ) -> None:
         """Prepare the opening of a study.
 
         Args:
-            allowed: time that the look may take; None: no limit.
+            limit: time of the look.
             looks: whether there is time for a look at all.
         """
-        self._allowed = allowed
+        self._limit = limit
         self._looks = looks
         self._context = context
         self._plan = context.plan
@@ -86,7 +87,7 @@ class Opening:
                 self._plan.baseline,
                 Purpose.PROFILE,
                 judge=ProfileMonitor(),
-                allowed=self._allowed,
+                limit=self._limit,
             )
         if profile.result.state == AttemptState.PRUNED:
             return {}  # its steps are too long for a look

@@ -6,9 +6,10 @@ from typing import Any
 
 from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
-from autotune.study.context import Allowance, StudyContext
+from autotune.study.context import StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.taking_turns import LONGEST_STEP, shortage, shortest
+from autotune.worker.protocol import TimeLimit
 from storage import (
     DAEMON_DIED,
     NOT_ITS_OWN,
@@ -39,13 +40,13 @@ class Pacemaker:
         trial: int,
         knobs: Mapping[str, Any],
         executor: TrialExecutor,
-        allowed: Allowance | None,
+        limit: TimeLimit,
     ) -> float | None:
         """The rate of the baseline that a trial is to compare with, units per second. None: it runs by
         itself, on a machine that is quiet enough, or as it cannot run beside another.
 
         Args:
-            allowed: time that the trial may take.
+            limit: time that the trial may take.
         """
         attempts = self._context.attempts()
         own = attempts.baseline()
@@ -56,7 +57,7 @@ class Pacemaker:
         why = unrest(executor.noise, attempts)
         if not why or not self.at_home(executor) or _in_vain(attempts):
             return None
-        if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, allowed):
+        if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, limit):
             return None
         if not attempts.of(Purpose.PAIRED) and (dear := self._dear()):
             self._say(f"Trials run by themselves, though {why}: {dear}", paced=False)
@@ -79,7 +80,7 @@ class Pacemaker:
         knobs: Mapping[str, Any],
         own: StoredAttempt,
         attempts: Attempts,
-        allowed: Allowance | None,
+        limit: TimeLimit,
     ) -> bool:
         if self._context.plan.spec.workload.is_script:
             return False  # a script would be launched anew for each trial, and the baseline with it
@@ -89,7 +90,7 @@ class Pacemaker:
         costs = self._context.costs()
         if costs.step(self._baseline) > LONGEST_STEP:
             return False
-        if allowed and 2 * shortest(costs, self._baseline) > allowed.wanted:
+        if 2 * shortest(costs, self._baseline) > limit.soft:
             return False
         peaks = [
             one.result.peak_bytes

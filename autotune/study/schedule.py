@@ -17,7 +17,8 @@ from autotune.analysis.memory import barred
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
-from autotune.study.context import Allowance, StudyContext
+from autotune.study.context import StudyContext
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, StoredAttempt
 
 _OPENING_SHARE = 0.1
@@ -92,42 +93,42 @@ class Schedule:
         """Whether what has begun may take so long."""
         return seconds <= self._most
 
-    def share(self, of_what_is_left: float, at_least: float = 0.0) -> Allowance | None:
-        """The time of a run that has this share of what is left; None: no limit.
+    def share(self, of_what_is_left: float, at_least: float = 0.0) -> TimeLimit:
+        """Return the time limit of a run that has this share of what is left.
 
         Args:
             at_least: seconds, if there are so many.
         """
         if not self.limited:
-            return None
-        return self._allowed(max(of_what_is_left * self.left, at_least))
+            return NO_LIMIT
+        return self._limit(max(of_what_is_left * self.left, at_least))
 
     # The search
 
-    def for_opening(self) -> Allowance | None:
-        """Return the time for the look at the baseline before anything is known; None: no limit. What
-        is built for it is not lost where the baseline's own trial goes on from there."""
+    def for_opening(self) -> TimeLimit:
+        """Return the time limit of the look at the baseline before anything is known. What is built
+        for it is not lost where the baseline's own trial goes on from there."""
         if self._wall_time is None:
-            return None
+            return NO_LIMIT
         looks = _OPENING_SHARE * self._wall_time
         built = _FIRST_TRIAL_MOST * self._wall_time if self._context.look_stays else 0.0
-        return Allowance(looks, min(built + looks, self._most))
+        return TimeLimit(looks, min(built + looks, self._most))
 
     def pays_to_look(self) -> bool:
         """Return whether there is time for the look before the search: a script, or anything on a CUDA
         device, starts anew for it."""
-        allowed = self.for_opening()
+        limit = self.for_opening()
         dear = self._on_device or self._context.plan.spec.workload.is_script
-        return allowed is None or not dear or allowed.most >= _SHORTEST_LOOK
+        return not dear or limit.hard >= _SHORTEST_LOOK
 
-    def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> Allowance | None:
-        """Return the time for the next trial of the search; None: no limit.
+    def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:
+        """Return the time limit of the next trial of the search.
 
         Args:
             knobs: configuration of the trial; None: the baseline's.
         """
         if self._wall_time is None:
-            return None
+            return NO_LIMIT
         proof = self.proof(attempts)
         if not proof.costs.known:
             measured = _FIRST_TRIAL_SHARE * self._wall_time
@@ -135,20 +136,20 @@ class Schedule:
                 measured = min(measured, _MEASURED_ON_DEVICE)
             wanted = measured + proof.costs.startup
             most = max(_FIRST_TRIAL_MOST * self._wall_time, wanted)
-            return Allowance(wanted, min(most, self._most))
+            return TimeLimit(wanted, min(most, self._most))
         to_come = max(1, _FEWEST_TRIALS - len(attempts.searched()))
         costs = proof.costs
         compiling = costs.compilation(knobs or self._baseline) - costs.compilation(self._baseline)
         return self._of_search(proof, 1 / to_come, max(0.0, compiling))
 
-    def for_calibration(self, attempts: Attempts) -> Allowance | None:
-        """Return the time for another run of the baseline in the search; None: no limit."""
+    def for_calibration(self, attempts: Attempts) -> TimeLimit:
+        """Return the time limit of another run of the baseline in the search."""
         proof = self.proof(attempts)
         if self._wall_time is None or not proof.costs.known:
             return self.for_trial(attempts)
         return self._of_search(proof, self._calibration_share)
 
-    def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> Allowance:
+    def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> TimeLimit:
         """Return a share of the time for the search, as far as a run can do with it; a slow launch may
         take more of it, and nothing of the time of the proof.
 
@@ -159,7 +160,7 @@ class Schedule:
         wanted = max(share * free, shortest) + compiling
         shortest += compiling
         most = max(_OVERRUN * wanted, _LONGER_LAUNCH * shortest)
-        return Allowance(min(wanted, free), max(0.0, min(most, free)))
+        return TimeLimit(min(wanted, free), max(0.0, min(most, free)))
 
     def affordable(self, attempts: Attempts) -> Callable[[Knobs], bool]:
         """Return the function that tells whether there is time to compile what a configuration compiles,
@@ -231,8 +232,8 @@ class Schedule:
         doubt = own.result.block_half_width if own else None
         return self._on_device and doubt is not None and doubt > _UNSTEADY
 
-    def for_proof(self, share: float, shortest: float, others: float) -> Allowance | None:
-        """Return the time of a run of the finals; None: no limit. It is ended early only for the sake of
+    def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:
+        """Return the time limit of a run of the finals. It is ended early only for the sake of
         the others, and never before the shortest run is over.
 
         Args:
@@ -241,10 +242,10 @@ class Schedule:
             others: seconds of the other runs without which it proves nothing.
         """
         if not self.limited:
-            return None
+            return NO_LIMIT
         wanted = max(share * self.left, shortest)
         most = max(_OVERRUN * wanted, self._most - others)
-        return Allowance(min(wanted, max(0.0, self.left)), min(most, self._most))
+        return TimeLimit(min(wanted, max(0.0, self.left)), min(most, self._most))
 
     @property
     def elapsed(self) -> float:
@@ -256,9 +257,9 @@ class Schedule:
         """Seconds that anything may still take."""
         return max(0.0, self.left + _SLACK * (self._wall_time or 0.0))
 
-    def _allowed(self, seconds: float) -> Allowance:
+    def _limit(self, seconds: float) -> TimeLimit:
         wanted = min(seconds, max(0.0, self.left))
-        return Allowance(wanted, min(_OVERRUN * seconds, self._most))
+        return TimeLimit(wanted, min(_OVERRUN * seconds, self._most))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import random
 
 from autotune.analysis.confirmation import Confirmation
 from autotune.runs.monitors import TimedMonitor
-from autotune.study.context import Allowance, StudyContext
+from autotune.study.context import StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.schedule import Schedule
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Purpose
 
 _LONGEST = 600.0
@@ -57,11 +58,9 @@ class SoakPair:
         limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
-        allowed = Allowance(most, most) if self._schedule.limited else None
+        limit = TimeLimit(most, most) if self._schedule.limited else NO_LIMIT
         while not self._measured(confirmation, trial):
-            self._executor.run(
-                trial, knobs, Purpose.LONG, judge=TimedMonitor(limits), allowed=allowed
-            )
+            self._executor.run(trial, knobs, Purpose.LONG, judge=TimedMonitor(limits), limit=limit)
 
     def _measured(self, confirmation: Confirmation, trial: int) -> bool:
         own = self._context.attempts().of(Purpose.LONG).of_trial(trial)

@@ -6,7 +6,8 @@ from typing import Any
 from autotune.analysis.costs import Costs
 from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
 from autotune.runs.plan import Plan
-from autotune.study.context import Allowance, StudyContext
+from autotune.study.context import StudyContext
+from autotune.worker.protocol import TimeLimit
 from launchers import untimed_steps
 
 _SHARE = 0.8
@@ -26,16 +27,16 @@ class TakingTurns:
         self._said = ""
 
     def possible(
-        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, allowed: Allowance | None
+        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, limit: TimeLimit
     ) -> bool:
         """Whether runs may be resident at once.
 
         Args:
             knobs: of each.
             peak_bytes: of the largest rank of each, added up; 0: not known.
-            allowed: time that they may have together.
+            limit: time that they may have together.
         """
-        obstacle = self._obstacle(knobs, peak_bytes, allowed)
+        obstacle = self._obstacle(knobs, peak_bytes, limit)
         said = (
             f"they run one after another: {obstacle}"
             if obstacle
@@ -47,7 +48,7 @@ class TakingTurns:
         return not obstacle
 
     def _obstacle(
-        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, allowed: Allowance | None
+        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, limit: TimeLimit
     ) -> str:
         """Why they may not, in words; empty if they may."""
         if self._context.plan.spec.workload.command:
@@ -61,7 +62,7 @@ class TakingTurns:
         longest = max(map(costs.step, knobs))
         if longest > LONGEST_STEP:
             return f"a step of {longest:.1f} s is too long for turns"
-        if allowed and sum(shortest(costs, one) for one in knobs) > allowed.wanted:
+        if sum(shortest(costs, one) for one in knobs) > limit.soft:
             return "there is no time for more"
         return shortage(self._context.plan, peak_bytes)
 

@@ -150,9 +150,9 @@ class Tuner:
     def _measured(self, executor: TrialExecutor) -> tuple[Confirmation | None, GateRecord]:
         """Opening, search and finals: the confirmation, and what the numerics gate has found."""
         executor.noise = self._calibration.noise(self._context.attempts())
-        allowed = self._schedule.for_opening()
+        limit = self._schedule.for_opening()
         looks = self._schedule.pays_to_look()
-        opening = Opening(self._context, self._space, allowed, looks=looks)
+        opening = Opening(self._context, self._space, limit, looks=looks)
         for suggestion in opening.run(executor, self._ledger):
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
@@ -243,11 +243,11 @@ class Tuner:
             searching: trials are to come, for which noise and levels are wanted.
         """
         attempts, today = self._context.attempts(), self._plan.baseline
-        allowed = self._schedule.for_trial(attempts)
+        limit = self._schedule.for_trial(attempts)
         if failed := baseline.to_be_tried_again(attempts):
-            executor.start(failed.trial, today, Purpose.CALIBRATE, allowed=allowed)
+            executor.start(failed.trial, today, Purpose.CALIBRATE, limit=limit)
             return True
-        allowed = self._schedule.for_calibration(attempts)
+        limit = self._schedule.for_calibration(attempts)
         own = attempts.of(Purpose.SEARCH).of_baseline().last
         if own is None or not searching or not self._schedule.may_calibrate(attempts):
             return False
@@ -255,7 +255,7 @@ class Tuner:
             return False  # it runs beside each trial
         due = self._calibration.due(attempts, executor.environments, executor.where_runs(today))
         for environment in filter(executor.has_free_slot_in, due):
-            executor.start_in(environment, own.trial, today, Purpose.CALIBRATE, allowed=allowed)
+            executor.start_in(environment, own.trial, today, Purpose.CALIBRATE, limit=limit)
             return True
         return False
 
@@ -330,16 +330,16 @@ class Tuner:
         racing = knobs != self._plan.baseline
         levels = Levels.of(attempts)
         low = _incumbent_low(levels.applied(attempts), executor.noise.df) if racing else 0.0
-        allowed = self._schedule.for_trial(attempts, knobs)
-        level = self._pacemaker.level(trial.number, knobs, executor, allowed)
+        limit = self._schedule.for_trial(attempts, knobs)
+        level = self._pacemaker.level(trial.number, knobs, executor, limit)
         if level:
-            executor.start_paced(trial.number, knobs, level, incumbent_low=low, allowed=allowed)
+            executor.start_paced(trial.number, knobs, level, incumbent_low=low, limit=limit)
             return
         executor.start(
             trial.number,
             knobs,
             incumbent_low=lambda environment: levels.at(environment).least(low),
-            allowed=allowed,
+            limit=limit,
         )
 
     def _learn_noise(self, executor: TrialExecutor) -> None:

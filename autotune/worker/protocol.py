@@ -23,7 +23,7 @@ Knobs = dict[str, Any]
 """A configuration: knob name -> value."""
 
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Number of what travels here: to be raised when an older side would misunderstand it."""
 
 
@@ -74,6 +74,34 @@ class Deadlines:
 
     startup: float = 300.0
     step: float = 60.0
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """Time of one run, in seconds from its launch; the default has no end.
+
+        limit = TimeLimit(soft=30.0, hard=37.5)
+        limit.shared(2)          # soft=15.0 for each of two interleaved runs, hard=37.5 for both
+        limit.after_launch(4.0)  # soft=26.0, counted from the first step
+
+    Attributes:
+        soft: time after which the run is to be over; it begins no block that would end later.
+        hard: time after which the run is ended, whatever it does.
+    """
+
+    soft: float = math.inf
+    hard: float = math.inf
+
+    def shared(self, count: int) -> "TimeLimit":
+        """Return the limit of each of several interleaved runs, which have this time together."""
+        return TimeLimit(self.soft / count, self.hard)
+
+    def after_launch(self, seconds: float) -> "TimeLimit":
+        """Return the limit whose soft part counts from the first step, after a launch of so long."""
+        return TimeLimit(max(0.0, self.soft - seconds), self.hard)
+
+
+NO_LIMIT = TimeLimit()
 
 
 @dataclass(frozen=True)
@@ -166,12 +194,9 @@ class TrialRequest:
     gradient norm and how far the replicas of the model lie apart."""
     profile: int = 0
     """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
-    profile_seconds: float | None = None
-    """That they and those before them may take; None: no limit. Where even a few would take longer, the
-    first step alone is reported."""
-    seconds: float | None = None
-    """So long after its launch the trial is ended with what it has shown; None: only whoever watches it
-    ends it."""
+    limit: TimeLimit = NO_LIMIT
+    """Time of the trial, of which `soft` counts from the first step. A profile for which even a few
+    steps take longer reports the first step alone; after `hard` the trial is ended."""
     workdir: str = "."
     import_paths: tuple[str, ...] = ()
     """Put before sys.path in every rank, as python does with a script's folder."""

@@ -16,7 +16,6 @@ of its slot, so that launches at about the same time are slow together.
 
 import dataclasses
 import itertools
-import math
 import random
 import threading
 from collections import Counter
@@ -179,8 +178,7 @@ class ReplaySlot(Slot):
         self._ending = False
         launched = [self._launched(place, request) for place, request in enumerate(requests)]
         self._stays = {place: self._stays[place] for place, name in enumerate(launched) if name}
-        longest = requests[0].seconds
-        until = math.inf if longest is None else self.time + longest
+        until = self.time + requests[0].limit.hard
         residents: dict[int, InterleavedReplay] = {}
         trains, died, enough = None, False, False
         for number in itertools.count(1):
@@ -234,7 +232,7 @@ class ReplaySlot(Slot):
         self, request: TrialRequest, watch: TrialWatch, answer: Answer, draw: random.Random
     ) -> TrialReport:
         seen: list[BlockReport] = []
-        longest = math.inf if request.seconds is None else request.seconds
+        longest = request.limit.hard
         left = longest - answer.startup
         self._speed.go_on(answer.startup)
         for block in map(self._speed.of, blocks.reported(request, answer, draw)):
@@ -286,8 +284,7 @@ class _Enough:
 
 def _too_long(block: BlockReport, request: TrialRequest) -> bool:
     """Return whether ranks see after a step that there is no time for a profile."""
-    most = request.profile_seconds
-    return bool(request.profile) and most is not None and block.seconds > most
+    return bool(request.profile) and block.seconds > request.limit.soft
 
 
 def _unusual(knobs: Knobs) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines
+from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TimeLimit
 from tests.contract.launchers.sites import Site, WatchedLink, go_on, sites
 from tests.trials import ENDLESS
 from tests.waiting import wait_for
@@ -53,7 +53,7 @@ def test_a_trial_is_ended_when_its_time_is_over_wherever_it_is(site: Site) -> No
     """Its first step hangs for longer than anybody waits."""
     deadlines = Deadlines(startup=600.0, step=600.0)
     hanging = {"trouble": "hang", "at": 1}
-    request = site.request(args=hanging, seconds=3.0, deadlines=deadlines)
+    request = site.request(args=hanging, limit=TimeLimit(hard=3.0), deadlines=deadlines)
     report = site.slot.run(request, go_on)
     assert report.outcome is None
     assert 3.0 <= report.wall_seconds < 60.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
+from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
 from search_spaces import CATALOGUE
 from search_spaces.knob import STEP
 from tests.contract.launchers.sites import (
@@ -74,7 +74,7 @@ def test_who_was_looked_at_is_timed_in_the_same_processes(site: Site) -> None:
 
 @sites("local")
 def test_a_look_for_which_there_is_no_time_leaves_nobody(site: Site) -> None:
-    look = stay(site, args={"sleep": 1.0}, profile=2, blocks=LOOK, seconds=5.0)
+    look = stay(site, args={"sleep": 1.0}, profile=2, blocks=LOOK, limit=TimeLimit(hard=5.0))
     assert (look.outcome, look.blocks, site.slot.resident) == (None, (), None)
     assert stay(site, args={"sleep": 1.0}).resident_of == ""
 

@@ -1,6 +1,5 @@
 """A study under way: what every part of it is given, and what its runs are asked for."""
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -10,27 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.analysis.costs import CostRecords, Costs
-from autotune.measurement.noise import RunNoise
-from autotune.measurement.onset import OnsetBound
-from autotune.measurement.stop_rule import Limits
 from autotune.paths import StudyPaths
-from autotune.runs.plan import (
-    Plan,
-    few_steps,
-    in_short_epochs,
-    on_longest,
-    profiled,
-    stepwise,
-    within,
-)
-from autotune.runs.probe import Shape, as_timed
+from autotune.runs.plan import Plan
 from autotune.study.attempt_cache import AttemptCache
-from autotune.study.taking_over import SEARCHING
-from autotune.worker.protocol import NO_LIMIT, TimeLimit, TrialRequest
-from launchers import Slot
 from search_spaces.residency import why_not_live
 from storage import (
-    TRAJECTORIES,
     AttemptResult,
     Attempts,
     AttemptState,
@@ -44,16 +27,6 @@ from storage import (
 
 BASELINE = 0
 """Number of its trial."""
-
-_SHAPES: dict[Purpose, Shape] = {
-    Purpose.REFERENCE: stepwise,
-    Purpose.NUMERICS: stepwise,
-    Purpose.PROFILE: profiled,
-    Purpose.FIT: few_steps,
-    Purpose.LONGEST: on_longest,
-    Purpose.EPOCHS: in_short_epochs,
-}
-"""What is not timed."""
 
 
 @dataclass(frozen=True)
@@ -89,55 +62,19 @@ class StudyContext:
         """Record why the search has ended, and say so."""
         self.repository.studies.end_search(self.lease, self.study, reason, messages)
 
-    def request(
-        self,
-        attempt: StoredAttempt,
-        slot: Slot,
-        limit: TimeLimit = NO_LIMIT,
-        *,
-        live: bool = False,
-    ) -> TrialRequest:
-        """Return the trial, ready to launch on this slot.
-
-        Args:
-            limit: time from the launch of the trial to its end.
-            live: True if it takes over a warm worker.
-        """
-        timed = self.plan.request(
-            slot,
-            attempt.knobs,
-            name=f"{self.study.id}/{attempt.name}/{self.lease.epoch}",
-            workdir=Path(self.study.workdir),
-            log_dir=self.paths.attempt(attempt.name).folder,
-        )
-        shaped = _SHAPES.get(attempt.purpose, as_timed)(timed)
-        if attempt.purpose in TRAJECTORIES:
-            shaped = dataclasses.replace(shaped, seed=shaped.seed + attempt.round)
-        shaped = dataclasses.replace(shaped, stays=self._stays(attempt))
-        return within(shaped, self._after_launch(limit, live=live))
-
-    def _after_launch(self, limit: TimeLimit, *, live: bool) -> TimeLimit:
-        """Return the limit with a soft part for the steps alone; the launch may be a slow one."""
-        costs = self.costs()
-        return limit.after_launch(costs.switch if live else costs.slow_startup)
-
-    def _stays(self, attempt: StoredAttempt) -> bool:
-        """Whether the processes of a run wait for what comes next."""
-        if attempt.purpose == Purpose.PROFILE:
-            return self.look_stays and not self.attempts().of(Purpose.SEARCH)
-        return self._has_workload and attempt.purpose in (*SEARCHING, Purpose.PAIRED)
-
     @property
-    def look_stays(self) -> bool:
-        """Whether the baseline's own trial takes over the processes of the look before the search. What
-        the profiler leaves behind on a CUDA device has not been measured: there it has its own."""
+    def profile_stays(self) -> bool:
+        """True if the baseline's own trial takes over the ranks in which the baseline was profiled.
+
+        What the profiler leaves behind on a CUDA device has not been measured: there it launches.
+        """
         on_processors = self.plan.launcher.slots[0].device == "cpu"
         today = self.plan.baseline
-        return self._has_workload and on_processors and not why_not_live(today, today)
+        return self.builds_workload and on_processors and not why_not_live(today, today)
 
     @property
-    def _has_workload(self) -> bool:
-        """Scripts and commands build what they train themselves."""
+    def builds_workload(self) -> bool:
+        """True if ranks build the workload; scripts and commands build what they train themselves."""
         workload = self.plan.spec.workload
         return not (workload.is_script or workload.command)
 
@@ -178,32 +115,6 @@ class StudyContext:
             workload=self.workload,
             world_size=self.plan.launcher.workers,
         )
-
-    def limits(
-        self,
-        purpose: Purpose,
-        incumbent_low: float,
-        noise: RunNoise,
-        limit: TimeLimit,
-        *,
-        live: bool = False,
-    ) -> Limits:
-        """Return how long to measure a run.
-
-        Args:
-            limit: time from the launch of the run to its end.
-            live: True if it takes over a warm worker.
-        """
-        if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
-            limits = self.plan.confirm_limits(sigma_run=noise.sigma_run)
-        else:
-            limits = self.plan.search_limits(
-                incumbent_low=incumbent_low,
-                sigma_run=noise.sigma_run,
-                run_df=noise.df,
-                settling=self.costs().settling if incumbent_low else OnsetBound(),
-            )
-        return dataclasses.replace(limits, limit=self._after_launch(limit, live=live))
 
     def costs(self) -> Costs:
         """What runs cost, as far as it is known by now."""

@@ -1,49 +1,43 @@
-"""Executing attempts on slots: launch, watch, judge, record exactly once."""
+"""Executor of run plans: launch, watch, judge, and record each attempt exactly once."""
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from autotune.analysis.wording import counted
-from autotune.errors import ClusterAway, DiskFull, LauncherError, StorageUnreachable
-from autotune.measurement.noise import run_noise
+from autotune.errors import DiskFull, LauncherError, StorageUnreachable
 from autotune.measurement.stop_rule import ObservedBlock
-from autotune.runs.interleaved import InterleavedSchedule, interleaved
-from autotune.runs.monitors import RunMonitor, TimedMonitor
-from autotune.runs.paired import PairedSchedule
-from autotune.study.alive import Alive
-from autotune.study.context import BASELINE, StudyContext
-from autotune.study.taking_over import TakingOver, needs_its_own
-from autotune.worker.protocol import NO_LIMIT, Outcome, TimeLimit, TrialReport, TrialRequest
+from autotune.runs.monitors import RunMonitor
+from autotune.study.context import StudyContext
+from autotune.study.run_planner import Mode, PlannedAttempt, RunPlan
+from autotune.study.slot_pool import SlotPool
+from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
     DAEMON_DIED,
     NOT_ITS_OWN,
     AttemptResult,
     AttemptState,
-    Purpose,
     StoredAttempt,
     StoredBlock,
     disk,
 )
 
 MOST_LAUNCHES = 3
-"""How often in a row a run may lose its agent, when it counts as a crash of its own, or its daemon: then
-it is not launched again."""
+"""Losses in a row of an agent or a daemon after which an attempt is to blame, and not launched again."""
 
 _MOST_SLOTS = 10_000
-"""Threads are started one by one, as trials are."""
+"""Most threads; they are started one by one, as runs are."""
 _END_AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 2.0
 _MOST_TOLD = 3
-"""Runs at a time of which is said how far they have come."""
+"""Most running attempts whose progress is shown."""
 
 
 @dataclass(frozen=True)
@@ -57,44 +51,40 @@ class Finished:
 class _Running(NamedTuple):
     slot: int
     attempt: StoredAttempt
-    judge: RunMonitor
+    monitor: RunMonitor
     suspect: bool
-    """Its daemon died when it was launched last: nothing else is to share that fate."""
+    """True if its daemon died at its latest launch: nothing else is to share that fate."""
 
 
 Audience = Callable[[int], None]
-"""Told whenever it has been looked whether something has ended: how many attempts have been recorded."""
+"""Called after each look at what runs, with the number of attempts recorded since."""
 
 
 class TrialExecutor:
-    """Slots that run attempts, one each at a time, and record what comes of them."""
+    """Executor of run plans on the slots of a study, one plan per slot at a time."""
 
     def __init__(
-        self, context: StudyContext, check: Callable[[], None], audience: Audience = lambda _: None
+        self,
+        context: StudyContext,
+        pool: SlotPool,
+        check: Callable[[], None],
+        audience: Audience = lambda _: None,
     ) -> None:
-        """Take the slots of the study's launcher.
+        """Prepare to run plans.
 
         Args:
+            pool: slots of the study.
             check: raises when the study is to stop; called while something is waited for.
-            audience: of what is recorded.
+            audience: called with what is recorded.
         """
         self._context = context
         self._check = check
         self._audience = audience
-        self._slots = list(context.plan.launcher.slots)
-        self._taking_over = TakingOver(self._slots)
-        self._free = {number for number, slot in enumerate(self._slots) if slot.usable}
-        self._pool = ThreadPoolExecutor(_MOST_SLOTS, thread_name_prefix="slot")
-        self.noise = run_noise([])
-        """Between runs, as far as it is known."""
+        self._pool = pool
+        self._threads = ThreadPoolExecutor(_MOST_SLOTS, thread_name_prefix="slot")
         self._running: dict[Future[TrialReport], _Running] = {}
-        self._alive = Alive(context)
-        self._alive.tell()
+        self._pool.report_health()
         self._told, self._told_text = time.monotonic(), ""
-        first = self._slots[0].environment
-        self._environments: list[tuple[dict[str, Any], int]] = [
-            (dict(first), context.environment_id)
-        ]
 
     def __enter__(self) -> Self:
         return self
@@ -104,266 +94,109 @@ class TrialExecutor:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs."""
+        """True if nothing runs."""
         return not self._running
 
     @property
     def has_free_slot(self) -> bool:
-        """Another attempt can be started."""
-        self._take_new_slots()
-        return bool(self._free) and not any(run.suspect for run in self._running.values())
-
-    @property
-    def environments(self) -> list[int | None]:
-        """Ids of those of all slots that can be used, slot by slot."""
-        return [self._environment_of(slot) for slot in self._slots if slot.usable]
+        """True if another plan can be submitted."""
+        self._pool.open_new()
+        return bool(self._pool.free) and not any(run.suspect for run in self._running.values())
 
     def where_runs(self, knobs: dict[str, Any]) -> list[int | None]:
-        """Environments of the slots on which this configuration runs."""
+        """Return the environments of the slots on which a configuration runs."""
         running = (run for run in self._running.values() if run.attempt.knobs == knobs)
-        return [self._environment_of(self._slots[run.slot]) for run in running]
+        return [self._pool.environment_of(run.slot) for run in running]
 
-    def has_free_slot_in(self, environment: int | None) -> bool:
-        """Another attempt can be started there."""
-        return self.has_free_slot and bool(self._free_in(environment))
-
-    def _free_in(self, environment: int | None) -> set[int]:
-        slots = self._slots
-        return {n for n in self._free if self._environment_of(slots[n]) == environment}
-
-    @property
-    def resident(self) -> dict[str, Any] | None:
-        """The configuration of processes that wait on a free slot; None: none do."""
-        return self._taking_over.waiting(self._free)
-
-    def start(
-        self,
-        trial: int,
-        knobs: dict[str, Any],
-        purpose: Purpose = Purpose.SEARCH,
-        *,
-        round_: int = 0,
-        incumbent_low: Callable[[int | None], float] = lambda _: 0.0,
-        judge: RunMonitor | None = None,
-        limit: TimeLimit = NO_LIMIT,
-    ) -> None:
-        """Record an attempt as begun and launch it on a free slot.
-
-        Args:
-            incumbent_low: lower bound of the best rate so far, as it would be in an environment.
-            judge: what the run is watched for; its speed if not given.
-            limit: time from its launch to its end.
+    def submit(self, plan: RunPlan) -> None:
+        """Record the attempts of a plan as begun, and launch them on its slot.
 
         Raises:
             DiskFull: it could not even print what goes wrong.
             LauncherError: the study's folder is gone.
         """
-        attempt = self._begin(trial, knobs, purpose, round_)
-        number = self._take_slot(attempt, self._free)
-        low = incumbent_low(self._environment_of(self._slots[number]))
-        live = self._is_live(attempt, number)
-        judge = judge or self._timed(purpose, limit, low, live=live)
-        self._launch(attempt, number, judge, limit, live=live)
+        attempts = self._begin(plan)
+        self._pool.take(plan.slot, searching=plan.searching)
+        futures: list[Future[TrialReport]] = [Future() for _ in attempts]
+        known, suspect = self._context.attempts(), False
+        if plan.mode is Mode.SOLO:
+            suspect = known.saw_daemon_die(attempts[0])
+            losses = [one.result.cause for one in known.lost_in_vain(attempts[0])]
+            if self._is_to_blame(losses):
+                futures[0].set_result(_not_launched(attempts[0]))
+        if not futures[0].done():
+            requests = [self._request(plan, attempt) for attempt in attempts]
+            self._pool.launched(plan.slot, requests, attempts)
+            self._threads.submit(_run, self._pool[plan.slot], plan, requests, futures)
+        monitors = plan.schedule.monitors
+        for future, attempt, monitor in zip(futures, attempts, monitors, strict=True):
+            self._running[future] = _Running(plan.slot, attempt, monitor, suspect)
 
-    def start_in(
-        self,
-        environment: int | None,
-        trial: int,
-        knobs: dict[str, Any],
-        purpose: Purpose,
-        *,
-        limit: TimeLimit = NO_LIMIT,
-    ) -> None:
-        """The same on a free slot in an environment, where there is one."""
-        attempt = self._begin(trial, knobs, purpose, 0)
-        number = self._take_slot(attempt, self._free_in(environment))
-        live = self._is_live(attempt, number)
-        judge = self._timed(purpose, limit, 0.0, live=live)
-        self._launch(attempt, number, judge, limit, live=live)
+    def run(self, plan: RunPlan) -> None:
+        """Submit a plan, and wait until everything that runs is recorded."""
+        self.submit(plan)
+        while not self.idle:
+            self._check()
+            for _ in self.finished(_POLL_SECONDS):
+                pass
 
-    def _timed(self, purpose: Purpose, limit: TimeLimit, low: float, *, live: bool) -> TimedMonitor:
-        return TimedMonitor(self._context.limits(purpose, low, self.noise, limit, live=live))
-
-    def _is_live(self, attempt: StoredAttempt, number: int) -> bool:
-        """Whether it will take over the processes that wait on the slot."""
-        alone = needs_its_own(attempt, self._context.attempts())
-        return not alone and self._taking_over.could(attempt, number)
-
-    def _launch(
-        self,
-        attempt: StoredAttempt,
-        number: int,
-        judge: RunMonitor,
-        limit: TimeLimit,
-        *,
-        live: bool,
-    ) -> None:
-        slot = self._slots[number]
-        attempts = self._context.attempts()
-        if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
-            request = self._context.request(attempt, slot, limit, live=live)
-            self._taking_over.launched(request, attempt, number)
-            alone = needs_its_own(attempt, attempts)
-            future = self._pool.submit(_run, slot, request, judge, alone=alone)
-        else:
-            future = _not_launched(attempt)
-        suspect = attempts.saw_daemon_die(attempt)
-        self._running[future] = _Running(number, attempt, judge, suspect)
-
-    def _begin(
-        self, trial: int, knobs: dict[str, Any], purpose: Purpose, round_: int
-    ) -> StoredAttempt:
-        """Record that an attempt begins; raises as `start` does."""
+    def _begin(self, plan: RunPlan) -> list[StoredAttempt]:
+        """Record that the attempts of a plan begin; raise as `submit` does."""
         folder = Path(self._context.study.workdir)
         check_there(folder)
         if disk.is_full(folder):
             raise DiskFull(disk.full(folder))
-        return self._context.attempt_cache.begin(trial, knobs, purpose, round_)
+        # In a pair the baseline comes first: no trial is recorded without it.
+        paired = plan.mode is Mode.PAIRED
+        ordered = plan.attempts[::-1] if paired else plan.attempts
+        begun = [self._begin_one(planned) for planned in ordered]
+        return begun[::-1] if paired else begun
 
-    def _take_slot(self, attempt: StoredAttempt, free: Collection[int]) -> int:
-        number = self._taking_over.slot_for(attempt, free)
-        self._free.discard(number)
-        return number
+    def _begin_one(self, planned: PlannedAttempt) -> StoredAttempt:
+        cache = self._context.attempt_cache
+        return cache.begin(planned.trial, planned.knobs, planned.purpose, planned.round)
 
-    def start_in_turn(
-        self,
-        members: Sequence[tuple[int, dict[str, Any]]],
-        purpose: Purpose,
-        *,
-        round_: int,
-        limit: TimeLimit = NO_LIMIT,
-    ) -> None:
-        """Record an attempt of each as begun, and launch them on a free slot, on which they take turns.
-
-        Args:
-            members: trial and knobs of each, in the order in which they go forth.
-            limit: time that they may take together.
-
-        Raises:
-            DiskFull, LauncherError: as for `start`.
-        """
-        attempts = [self._begin(trial, knobs, purpose, round_) for trial, knobs in members]
-        each = limit.shared(len(members))
-        group = InterleavedSchedule(
-            [self._context.limits(purpose, 0.0, self.noise, each)] * len(members)
+    def _request(self, plan: RunPlan, attempt: StoredAttempt) -> TrialRequest:
+        """Return the request of an attempt, ready to launch on the slot of its plan."""
+        context = self._context
+        timed = context.plan.request(
+            self._pool[plan.slot],
+            attempt.knobs,
+            name=f"{context.study.id}/{attempt.name}/{context.lease.epoch}",
+            workdir=Path(context.study.workdir),
+            log_dir=context.paths.attempt(attempt.name).folder,
         )
-        self._launch_in_turn(attempts, self._take_slot(attempts[0], self._free), group, each)
-
-    def start_paced(
-        self,
-        trial: int,
-        knobs: dict[str, Any],
-        level: float,
-        *,
-        incumbent_low: float = 0.0,
-        limit: TimeLimit = NO_LIMIT,
-    ) -> None:
-        """Record a trial of the search as begun, and launch it on a free slot beside the baseline, with
-        which it takes turns.
-
-        Args:
-            level: units per second of the baseline, at which the trial is to compare with others.
-            incumbent_low: lower bound of the best rate so far.
-            limit: time that both may take together.
-
-        Raises:
-            DiskFull, LauncherError: as for `start`.
-        """
-        pacer = self._begin(BASELINE, self._context.plan.baseline, Purpose.PAIRED, trial)
-        attempt = self._begin(trial, knobs, Purpose.SEARCH, 0)
-        each = limit.shared(2)
-        number = self._take_slot(attempt, self._free)
-        live = self._taking_over.could(attempt, number, in_turn=True)
-        own = self._context.limits(Purpose.SEARCH, incumbent_low, self.noise, each, live=live)
-        beside = self._context.limits(Purpose.PAIRED, 0.0, self.noise, each, live=live)
-        self._launch_in_turn([attempt, pacer], number, PairedSchedule(own, beside, level), each)
-
-    def _launch_in_turn(
-        self,
-        attempts: Sequence[StoredAttempt],
-        number: int,
-        group: InterleavedSchedule,
-        each: TimeLimit,
-    ) -> None:
-        slot = self._slots[number]
-        requests = [interleaved(self._context.request(one, slot, each)) for one in attempts]
-        for request, attempt in zip(requests, attempts, strict=True):
-            self._taking_over.launched(request, attempt, number)
-        futures: list[Future[TrialReport]] = [Future() for _ in attempts]
-        self._pool.submit(_settle, futures, lambda: slot.run_interleaved(requests, group))
-        for future, attempt, judge in zip(futures, attempts, group.monitors, strict=True):
-            self._running[future] = _Running(number, attempt, judge, suspect=False)
+        return plan.request(timed)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
-        """Attempts that end within so many seconds, each recorded before it is given out."""
+        """Yield the attempts that end within this many seconds, each after it is recorded."""
         done, _ = concurrent.futures.wait(
             self._running, timeout, return_when=concurrent.futures.FIRST_COMPLETED
         )
-        self._alive.tell()
+        self._pool.report_health()
         self._audience(0)
         if not done and time.monotonic() - self._told > _TELL_SECONDS:
             self._tell()
         for future in sorted(done, key=lambda one: self._running[one].attempt.id):
-            number, attempt, judge, _ = self._running.pop(future)
-            # Of several that have taken turns, the last.
-            last = all(run.slot != number for run in self._running.values())
-            if last and self._slots[number].usable:
-                self._free.add(number)
+            number, attempt, monitor, _ = self._running.pop(future)
+            is_last = all(run.slot != number for run in self._running.values())
+            if is_last:
+                self._pool.give_back(number)
             report = future.result()
-            result = self._suspected(attempt, judge.result(report))
-            result = self._taking_over.judged(attempt, report, result)
-            blocks = [_stored(seen) for seen in judge.seen]
-            environment = self._environment_of(self._slots[number])
+            result = self._suspected(attempt, monitor.result(report))
+            result = self._pool.with_host(attempt, report, result)
+            blocks = [_stored(seen) for seen in monitor.seen]
+            environment = self._pool.environment_of(number)
             self._context.attempt_cache.finish(attempt, result, blocks, environment)
             self._context.tidy_up(attempt, result)
             self._audience(1)
             yield Finished(dataclasses.replace(attempt, environment=environment), result)
-            if last:
-                self._quarantine(number)
-
-    def _quarantine(self, number: int) -> None:
-        """Leave a slot alone that cannot be cleared, or has lost a device; the others go on.
-
-        Raises:
-            LauncherError: there is no other.
-        """
-        slot = self._slots[number]
-        if slot.usable:
-            return
-        self._take_new_slots()
-        left = [one for one in self._slots if one.usable]
-        self._context.say(
-            f"Nothing more runs on {slot.name}: {slot.gone or slot.unusable}. "
-            f"{counted(len(left), 'slot')} left."
-        )
-        if not left and slot.gone:
-            raise ClusterAway(slot.gone)
-        if not left:
-            raise LauncherError(f"{slot.name} is out of use: {slot.unusable}")
-
-    def _take_new_slots(self) -> None:
-        """Use those that the launcher has opened since."""
-        known = len(self._slots)
-        for slot in self._context.plan.launcher.slots[known:]:
-            self._free.add(len(self._slots))
-            self._slots.append(slot)
-            usable = sum(slot.usable for slot in self._slots)
-            self._context.say(
-                f"There is room for {slot.name}: {counted(usable, 'trial')} at a time."
-            )
-
-    def _environment_of(self, slot: Slot) -> int:
-        """Where the trial has run that has just ended: a slot's agents are replaced now and then."""
-        for body, known in self._environments:
-            if body == slot.environment:
-                return known
-        found = self._context.repository.environments.record(self._context.lease, slot.environment)
-        self._environments.append((dict(slot.environment), found))
-        return found
+            if is_last:
+                self._pool.quarantine(number)
 
     def _tell(self) -> None:
-        """Say how far what runs has come, if that is not where it was."""
-        running = [(run.attempt.trial, list(run.judge.seen)) for run in self._running.values()]
+        """Show the progress of what runs, if it has changed."""
+        running = [(run.attempt.trial, list(run.monitor.seen)) for run in self._running.values()]
         texts = [f"trial {trial}: {_how_far(seen)}" for trial, seen in running[:_MOST_TOLD]]
         context, text, self._told = self._context, "; ".join(texts), time.monotonic()
         if text == self._told_text:
@@ -373,8 +206,11 @@ class TrialExecutor:
             self._told_text = text
 
     def _suspected(self, attempt: StoredAttempt, result: AttemptResult) -> AttemptResult:
-        """A run that loses its agent, or fails for want of room, is repeated; one that does so again and
-        again is the cause of it."""
+        """Return the result of a run that may be the cause of its losses.
+
+        A run that loses its agent, or fails for want of disk space, is LOST and repeated. A run that
+        does so again and again is to blame: it is a CRASH.
+        """
         if disk.has_failed(result, Path(self._context.study.workdir)):
             cause = f"a disk was full: {result.cause}"
             result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
@@ -391,59 +227,31 @@ class TrialExecutor:
         return dataclasses.replace(result, state=AttemptState.CRASH)
 
     def _is_to_blame(self, causes: Sequence[str]) -> bool:
-        """Whether a run that has lost its agent or its daemon so often, one after another, is itself the
-        cause. Among several nodes it must have been on more than one, which the causes name."""
+        """Return whether a run that has lost its agent or its daemon this often in a row is the cause.
+
+        Among several nodes it must have been on more than one, which the causes name.
+        """
         elsewhere = len(set(causes)) > 1 or DAEMON_DIED in causes
         one_node = not self._context.plan.launcher.several_nodes
         return len(causes) >= MOST_LAUNCHES and (one_node or elsewhere)
 
-    def run(
-        self,
-        trial: int,
-        knobs: dict[str, Any],
-        purpose: Purpose,
-        *,
-        round_: int = 0,
-        judge: RunMonitor | None = None,
-        limit: TimeLimit = NO_LIMIT,
-    ) -> None:
-        """The same, with nothing beside it, and wait for its end."""
-        self.start(trial, knobs, purpose, round_=round_, judge=judge, limit=limit)
-        self._finish()
-
-    def run_interleaved(
-        self,
-        members: Sequence[tuple[int, dict[str, Any]]],
-        purpose: Purpose,
-        *,
-        round_: int,
-        limit: TimeLimit = NO_LIMIT,
-    ) -> None:
-        """The same as `start_in_turn`, and wait for the end of all of them."""
-        self.start_in_turn(members, purpose, round_=round_, limit=limit)
-        self._finish()
-
-    def _finish(self) -> None:
-        while not self.idle:
-            self._check()
-            for _ in self.finished(_POLL_SECONDS):
-                pass
-
     def abandon(self) -> None:
-        """End what runs without recording it; wait until it is gone."""
+        """End what runs without recording it, and wait until it is gone."""
         running = set(self._running)
         while running:
             # Again and again: a trial that is just being launched cannot be ended yet.
             for future in running:
-                self._slots[self._running[future].slot].end()
+                self._pool[self._running[future].slot].end()
             _, running = concurrent.futures.wait(running, _END_AGAIN_SECONDS)
-        self._pool.shutdown()
-        for slot in self._slots:
+        self._threads.shutdown()
+        for slot in self._pool:
             slot.dismiss()
 
 
 def check_there(workdir: Path) -> None:
-    """A study's folder is never made anew: what is gone may be on a disk that is not mounted.
+    """Check that a study's folder is there.
+
+    It is never made anew: a folder that is gone may be on a disk that is not mounted.
 
     Raises:
         LauncherError: it is not there.
@@ -455,33 +263,36 @@ def check_there(workdir: Path) -> None:
         )
 
 
-def _not_launched(attempt: StoredAttempt) -> Future[TrialReport]:
-    """What comes of a run that has been the end of its daemon each time."""
+def _not_launched(attempt: StoredAttempt) -> TrialReport:
+    """Return the report of an attempt that has been the end of its daemon each time."""
     cause = f"its daemon or its agent died each of the {MOST_LAUNCHES} times that it was launched"
-    future: Future[TrialReport] = Future()
-    future.set_result(TrialReport(attempt.name, Outcome.CRASH, cause, (), 0.0))
-    return future
+    return TrialReport(attempt.name, Outcome.CRASH, cause, (), 0.0)
 
 
-def _run(slot: Slot, request: TrialRequest, judge: RunMonitor, *, alone: bool) -> TrialReport:
-    if alone:
-        slot.dismiss()
-    return slot.run(request, judge)
-
-
-def _settle(
-    futures: Sequence[Future[TrialReport]], run: Callable[[], Sequence[TrialReport]]
+def _run(
+    slot: Slot,
+    plan: RunPlan,
+    requests: Sequence[TrialRequest],
+    futures: Sequence[Future[TrialReport]],
 ) -> None:
-    """Run several trials at once, and give each its report, or all what was raised."""
+    """Run a plan, and give each attempt its report, or all the error that was raised."""
     try:
-        reports = run()
+        if not plan.reuse:
+            slot.dismiss()
+        reports = _reports(slot, plan, requests)
     except BaseException as error:
         for future in futures:
             future.set_exception(error)
         return
-    # The baseline that sets the pace is the last one: no trial is recorded without it.
+    # In a pair the baseline is last, and recorded first.
     for future, report in reversed(list(zip(futures, reports, strict=True))):
         future.set_result(report)
+
+
+def _reports(slot: Slot, plan: RunPlan, requests: Sequence[TrialRequest]) -> Sequence[TrialReport]:
+    if plan.mode is Mode.SOLO:
+        return [slot.run(requests[0], plan.schedule.monitors[0])]
+    return slot.run_interleaved(requests, plan.schedule)
 
 
 def _how_far(seen: Sequence[ObservedBlock]) -> str:

@@ -17,13 +17,13 @@ from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
-from autotune.runs.monitors import FitMonitor, ProfileMonitor, TrajectoryMonitor
+from autotune.runs.monitors import FitMonitor, ProfileMonitor, RunMonitor, TrajectoryMonitor
 from autotune.runs.plan import FEW_BLOCKS
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
+from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.study.schedule import Course, Schedule
 from autotune.study.soak import SoakPair
-from autotune.study.taking_turns import TakingTurns
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
@@ -36,19 +36,26 @@ _MOST_MOVES = 3
 class Finals:
     """Goes on from wherever the records stand, as far as the time goes."""
 
-    def __init__(self, context: StudyContext, executor: TrialExecutor, schedule: Schedule) -> None:
-        """Take in whom to ask.
+    def __init__(
+        self,
+        context: StudyContext,
+        planner: RunPlanner,
+        executor: TrialExecutor,
+        schedule: Schedule,
+    ) -> None:
+        """Prepare the finals.
 
         Args:
             context: the study.
-            executor: runs the attempts; idle.
-            schedule: of its time.
+            planner: planner of the runs.
+            executor: idle.
+            schedule: time of the study.
         """
         self._context = context
         self._plan = context.plan
+        self._planner = planner
         self._executor = executor
         self._schedule = schedule
-        self._turns = TakingTurns(context)
         self._void: set[int] | None = None
         self._moves = 0
 
@@ -87,7 +94,9 @@ class Finals:
             if confirmation.decided() or not self._complete_round(confirmation):
                 confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
-                SoakPair(self._context, self._executor, self._schedule).run(confirmation)
+                SoakPair(self._context, self._planner, self._executor, self._schedule).run(
+                    confirmation
+                )
                 return confirmation
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
@@ -183,14 +192,9 @@ class Finals:
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
-        self._executor.run(
-            check.trial,
-            check.knobs,
-            check.purpose,
-            round_=check.seed,
-            judge=TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier),
-            limit=self._schedule.share(1.0),
-        )
+        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, check.seed)
+        monitor = TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier)
+        self._run_monitored(attempt, monitor)
         return True
 
     def _check_epochs(self, confirmation: Confirmation) -> bool:
@@ -206,10 +210,8 @@ class Finals:
             ):
                 continue
             if self._schedule.left > costs.profile(knobs):
-                limit = self._schedule.share(1.0)
-                self._executor.run(
-                    trial, knobs, Purpose.EPOCHS, judge=FitMonitor(FEW_BLOCKS), limit=limit
-                )
+                attempt = PlannedAttempt(trial, knobs, Purpose.EPOCHS)
+                self._run_monitored(attempt, FitMonitor(FEW_BLOCKS))
                 return True
         return False
 
@@ -225,11 +227,15 @@ class Finals:
             if not tells_longest(self._context.attempts(), trial, blocks):
                 return False
             if self._schedule.left > prices.costs.profile(knobs) + proof:
-                limit = self._schedule.share(1.0)
-                judge = FitMonitor(FEW_BLOCKS)
-                self._executor.run(trial, knobs, Purpose.LONGEST, judge=judge, limit=limit)
+                attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
+                self._run_monitored(attempt, FitMonitor(FEW_BLOCKS))
                 return True
         return False
+
+    def _run_monitored(self, attempt: PlannedAttempt, monitor: RunMonitor) -> None:
+        """Make a run that is not timed, within what is left of the time."""
+        limit = self._schedule.share(1.0)
+        self._executor.run(self._planner.monitored(attempt, limit, monitor))
 
     def _complete_round(self, confirmation: Confirmation) -> bool:
         """Measure whoever is still missing, one after another, in an order drawn for the round; False
@@ -247,7 +253,8 @@ class Finals:
                 shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
                 limit = self._schedule.for_proof(1 / runs, shortest, others)
-                self._executor.run(trial, knobs, Purpose.CONFIRM, round_=number, limit=limit)
+                attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, number)
+                self._executor.run(self._planner.timed(attempt, limit))
         return True
 
     def _round_in_turn(self, confirmation: Confirmation) -> bool:
@@ -260,16 +267,16 @@ class Finals:
         if not self._has_time(confirmation, order):
             return False
         chosen = [confirmation.candidates[trial] for trial in order]
-        members = [(one.trial, one.knobs) for one in chosen]
+        members = [PlannedAttempt(one.trial, one.knobs, Purpose.CONFIRM, number) for one in chosen]
         knobs = [one.knobs for one in chosen]
         # A few rounds in turn tell more than many one by one.
         to_come = confirmation.runs_to_come(FEWEST_ROUNDS)
         least = self._prices().round(knobs)
         others = self._needed(confirmation, order) - least
         limit = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
-        if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), limit):
-            return True
-        self._executor.run_interleaved(members, Purpose.CONFIRM, round_=number, limit=limit)
+        peak_bytes = sum(one.peak_bytes for one in chosen)
+        if plan := self._planner.interleaved(members, limit, peak_bytes):
+            self._executor.run(plan)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
@@ -314,8 +321,8 @@ class Finals:
         while not self._recorded(Purpose.PROFILE, trial, knobs):
             if not self._schedule.left > self._context.costs().profile(knobs):
                 return
-            limit = self._schedule.share(1.0)
-            self._executor.run(trial, knobs, Purpose.PROFILE, judge=ProfileMonitor(), limit=limit)
+            attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
+            self._run_monitored(attempt, ProfileMonitor())
 
     def _attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """In turn, in rounds: the winner, and the winner less each of its changes."""
@@ -352,22 +359,26 @@ class Finals:
                     return
                 share = 1 / (len(missing) - index + after)
                 limit = self._schedule.share(share, self._context.costs().shortest(knobs))
-                self._executor.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, limit=limit)
+                attempt = PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number)
+                self._executor.run(self._planner.timed(attempt, limit))
 
     def _attribute_in_turn(
         self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
     ) -> None:
-        """The same at once, in turn, where that can be and nobody has begun; so many runs are to have as
-        much time after it."""
+        """Run the variants interleaved, if they fit together and the round has not begun.
+
+        Args:
+            after: number of later runs that are to have as much time each.
+        """
         attempts = self._context.attempts()
         if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
             return
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
         needed = max(known, default=0) * len(missing)
         limit = self._schedule.share(len(missing) / (len(missing) + after))
-        if self._turns.possible(missing, needed, limit):
-            members = [(chosen, knobs) for knobs in missing]
-            self._executor.run_interleaved(members, Purpose.ATTRIBUTE, round_=number, limit=limit)
+        members = [PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number) for knobs in missing]
+        if plan := self._planner.interleaved(members, limit, needed):
+            self._executor.run(plan)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)

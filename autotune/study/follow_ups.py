@@ -13,8 +13,8 @@ from autotune.analysis.confirmation import ranked
 from autotune.analysis.proof import Proof
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
+from autotune.study.initial_trials import DEAR, Room, Suggestion, compiled, experts, halves
 from autotune.study.schedule import Schedule
-from autotune.study.suggestions import DEAR, Room, Suggestion, compiled, experts, halves
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger

@@ -16,6 +16,8 @@ from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.splits import divisors
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
+from autotune.study.run_planner import PlannedAttempt, RunPlanner
+from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.constraints import broken
@@ -120,10 +122,13 @@ class LargestBatch:
     def _found(self) -> int | None:
         """The largest micro-batch less some headroom; None if the baseline does not run."""
         attempts = known = self._context.attempts()
-        with TrialExecutor(self._context, self._check) as executor:
+        pool = SlotPool(self._context)
+        planner = RunPlanner(self._context, pool)
+        with TrialExecutor(self._context, pool, self._check) as executor:
             while (size := self._next(attempts)) is not None:
-                limit, judge = self._limit(attempts), FitMonitor(FEW_BLOCKS)
-                executor.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, limit=limit)
+                attempt = PlannedAttempt(BASELINE, self._knobs(size), Purpose.FIT)
+                limit, monitor = self._limit(attempts), FitMonitor(FEW_BLOCKS)
+                executor.run(planner.monitored(attempt, limit, monitor))
                 attempts = self._context.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)

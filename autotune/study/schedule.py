@@ -111,7 +111,7 @@ class Schedule:
         if self._wall_time is None:
             return NO_LIMIT
         looks = _OPENING_SHARE * self._wall_time
-        built = _FIRST_TRIAL_MOST * self._wall_time if self._context.look_stays else 0.0
+        built = _FIRST_TRIAL_MOST * self._wall_time if self._context.profile_stays else 0.0
         return TimeLimit(looks, min(built + looks, self._most))
 
     def pays_to_look(self) -> bool:

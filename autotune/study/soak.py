@@ -8,6 +8,7 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.runs.monitors import TimedMonitor
 from autotune.study.context import StudyContext
 from autotune.study.executor import TrialExecutor
+from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.study.schedule import Schedule
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Purpose
@@ -27,9 +28,20 @@ _ALL_BLOCKS = 1_000_000
 class SoakPair:
     """Goes on from wherever the records stand, if there is room for it."""
 
-    def __init__(self, context: StudyContext, executor: TrialExecutor, schedule: Schedule) -> None:
-        """Take in whom to ask; the executor is idle."""
+    def __init__(
+        self,
+        context: StudyContext,
+        planner: RunPlanner,
+        executor: TrialExecutor,
+        schedule: Schedule,
+    ) -> None:
+        """Prepare the runs.
+
+        Args:
+            executor: idle.
+        """
         self._context = context
+        self._planner = planner
         self._executor = executor
         self._schedule = schedule
 
@@ -53,14 +65,15 @@ class SoakPair:
         return min(_LONGEST, _SHARE_OF_STUDY * self._schedule.elapsed, rest)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
-        noise = self._executor.noise.sigma_run
+        noise = self._planner.noise.sigma_run
         limits = self._context.plan.confirm_limits(sigma_run=noise)
         limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
         knobs = confirmation.candidates[trial].knobs
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
         limit = TimeLimit(most, most) if self._schedule.limited else NO_LIMIT
         while not self._measured(confirmation, trial):
-            self._executor.run(trial, knobs, Purpose.LONG, judge=TimedMonitor(limits), limit=limit)
+            attempt = PlannedAttempt(trial, knobs, Purpose.LONG)
+            self._executor.run(self._planner.monitored(attempt, limit, TimedMonitor(limits)))
 
     def _measured(self, confirmation: Confirmation, trial: int) -> bool:
         own = self._context.attempts().of(Purpose.LONG).of_trial(trial)

@@ -27,7 +27,6 @@ from autotune.analysis.verdict import (
 )
 from autotune.analysis.wording import difference, quantity, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
-from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.budget import Budget
@@ -36,9 +35,10 @@ from autotune.study.dashboard_sync import DashboardSync
 from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.finals import Finals
 from autotune.study.follow_ups import FollowUps
-from autotune.study.opening import Opening
-from autotune.study.pacemaker import Pacemaker
+from autotune.study.initial_trials import InitialTrials
+from autotune.study.run_planner import RunPlanner
 from autotune.study.schedule import Schedule
+from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
 from autotune.views.machine import measured_on
 from autotune.views.memory import with_memory
@@ -56,8 +56,6 @@ from storage import (
 
 _POLL_SECONDS = 0.2
 _PROOF_FIRST = "the proof that had begun is brought to its end first"
-_MOST_DOUBT = 0.3
-"""Of a rate: a trial of a step or two has no interval of its own, yet is not further off."""
 
 
 class Stopped(Exception):
@@ -118,7 +116,8 @@ class Tuner:
         self._stopping = ExpectedGainStopping(
             TrialEconomics.of(self._spec), self._sampler.prediction
         )
-        self._pacemaker = Pacemaker(context)
+        self._pool = SlotPool(context)
+        self._planner = RunPlanner(context, self._pool)
         self._ledger = self._open_ledger()
         self._follow_ups = FollowUps(context, self._space, self._schedule, self._ledger)
         self.dashboard = DashboardSync(context, self._ledger)
@@ -134,7 +133,7 @@ class Tuner:
         self._check_baseline()
         try:
             with TrialExecutor(
-                self._context, self._signals.check, self.dashboard.update
+                self._context, self._pool, self._signals.check, self.dashboard.update
             ) as executor:
                 confirmation, checks = self._measured(executor)
         except (Stopped, LauncherError):
@@ -149,15 +148,16 @@ class Tuner:
 
     def _measured(self, executor: TrialExecutor) -> tuple[Confirmation | None, GateRecord]:
         """Opening, search and finals: the confirmation, and what the numerics gate has found."""
-        executor.noise = self._calibration.noise(self._context.attempts())
+        planner = self._planner
+        planner.noise = self._calibration.noise(self._context.attempts())
         limit = self._schedule.for_opening()
         looks = self._schedule.pays_to_look()
-        opening = Opening(self._context, self._space, limit, looks=looks)
-        for suggestion in opening.run(executor, self._ledger):
+        opening = InitialTrials(self._context, self._space, limit, looks=looks)
+        for suggestion in opening.run(executor, planner, self._ledger):
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
-        finals = Finals(self._context, executor, self._schedule)
+        finals = Finals(self._context, planner, executor, self._schedule)
         self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
         return finals.run(), finals.checks()
 
@@ -231,7 +231,7 @@ class Tuner:
                 return reason
             for finished in executor.finished(_POLL_SECONDS):
                 if finished.attempt.purpose == Purpose.CALIBRATE:
-                    self._learn_noise(executor)
+                    self._learn_noise()
                 elif finished.attempt.purpose == Purpose.SEARCH:
                     self._tell(finished, unlaunched)
                 self._check_that_baseline_runs()
@@ -245,17 +245,19 @@ class Tuner:
         attempts, today = self._context.attempts(), self._plan.baseline
         limit = self._schedule.for_trial(attempts)
         if failed := baseline.to_be_tried_again(attempts):
-            executor.start(failed.trial, today, Purpose.CALIBRATE, limit=limit)
+            executor.submit(self._planner.calibration(failed.trial, limit))
             return True
         limit = self._schedule.for_calibration(attempts)
         own = attempts.of(Purpose.SEARCH).of_baseline().last
         if own is None or not searching or not self._schedule.may_calibrate(attempts):
             return False
-        if attempts.of(Purpose.PAIRED) and self._pacemaker.at_home(executor):
+        if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
             return False  # it runs beside each trial
-        due = self._calibration.due(attempts, executor.environments, executor.where_runs(today))
-        for environment in filter(executor.has_free_slot_in, due):
-            executor.start_in(environment, own.trial, today, Purpose.CALIBRATE, limit=limit)
+        due = self._calibration.due(attempts, self._pool.environments, executor.where_runs(today))
+        if not executor.has_free_slot:
+            return False
+        for free in filter(None, map(self._pool.free_in, due)):
+            executor.submit(self._planner.calibration(own.trial, limit, free))
             return True
         return False
 
@@ -285,12 +287,12 @@ class Tuner:
         self._follow_ups.enqueue(trials, attempts)
         trials = self._ledger.trials()
         self._sampler.afford(self._schedule.affordable(attempts))
-        if reason := self._why_enough(trials, attempts, executor.noise.sigma_run):
+        if reason := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
             return reason
         if not self._sampler.has_more(trials):
             untried = ", or there is no time to compile it" if self._follow_ups.left_out else ""
             return f"every feasible configuration has been tried{untried}"
-        costs, resident = self._context.costs(), executor.resident
+        costs, resident = self._context.costs(), self._pool.resident
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
         self._launch(executor, self._ledger.ask(self._space.distributions()), attempts)
         return ""
@@ -326,24 +328,11 @@ class Tuner:
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)
-        # The baseline is never stopped early: everything is compared with it.
-        racing = knobs != self._plan.baseline
-        levels = Levels.of(attempts)
-        low = _incumbent_low(levels.applied(attempts), executor.noise.df) if racing else 0.0
         limit = self._schedule.for_trial(attempts, knobs)
-        level = self._pacemaker.level(trial.number, knobs, executor, limit)
-        if level:
-            executor.start_paced(trial.number, knobs, level, incumbent_low=low, limit=limit)
-            return
-        executor.start(
-            trial.number,
-            knobs,
-            incumbent_low=lambda environment: levels.at(environment).least(low),
-            limit=limit,
-        )
+        executor.submit(self._planner.search(trial.number, knobs, limit))
 
-    def _learn_noise(self, executor: TrialExecutor) -> None:
-        noise = executor.noise = self._calibration.noise(self._context.attempts())
+    def _learn_noise(self) -> None:
+        noise = self._planner.noise = self._calibration.noise(self._context.attempts())
         stored = StoredNoise(noise.sigma_run, noise.runs, noise.drift_per_hour)
         self._context.record_noise(stored)
 
@@ -398,23 +387,3 @@ def _usual_seconds(attempts: Attempts) -> float:
     """Of a trial, and of the baseline beside it, by those that are recorded; 0 while none is."""
     kinds = attempts.searched(), attempts.of(Purpose.PAIRED).recorded()
     return sum(statistics.median([a.result.wall_seconds for a in some] or [0.0]) for some in kinds)
-
-
-def _incumbent_low(attempts: Attempts, freedom: float) -> float:
-    """Lower bound of the best rate so far.
-
-    Args:
-        freedom: with which the noise between runs is known.
-    """
-    results = [a.result for a in attempts.searched().complete()]
-    lows = [
-        r.throughput * (1 - min(_doubt(r, freedom), _MOST_DOUBT))
-        for r in results
-        if r.throughput is not None
-    ]
-    return max(lows, default=0.0)
-
-
-def _doubt(result: AttemptResult, freedom: float) -> float:
-    own = _MOST_DOUBT if result.block_half_width is None else result.block_half_width
-    return total_half_width(own, result.sigma_run or 0.0, freedom)

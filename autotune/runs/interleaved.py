@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from autotune.measurement import cycles
 from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.measurement.units import units
-from autotune.runs.monitors import RunMonitor, TimedMonitor
+from autotune.runs.monitors import TimedMonitor
 from autotune.worker.protocol import BlockPlan, BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, StoredBlock
 
@@ -28,27 +28,6 @@ def interleaved(asked: TrialRequest) -> TrialRequest:
     blocks = BlockPlan(seconds, 1, most, plan.longest)
     knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
     return dataclasses.replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
-
-
-class SoloSchedule:
-    """Schedule of a run by itself, until its monitor has seen enough."""
-
-    def __init__(self, monitor: RunMonitor) -> None:
-        self.monitors: list[RunMonitor] = [monitor]
-        """Monitor of the run."""
-        self._over = False
-
-    def next(self) -> int | None:
-        """Return 0, the only member; None ends it."""
-        return None if self._over else 0
-
-    def trained(self, member: int, block: BlockReport) -> None:
-        """Take in a block."""
-        self._over |= self.monitors[member](block)
-
-    def lost(self, member: int) -> None:
-        """End the schedule, as the run has failed or is over."""
-        self._over = True
 
 
 class InterleavedSchedule:

@@ -128,8 +128,7 @@ class TrialExecutor:
             requests = [self._request(plan, attempt) for attempt in attempts]
             self._pool.launched(plan.slot, requests, attempts)
             self._threads.submit(_run, self._pool[plan.slot], plan, requests, futures)
-        monitors = plan.schedule.monitors
-        for future, attempt, monitor in zip(futures, attempts, monitors, strict=True):
+        for future, attempt, monitor in zip(futures, attempts, plan.monitors, strict=True):
             self._running[future] = _Running(plan.slot, attempt, monitor, suspect)
 
     def run(self, plan: RunPlan) -> None:
@@ -279,7 +278,7 @@ def _run(
     try:
         if not plan.reuse:
             slot.dismiss()
-        reports = _reports(slot, plan, requests)
+        reports = slot.run(requests, plan.schedule)
     except BaseException as error:
         for future in futures:
             future.set_exception(error)
@@ -287,12 +286,6 @@ def _run(
     # In a pair the baseline is last, and recorded first.
     for future, report in reversed(list(zip(futures, reports, strict=True))):
         future.set_result(report)
-
-
-def _reports(slot: Slot, plan: RunPlan, requests: Sequence[TrialRequest]) -> Sequence[TrialReport]:
-    if plan.mode is Mode.SOLO:
-        return [slot.run(requests[0], plan.schedule.monitors[0])]
-    return slot.run_interleaved(requests, plan.schedule)
 
 
 def _how_far(seen: Sequence[ObservedBlock]) -> str:

@@ -10,7 +10,7 @@ from autotune.analysis.levels import Levels
 from autotune.measurement.noise import run_noise, total_half_width
 from autotune.measurement.onset import OnsetBound
 from autotune.measurement.stop_rule import Limits
-from autotune.runs.interleaved import InterleavedSchedule, SoloSchedule, interleaved
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
 from autotune.runs.paired import PairedSchedule
 from autotune.runs.plan import (
@@ -26,6 +26,7 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import PairingPolicy
 from autotune.study.slot_pool import SEARCHING, SlotPool
 from autotune.worker.protocol import TimeLimit, TrialRequest
+from launchers import SoloSchedule, TurnSchedule
 from storage import TRAJECTORIES, AttemptResult, Attempts, AttemptState, Purpose
 
 _SHAPES: dict[Purpose, Shape] = {
@@ -68,7 +69,8 @@ class RunPlan:
         attempts: attempts of the run, in the order in which they train; in a pair the trial first.
         mode: solo with one attempt, else interleaved or paired.
         slot: number of the slot.
-        schedule: order of the blocks, with a monitor for each attempt.
+        schedule: order of the blocks.
+        monitors: monitor of each attempt.
         limit: time limit of each attempt, of which `soft` counts from the first step.
         seed: seed of the training.
         reuse: True if the run may take over a warm worker.
@@ -78,7 +80,8 @@ class RunPlan:
     attempts: tuple[PlannedAttempt, ...]
     mode: Mode
     slot: int
-    schedule: SoloSchedule | InterleavedSchedule
+    schedule: TurnSchedule
+    monitors: tuple[RunMonitor, ...]
     limit: TimeLimit
     seed: int
     reuse: bool
@@ -167,12 +170,13 @@ class RunPlanner:
         if not self.pairing.can_interleave(knobs, peak_bytes, limit):
             return None
         each = self._after_launch(limit.shared(len(attempts)), live=False)
-        limits = [self._limits(attempt.purpose, each) for attempt in attempts]
+        group = InterleavedSchedule([self._limits(one.purpose, each) for one in attempts])
         return RunPlan(
             tuple(attempts),
             Mode.INTERLEAVED,
             self._choose(attempts[0]),
-            InterleavedSchedule(limits),
+            group,
+            tuple(group.monitors),
             each,
             self._context.plan.spec.seed,
             reuse=False,
@@ -194,11 +198,13 @@ class RunPlanner:
         live = self._pool.can_take_over(slot, knobs, interleaved=True)
         each = self._after_launch(limit.shared(2), live=live)
         own, its = self._limits(Purpose.SEARCH, each, low), self._limits(Purpose.PAIRED, each)
+        pair = PairedSchedule(own, its, rate)
         return RunPlan(
             (attempt, beside),
             Mode.PAIRED,
             slot,
-            PairedSchedule(own, its, rate),
+            pair,
+            tuple(pair.monitors),
             each,
             self._context.plan.spec.seed,
             reuse=True,
@@ -234,6 +240,7 @@ class RunPlanner:
             Mode.SOLO,
             slot,
             SoloSchedule(monitor),
+            (monitor,),
             limit,
             self._context.plan.spec.seed + other_seed,
             reuse=reuse,

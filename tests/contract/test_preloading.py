@@ -64,7 +64,7 @@ class Bench:
         request = trial(
             self.folder, "mine:build", env={"COLOUR": "red"}, limit=TimeLimit(hard=seconds)
         )
-        report = self.launcher.slots[0].run(request, lambda block: False)
+        report = self.launcher.slots[0].run_solo(request, lambda block: False)
         assert report.outcome is None, report.log_tail
         assert len(report.blocks) == request.blocks.max_blocks
         return [json.loads(line) for line in seen.read_text().splitlines()[known:]]
@@ -215,7 +215,7 @@ def test_a_library_of_no_weight_is_not_worth_new_agents(bench: Bench, library: P
 @pytest.mark.slow
 def test_a_trial_that_fails_before_it_has_built_teaches_nothing(bench: Bench) -> None:
     failing = trial(bench.folder, "nowhere:build")
-    assert bench.launcher.slots[0].run(failing, lambda _: False).outcome is Outcome.ERROR
+    assert bench.launcher.slots[0].run_solo(failing, lambda _: False).outcome is Outcome.ERROR
     assert len(imports(bench.train())) == 2
     bench.train()
     assert not imports(bench.train())

@@ -107,7 +107,7 @@ def play(
         interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
         for number in range(members)
     ]
-    reports = ReplayLauncher(behaviour, **machine).slots[0].run_interleaved(requests, group)
+    reports = ReplayLauncher(behaviour, **machine).slots[0].run(requests, group)
     return [judge.result(r) for judge, r in zip(group.monitors, reports, strict=True)], reports
 
 
@@ -179,7 +179,7 @@ def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
         for number in range(2)
     ]
     behaviour = noisy(running_at(lambda _: 1000.0), block=0.05)
-    ReplayLauncher(behaviour).slots[0].run_interleaved(requests, group)
+    ReplayLauncher(behaviour).slots[0].run(requests, group)
     for member in range(2):
         kept = group.stop_rule(member).kept
         assert each - 0.25 <= sum(block.seconds for block in kept) <= each + 0.15
@@ -224,7 +224,7 @@ def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None
         for name in ("t-0", "t-1"):
             judge = TimedMonitor(limits)
             blocks_of = trial(Path("/w"), trial=name, blocks=BlockPlan(0.1, 2, 1000))
-            rates.append(judge.result(slot.run(blocks_of, judge)).throughput)
+            rates.append(judge.result(slot.run_solo(blocks_of, judge)).throughput)
         apart.append(math.log(rates[0] / rates[1]))
     assert np.std(apart) > 2.5 * np.std(in_turn)
     assert np.std(in_turn) < 0.01

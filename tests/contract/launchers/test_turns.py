@@ -73,7 +73,7 @@ def killing_agents(site: Site, *, after: int) -> Callable[[BlockReport], None]:
 def run(site: Site, turns: Forth, *members: dict[str, object]) -> list[TrialReport]:
     usual = {"takes_turns": True, "blocks": SHORT}
     requests = [site.request(**{**usual, **changes}) for changes in members]
-    return site.slot.run_interleaved(requests, turns)
+    return site.slot.run(requests, turns)
 
 
 @sites("local", "pair", slow=["ray", "cluster"])

@@ -50,7 +50,7 @@ def told_in_trial(
         patch.chdir(folder)
         launched = taken_apart(command)
         with launcher_of(_spec(launched, None), folder / "agents") as launcher:
-            report = launcher.slots[0].run(
+            report = launcher.slots[0].run_solo(
                 trial(
                     folder,
                     "",

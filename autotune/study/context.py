@@ -1,4 +1,4 @@
-"""A study under way: what every part of it is given, and what its runs are asked for."""
+"""Context of a running study: its plan, its records and its clock."""
 
 import functools
 import hashlib
@@ -31,7 +31,7 @@ BASELINE = 0
 
 @dataclass(frozen=True)
 class StudyContext:
-    """A study under way: its plan, and the records that it is read from and written to."""
+    """Running study: its plan, and the records that it is read from and written to."""
 
     study: StoredStudy
     plan: Plan
@@ -41,21 +41,21 @@ class StudyContext:
 
     @property
     def paths(self) -> StudyPaths:
-        """Where it prints to."""
+        """Folders of the study's output."""
         return StudyPaths(Path(self.study.workdir), self.study.name, self.study.key)
 
     def attempts(self) -> Attempts:
-        """What is recorded by now."""
+        """Return the attempts recorded so far."""
         return self.attempt_cache.all()
 
     @functools.cached_property
     def attempt_cache(self) -> AttemptCache:
-        """As they are written."""
+        """Cache of the attempts, through which they are written."""
         baseline, harmless = self.plan.baseline, self.plan.spec.harmless
         return AttemptCache(self.repository, self.lease, self.study.id, baseline, harmless)
 
     def say(self, message: str) -> None:
-        """Leave a message for whoever watches the study."""
+        """Leave a message for the user."""
         self.repository.messages.say(self.lease, self.study.id, message)
 
     def end_search(self, reason: str, messages: Sequence[str]) -> None:
@@ -79,8 +79,10 @@ class StudyContext:
         return not (workload.is_script or workload.command)
 
     def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
-        """Drop what a run has printed, unless somebody may ask for it: of the baseline, and of runs that
-        failed or were profiled."""
+        """Drop the output of a run, unless a user may want it.
+
+        Kept is that of the baseline, and of runs that failed or were profiled.
+        """
         asked_for = attempt.purpose == Purpose.PROFILE or (
             attempt.purpose == Purpose.SEARCH and attempt.trial == BASELINE
         )
@@ -90,13 +92,13 @@ class StudyContext:
 
     @property
     def workload(self) -> str:
-        """Name of the workload with a digest of its arguments: what noise is known by."""
+        """Name of the workload with a digest of its arguments, the key of recorded noise."""
         spec = self.plan.spec.workload
         arguments = json.dumps(spec.args, sort_keys=True).encode()
         return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
 
     def known_sigma(self) -> float | None:
-        """Run-to-run noise that an earlier study has found here."""
+        """Return the run-to-run noise that an earlier study has found here."""
         known = self.repository.noise.of_others(
             self.study.id,
             self.environment_id,
@@ -106,7 +108,7 @@ class StudyContext:
         return known.sigma_run if known else None
 
     def record_noise(self, noise: StoredNoise) -> None:
-        """Keep what this study has found of run-to-run noise."""
+        """Record the run-to-run noise that this study has found."""
         self.repository.noise.record(
             self.lease,
             self.study.id,
@@ -117,7 +119,7 @@ class StudyContext:
         )
 
     def costs(self) -> Costs:
-        """What runs cost, as far as it is known by now."""
+        """Return what runs cost, as far as known by now."""
         return self._cost_records.by(self.attempts())
 
     @functools.cached_property

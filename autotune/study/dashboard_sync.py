@@ -1,4 +1,4 @@
-"""What the dashboard shows of a study as a whole: its note, and its attributes beside the best trial."""
+"""Sync of a study's note and attributes with optuna-dashboard."""
 
 import time
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from autotune.views.notes import study_note, trial_note
 from storage import Purpose, TrialLedger
 
 EVERY_SECONDS = 1.0
-"""No reader looks more often, and each time takes some ten milliseconds of a short trial."""
+"""Shortest interval: each update takes some ten milliseconds of a short trial."""
 
 
 class DashboardSync:
-    """Kept up while the study goes on. Writes only what has changed."""
+    """Note and attributes of one study, written when they have changed."""
 
     def __init__(self, context: StudyContext, ledger: TrialLedger) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class DashboardSync:
         """Show what the records support by now, unless that was done a moment ago.
 
         Args:
-            recorded: how many attempts, since it was called last.
+            recorded: number of attempts recorded since the last call.
         """
         self._behind |= recorded > 0
         if time.monotonic() - self._updated >= EVERY_SECONDS:
@@ -55,7 +55,7 @@ class DashboardSync:
             self._note = note
 
     def _attributes(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
-        """Five, as many as are shown beside the best trial without turning a page."""
+        """Yield the five attributes that fit beside the best trial on one page."""
         yield "verdict", verdict.sentence
         if verdict.trial is None or verdict.throughput is None:
             return

@@ -1,5 +1,7 @@
-"""The finals of a study: numerics gate, finalists and baseline again in randomised rounds, then a
-closer look at the winner: what its step is made of, and what each of its knobs brings."""
+"""The finals of a study: numerics gate, confirmation rounds, then a closer look at the winner.
+
+The closer look profiles the winner's step and measures what each of its knobs brings.
+"""
 
 import random
 from collections.abc import Sequence
@@ -22,19 +24,19 @@ from autotune.runs.plan import FEW_BLOCKS
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
-from autotune.study.schedule import Course, Schedule
+from autotune.study.schedule import FinalsPlan, Schedule
 from autotune.study.soak import SoakPair
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
 _STEPS_TO_COME = 5
-"""Rounds that show what the chosen one can do without, about."""
+"""Expected rounds that show which changes the winner can do without (judgement)."""
 _MOST_MOVES = 3
-"""How often rounds may be void, in one go, because the machine has changed."""
+"""Most changes of the machine in one go that make rounds void."""
 
 
 class Finals:
-    """Goes on from wherever the records stand, as far as the time goes."""
+    """Finals of one study, which go on from wherever the records stand, as far as the time goes."""
 
     def __init__(
         self,
@@ -60,8 +62,10 @@ class Finals:
         self._moves = 0
 
     def begun(self) -> bool:
-        """Return whether the time ended in the middle of the rounds. They go on before anything else:
-        another trial of the search would make them count for nothing."""
+        """Return whether the time ended in the middle of the rounds.
+
+        They go on before anything else: another trial of the search would make them void.
+        """
         if not self._schedule.limited:
             return False
         confirmation = self._replay()
@@ -73,7 +77,7 @@ class Finals:
         )
 
     def run(self) -> Confirmation | None:
-        """The confirmation, decided or as far as there was time; None if there is nobody to confirm.
+        """Return the confirmation, decided or as far as there was time; None without finalists.
 
         Raises:
             LauncherError: its runs come to be on another machine again and again.
@@ -84,13 +88,13 @@ class Finals:
                 return None
             self._note_void(confirmation.void)
             if self._check_numerics(confirmation):
-                continue  # whoever is refused makes room for the next
+                continue  # a refused finalist makes room for the next
             if self._check_epochs(confirmation):
                 continue
             if self._take_back(confirmation):
                 continue
             if self._check_longest(confirmation):
-                continue  # as does whoever outgrows the memory
+                continue  # as does one that outgrows the memory
             if confirmation.decided() or not self._complete_round(confirmation):
                 confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
@@ -100,7 +104,7 @@ class Finals:
                 return confirmation
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
-        """The same where what was taken back of the chosen one was measured without it."""
+        """Return the confirmation of the reduced winner, where that was measured alone."""
         if not confirmation.taken_back or confirmation.measured_alone:
             return confirmation
         return self._replay() or confirmation
@@ -123,7 +127,7 @@ class Finals:
         self._void = void
 
     def checks(self) -> gate.GateRecord:
-        """What the numerics gate has found."""
+        """Return the findings of the numerics gate."""
         return gate.record(
             self._context.attempts(),
             self._context.repository.attempts.blocks,
@@ -132,21 +136,23 @@ class Finals:
         )
 
     def _replay(self) -> Confirmation | None:
-        course = Course.of(self._context, self._schedule)
+        finals_plan = FinalsPlan.of(self._context, self._schedule)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
         blocks = self._context.repository.attempts.blocks
         return replay(
             attempts,
-            finalists=course.finalists,
+            finalists=finals_plan.finalists,
             most_rounds=wanted.rounds,
             barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
-            unaffordable=course.unaffordable,
-            same_batch=course.same_batch,
+            unaffordable=finals_plan.unaffordable,
+            same_batch=finals_plan.same_batch,
         )
 
     def _take_back(self, confirmation: Confirmation) -> bool:
-        """Measure a round that tells which changes of the chosen one bring nothing, before it is
-        measured alone; without one, leave out those that are known by then."""
+        """Measure a round that shows which changes of the winner bring nothing; return whether it did.
+
+        Without another round, leave out the changes that are known by then.
+        """
         rounds = self._plan.spec.measurement.attribution
         if confirmation.chosen is None or rounds < 2:
             return False
@@ -169,7 +175,7 @@ class Finals:
         return False
 
     def _complete_step(self, confirmation: Confirmation, step: Step) -> bool:
-        """Measure a round of these; False if there is no time for it and for what proves the result."""
+        """Measure a round of variants; return False without time for it and for the proof."""
         chosen = confirmation.chosen
         assert chosen is not None
         both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
@@ -184,7 +190,7 @@ class Finals:
         return True
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
-        """Make one run that the numerics gate needs; False if it needs none."""
+        """Make one run that the numerics gate needs; return False if it needs none."""
         if confirmation.chosen is not None:
             return False
         candidates = list(confirmation.candidates.values())
@@ -198,8 +204,10 @@ class Finals:
         return True
 
     def _check_epochs(self, confirmation: Confirmation) -> bool:
-        """Run a finalist in short epochs whose loader workers stay, unless it has come to a second epoch
-        by itself; whether it did."""
+        """Run a finalist in short epochs whose loader workers stay; return whether it did.
+
+        A finalist that has come to a second epoch by itself needs none.
+        """
         attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
         compared = Comparison(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec))
         costs = self._context.costs()
@@ -216,7 +224,7 @@ class Finals:
         return False
 
     def _check_longest(self, confirmation: Confirmation) -> bool:
-        """Run a finalist once on the longest samples, where the workload knows them; whether it did."""
+        """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
         blocks = self._context.repository.attempts.blocks
         members, prices = confirmation.members(), self._prices()
         configurations = [confirmation.candidates[trial].knobs for trial in members]
@@ -238,8 +246,10 @@ class Finals:
         self._executor.run(self._planner.monitored(attempt, limit, monitor))
 
     def _complete_round(self, confirmation: Confirmation) -> bool:
-        """Measure whoever is still missing, one after another, in an order drawn for the round; False
-        if there is no time for it."""
+        """Measure the missing members of a round one by one, in an order drawn for the round.
+
+        Return False if there is no time for it.
+        """
         number = confirmation.next_round
         if not self._round_in_turn(confirmation):
             return False
@@ -258,8 +268,11 @@ class Finals:
         return True
 
     def _round_in_turn(self, confirmation: Confirmation) -> bool:
-        """Measure all members of a round that nobody has begun at once, in turn, where that can be;
-        False if there is no time for it. Who fails beside the others is left for a run of its own."""
+        """Measure the members of a new round interleaved, if they fit together.
+
+        A member that fails beside the others is left for a run of its own. Return False if there is no
+        time for the round.
+        """
         number, attempts = confirmation.next_round, self._context.attempts()
         if any(attempts.of(Purpose.CONFIRM).in_round(number)):
             return True
@@ -280,9 +293,11 @@ class Finals:
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
-        """Return whether a round may go on; whether to begin one, and with it all that prove something.
+        """Return whether there is time for a round, and for all rounds that prove something.
+
         The proof begins where there is time for it even if launches are slow, and goes on while there
-        is for launches as most are."""
+        is time for usual launches.
+        """
         prices, rounds = self._prices(), max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
@@ -325,7 +340,7 @@ class Finals:
             self._run_monitored(attempt, ProfileMonitor())
 
     def _attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
-        """In turn, in rounds: the winner, and the winner less each of its changes."""
+        """Measure the winner, and the winner less each of its changes, in rounds."""
         several = attribution.variants(winner, self._plan.baseline, self._plan.facts)
         rounds = self._plan.spec.measurement.attribution
         for number in attribution_rounds(rounds, reduced=reduced):
@@ -344,11 +359,11 @@ class Finals:
         rounds: int = 0,
         proof: int = 0,
     ) -> None:
-        """Run these in turn.
+        """Run the missing variants of a round, interleaved where they fit together.
 
         Args:
-            rounds: like it that may follow; of those in turn a few tell more than many one by one.
-            proof: runs that are to have as much time after them.
+            rounds: number of such rounds that may follow; a few interleaved ones tell more than many.
+            proof: number of later runs that are to have as much time each.
         """
         few = min(rounds, FEWEST_ROUNDS - 1)
         self._attribute_in_turn(chosen, missing, number, few * len(missing) + proof)
@@ -384,9 +399,9 @@ class Finals:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)
 
     def _drawn(self, several: Sequence[Drawn], what_for: str, round_: int) -> list[Drawn]:
-        """In an order that is drawn for this study, purpose and round: the same when it goes on.
+        """Return the members in an order drawn for the study, the purpose and the round.
 
-        Every other round has that of the one before, backwards, so that nobody is the first one more
+        Every other round has the order of the one before, backwards, so that no member is the first more
         often than others: on two shared cores the first of two equals that took turns was the slower
         one, by 0.75 % (standard error 0.19, ten rounds)."""
         order = list(several)

@@ -18,7 +18,7 @@ from storage import AttemptState, Purpose, Recommended, StoredAttempt, TrialLedg
 _CORES_FOR_LOADING = 2
 """Cores per rank from which on one is free for loading beside that on which the rank trains."""
 _MOST_GROWTH = 4
-"""Of the micro-batch at once where nothing is known of memory: a larger one may not fit."""
+"""Largest growth of the micro-batch at once where memory is unknown: a larger one may not fit."""
 _SHARE_OF_MEMORY = 0.8
 """Share of a rank's memory that the micro-batch may grow to at once, if all of the peak grew with it."""
 DEAR = {
@@ -34,8 +34,8 @@ class Suggestion:
     """A configuration to try early.
 
     Attributes:
-        params: of the knobs that vary.
-        reason: for the user.
+        params: values of the knobs that vary.
+        reason: reason for the user.
     """
 
     params: dict[str, KnobValue]
@@ -44,17 +44,17 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Place:
-    """What makes one study's winner worth a try in another."""
+    """Workload and machine by which one study's winner is worth a try in another."""
 
     workload: dict[str, Any]
-    """What the study says of it."""
+    """Fields of the study's workload."""
     world_size: int
     devices: tuple[str, ...]
     """Names of the CUDA devices; the model of the processor where there are none."""
 
     @classmethod
     def of(cls, recommended: Recommended) -> "Place":
-        """Where that was recommended."""
+        """Return the place of a recommendation."""
         environment = recommended.body["provenance"]["environment"]
         workload = said(recommended.spec["workload"])
         return cls(workload, recommended.body["world_size"], devices(environment))
@@ -81,12 +81,12 @@ class Room:
 
 
 def said(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a study's workload that say something: an earlier version knew fewer."""
+    """Return the fields of a study's workload that are set: an earlier version knew fewer."""
     return {name: value for name, value in workload.items() if value}
 
 
 def devices(environment: Mapping[str, Any]) -> tuple[str, ...]:
-    """What computes, by name, from a node's fingerprint."""
+    """Return the names of a node's CUDA devices, else of its processor, from its fingerprint."""
     named = sorted({device["name"] for device in environment.get("devices", [])})
     return tuple(named) or (str(environment.get("cpu")),)
 
@@ -97,8 +97,10 @@ def remembered(
     earlier: Sequence[Recommended],
     place: Place,
 ) -> Suggestion | None:
-    """What the newest study of the same workload on the same kind of machine has recommended, as far as
-    it is in this space. Only the configuration: it is measured anew."""
+    """Return what the newest study of the same workload and kind of machine has recommended.
+
+    Only the configuration, as far as it is in this space: it is measured anew.
+    """
     for recommended in earlier:
         if Place.of(recommended) != place:
             continue
@@ -156,7 +158,7 @@ def _suggestion(
     why: str,
     growth: int = _MOST_GROWTH,
 ) -> Suggestion | None:
-    """The baseline with these knobs at their promising values; None if that is nothing new."""
+    """Return the baseline with these knobs at their promising values; None if that is nothing new."""
     params = {name: baseline[name] for name in space.distributions()}
     reasons = []
     for name, value in _promising(space, baseline, knobs, growth):
@@ -294,8 +296,10 @@ class InitialTrials:
         return float(slot.environment["cores"] * slot.nodes / launcher.workers)
 
     def _look(self, executor: TrialExecutor, planner: RunPlanner) -> dict[str, Any] | None:
-        """Return what is observed of the baseline's profile; None if it does not run. Nothing is, of a
-        command or without time for it."""
+        """Return what is observed of the baseline's profile; None if it does not run.
+
+        Empty for a command, or without time for a profile.
+        """
         if self._plan.spec.workload.command or not self._looks:
             return {}
         while (profile := self._profile()) is None:
@@ -306,7 +310,7 @@ class InitialTrials:
         return self._observed(profile)
 
     def parts(self) -> dict[str, float]:
-        """Shares of the baseline's step, as far as it was looked at."""
+        """Return the shares of the baseline's step by part; empty if it was not profiled."""
         profile = self._profile()
         if profile is None or profile.result.state != AttemptState.COMPLETE:
             return {}

@@ -172,13 +172,13 @@ class RunPlanner:
         each = self._after_launch(limit.shared(len(attempts)), live=False)
         group = InterleavedSchedule([self._limits(one.purpose, each) for one in attempts])
         return RunPlan(
-            tuple(attempts),
-            Mode.INTERLEAVED,
-            self._choose(attempts[0]),
-            group,
-            tuple(group.monitors),
-            each,
-            self._context.plan.spec.seed,
+            attempts=tuple(attempts),
+            mode=Mode.INTERLEAVED,
+            slot=self._choose(attempts[0]),
+            schedule=group,
+            monitors=tuple(group.monitors),
+            limit=each,
+            seed=self._context.plan.spec.seed,
             reuse=False,
             stays=False,
         )
@@ -200,13 +200,13 @@ class RunPlanner:
         own, its = self._limits(Purpose.SEARCH, each, low), self._limits(Purpose.PAIRED, each)
         pair = PairedSchedule(own, its, rate)
         return RunPlan(
-            (attempt, beside),
-            Mode.PAIRED,
-            slot,
-            pair,
-            tuple(pair.monitors),
-            each,
-            self._context.plan.spec.seed,
+            attempts=(attempt, beside),
+            mode=Mode.PAIRED,
+            slot=slot,
+            schedule=pair,
+            monitors=tuple(pair.monitors),
+            limit=each,
+            seed=self._context.plan.spec.seed,
             reuse=True,
             stays=self._stays(Purpose.SEARCH),
         )
@@ -236,13 +236,13 @@ class RunPlanner:
     ) -> RunPlan:
         other_seed = attempt.round if attempt.purpose in TRAJECTORIES else 0
         return RunPlan(
-            (attempt,),
-            Mode.SOLO,
-            slot,
-            SoloSchedule(monitor),
-            (monitor,),
-            limit,
-            self._context.plan.spec.seed + other_seed,
+            attempts=(attempt,),
+            mode=Mode.SOLO,
+            slot=slot,
+            schedule=SoloSchedule(monitor),
+            monitors=(monitor,),
+            limit=limit,
+            seed=self._context.plan.spec.seed + other_seed,
             reuse=reuse,
             stays=self._stays(attempt.purpose),
         )

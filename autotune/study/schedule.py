@@ -24,9 +24,9 @@ from storage import Attempts, StoredAttempt
 _OPENING_SHARE = 0.1
 """For the look at the baseline, before anything is known."""
 _FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST = 0.1, 0.4
-"""For the baseline's own trial: how long its steps are, nobody knows."""
+"""Soft and hard share of the wall time for the baseline's own trial: its steps are of unknown length."""
 _CALIBRATION_SHARE, _CALIBRATION_SHARE_ON_DEVICE = 0.25, 0.1
-"""Of the time for the search: a run of the baseline once more takes no larger part."""
+"""Largest share of the time for the search that another run of the baseline may take."""
 _RESERVED_ON_DEVICE = 0.4
 """Share of the wall time for the proof on CUDA devices, where most of a run is its launch: the first few
 trials find most of the gain, and a proof takes six launches."""
@@ -44,7 +44,7 @@ _ROUNDS_IF_UNSTEADY = 6
 _GOOD_ROUNDS = 5
 """Rounds of the confirmation that more finalists, or longer runs, are not worth."""
 _SLACK = 0.05
-"""Of the wall time: what was begun in time may end so much later."""
+"""Share of the wall time by which what was begun in time may end later."""
 _OVERRUN = 1.25
 """A run may take so many times what was planned before it is ended."""
 _LONGER_LAUNCH = 2.0
@@ -56,7 +56,7 @@ Knobs = Mapping[str, Any]
 
 
 class Schedule:
-    """Of one study, some of whose time an earlier daemon may have spent."""
+    """Time budget of one study, some of which an earlier daemon may have spent."""
 
     def __init__(self, context: StudyContext) -> None:
         """Go on counting from what has elapsed, by the clock of the launcher."""
@@ -70,11 +70,11 @@ class Schedule:
         self._reserved = _RESERVED_ON_DEVICE if on_device else RESERVED
         self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
         self.rounds = min(context.plan.spec.measurement.rounds, _GOOD_ROUNDS)
-        """Of the confirmation, among which its time is divided."""
+        """Number of rounds of the confirmation among which its time is divided."""
 
     @property
     def limited(self) -> bool:
-        """Whether there is an end to the time."""
+        """True if the time has an end."""
         return self._wall_time is not None
 
     @property
@@ -86,11 +86,11 @@ class Schedule:
 
     @property
     def wall_time(self) -> WallTime | None:
-        """What the study may take, and what is left of it; None: no limit."""
+        """Wall time of the study and what is left of it; None: no limit."""
         return None if self._wall_time is None else WallTime(self._wall_time, self.left)
 
     def may_end(self, seconds: float) -> bool:
-        """Whether what has begun may take so long."""
+        """Return whether what has begun may take this long."""
         return seconds <= self._most
 
     def share(self, of_what_is_left: float, at_least: float = 0.0) -> TimeLimit:
@@ -263,8 +263,8 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Course:
-    """Of the finals, as far as there is time for them.
+class FinalsPlan:
+    """Plan of the finals, as far as there is time for them.
 
     Attributes:
         finalists: how many, besides the baseline.
@@ -278,9 +278,11 @@ class Course:
     same_batch: bool = True
 
     @classmethod
-    def of(cls, context: StudyContext, schedule: Schedule) -> "Course":
-        """As many finalists as the rounds leave time for, at least one; those with a check to come are
-        among them if that can be."""
+    def of(cls, context: StudyContext, schedule: Schedule) -> "FinalsPlan":
+        """Return the plan with as many finalists as the rounds leave time for, at least one.
+
+        Finalists with a check to come are among them if there is time for it.
+        """
         wanted = context.plan.spec.measurement.finalists
         if not schedule.limited:
             return cls(wanted)
@@ -315,7 +317,7 @@ def worth_checking(trials: Sequence[StoredAttempt], proof: Proof) -> list[Stored
 
 
 def _sizes(most: int) -> Iterator[tuple[int, bool]]:
-    """How many finalists, and whether one more for the batch's sake; the most first."""
+    """Yield numbers of finalists, each with and without one more of the same batch; the most first."""
     for count in range(most, 0, -1):
         yield count, True
         yield count, False

@@ -1,5 +1,7 @@
-"""The last stage of the finals: what was chosen and the baseline once each for minutes, one after the
-other, as clocks and temperatures settle in a long run and not in a short one."""
+"""The soak pair, the last stage of the finals: winner and baseline once each, for minutes.
+
+Clocks and temperatures settle in a long run and not in a short one.
+"""
 
 import dataclasses
 import random
@@ -14,19 +16,19 @@ from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Purpose
 
 _LONGEST = 600.0
-"""Seconds of a run: devices have settled by then."""
+"""Longest run in seconds: devices have settled by then."""
 _SHORTEST = 120.0
-"""Seconds: less tells nothing that the rounds have not."""
+"""Shortest run in seconds: less shows nothing that the rounds have not."""
 _SHARE_OF_STUDY = 0.25
-"""Of what the study has taken so far: a run of the pair is no longer, whatever the budget."""
+"""Largest share of what the study has taken so far for a run of the pair, whatever the budget."""
 _SHARE_OF_REST = 0.4
-"""Of the time that is left, for each of the two."""
+"""Share of the time that is left for each of the two."""
 _ALL_BLOCKS = 1_000_000
-"""No interval ends such a run."""
+"""Fewest blocks of a run, so that no interval ends it."""
 
 
 class SoakPair:
-    """Goes on from wherever the records stand, if there is room for it."""
+    """Soak runs of winner and baseline, which go on from wherever the records stand."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class SoakPair:
         self._schedule = schedule
 
     def run(self, confirmation: Confirmation) -> None:
-        """Measure both, where the baseline is beaten."""
+        """Measure both, where the winner beats the baseline and there is time."""
         baseline, chosen = confirmation.baseline, confirmation.choice()
         if baseline is None or chosen == baseline or not confirmation.rounds:
             return
@@ -60,7 +62,7 @@ class SoakPair:
             self._measure(confirmation, trial, seconds)
 
     def _seconds(self) -> float:
-        """Of each run."""
+        """Return the length of each run."""
         rest = _SHARE_OF_REST * self._schedule.left - self._context.costs().startup
         return min(_LONGEST, _SHARE_OF_STUDY * self._schedule.elapsed, rest)
 

@@ -1,4 +1,4 @@
-"""One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
+"""The loop of a study: ask, launch, watch, tell, confirm, conclude."""
 
 import dataclasses
 import statistics
@@ -59,12 +59,12 @@ _PROOF_FIRST = "the proof that had begun is brought to its end first"
 
 
 class Stopped(Exception):
-    """Somebody asked the study to stop."""
+    """Request that the study stop."""
 
 
 @dataclass
 class Signals:
-    """What reaches a running study from outside its thread."""
+    """Signals to a running study from outside its thread."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     lease_lost: threading.Event = field(default_factory=threading.Event)
@@ -74,7 +74,7 @@ class Signals:
     """Nothing is measured yet that would be disturbed by looking often."""
 
     def check(self) -> None:
-        """Raise what has happened.
+        """Raise the signal that was given, if one was.
 
         Raises:
             LeaseLost: another daemon has the study.
@@ -87,7 +87,7 @@ class Signals:
 
 
 class Tuner:
-    """Runs a study from wherever its records stand to its verdict."""
+    """Loop of a study, from wherever its records stand to its verdict."""
 
     def __init__(self, context: StudyContext, signals: Signals) -> None:
         self._context = context
@@ -147,7 +147,7 @@ class Tuner:
         return dataclasses.replace(verdict, measured_on=where)
 
     def _measured(self, executor: TrialExecutor) -> tuple[Confirmation | None, GateRecord]:
-        """Opening, search and finals: the confirmation, and what the numerics gate has found."""
+        """Run opening, search and finals; return the confirmation and the findings of the gate."""
         planner = self._planner
         planner.noise = self._calibration.noise(self._context.attempts())
         limit = self._schedule.for_opening()
@@ -175,7 +175,7 @@ class Tuner:
 
     @property
     def unit(self) -> str:
-        """Of the objective."""
+        """Unit of the objective."""
         return self._spec.unit
 
     def _open_ledger(self) -> TrialLedger:
@@ -211,7 +211,7 @@ class Tuner:
     # The search
 
     def _search(self, executor: TrialExecutor) -> str:
-        """Run trials until the budget is spent; returns why it ended."""
+        """Run trials until the budget is spent; return why the search ended."""
         unlaunched = self._recover()
         reason = self._context.study.search_ended or ""
         while True:
@@ -237,10 +237,10 @@ class Tuner:
                 self._check_that_baseline_runs()
 
     def _run_baseline_again(self, executor: TrialExecutor, *, searching: bool) -> bool:
-        """Launch it if that is due; whether it was.
+        """Launch another run of the baseline if one is due; return whether it was launched.
 
         Args:
-            searching: trials are to come, for which noise and levels are wanted.
+            searching: True if trials are to come, for which noise and levels are wanted.
         """
         attempts, today = self._context.attempts(), self._plan.baseline
         limit = self._schedule.for_trial(attempts)
@@ -262,10 +262,10 @@ class Tuner:
         return False
 
     def _check_that_baseline_runs(self) -> None:
-        """Nothing is searched around a configuration that fails by itself.
+        """Check that the baseline does not fail by itself.
 
         Raises:
-            BaselineFails: it does.
+            BaselineFails: it fails again and again.
         """
         attempts, name = self._context.attempts(), self._context.study.name
         if failure := baseline.for_good(attempts, self._since):
@@ -279,7 +279,7 @@ class Tuner:
             self._enqueue_baseline(self._ledger)
 
     def _launch_next(self, executor: TrialExecutor) -> str:
-        """Launch the next trial; why none is, in words."""
+        """Launch the next trial; return why none is launched, in words."""
         trials, attempts = self._ledger.trials(), self._context.attempts()
         self._sampler.doubt(errors_of_early(attempts))
         if reason := self._why_over(trials, attempts):
@@ -312,13 +312,13 @@ class Tuner:
         return self._stopping.why_not(trials, _usual_seconds(attempts), sigma_run)
 
     def _end_search(self, reason: str) -> None:
-        """Say why it ended and what the model expects by now, once and for all."""
+        """Say once why the search ended and what the model expects by now."""
         if self._context.study.search_ended is None:
             messages = [f"The search ends: {reason}.", *self._expectation()]
             self._context.end_search(reason, messages)
 
     def _expectation(self) -> Iterator[str]:
-        """What the sampler's model expects by now, if it has one."""
+        """Yield what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
             changed = difference(self._space.complete(expected.params), self._plan.baseline)
             yield (
@@ -345,14 +345,14 @@ class Tuner:
         self._tell_result(finished.attempt, finished.result)
 
     def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
-        """As it would be where the baseline's own trial ran."""
+        """Tell Optuna a result, levelled to the node of the baseline's own trial."""
         level = Levels.of(self._context.attempts()).at(attempt.environment)
         told = level.applied(result)
         note = trial_note(attempt, told, self.unit, level=level)
         self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)))
 
     def _recover(self) -> list[FrozenTrial]:
-        """Tell what was recorded but not told; returns trials that were asked for but not run."""
+        """Tell what was recorded but not told; return trials that were asked for but not run."""
         recorded = {a.trial: a for a in self._context.attempts().searched()}
         unlaunched: list[FrozenTrial] = []
         for trial in self._ledger.trials():
@@ -366,7 +366,7 @@ class Tuner:
         return unlaunched
 
     def _completed(self, trial: FrozenTrial) -> Iterator[FrozenTrial]:
-        """A trial that was asked for with all of its values; none if it cannot have them."""
+        """Yield a trial that was asked for, with all of its values; nothing if it cannot have them."""
         try:
             complete = self._ledger.complete_params(trial, self._space.distributions())
         except (Exhausted, ValueError) as error:
@@ -377,13 +377,13 @@ class Tuner:
             yield complete
 
     def _close_what_is_open(self) -> None:
-        """A trial that somebody else has asked for since the search ended is not run any more."""
+        """Fail the trials that were asked for after the search had ended."""
         for trial in self._recover():
             reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
             self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
 
 
 def _usual_seconds(attempts: Attempts) -> float:
-    """Of a trial, and of the baseline beside it, by those that are recorded; 0 while none is."""
+    """Return the usual seconds of a trial with the baseline beside it; 0 while none is recorded."""
     kinds = attempts.searched(), attempts.of(Purpose.PAIRED).recorded()
     return sum(statistics.median([a.result.wall_seconds for a in some] or [0.0]) for some in kinds)

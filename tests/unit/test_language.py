@@ -16,6 +16,7 @@ REWRITTEN = (
     "autotune/runs",
     "autotune/search",
     "autotune/service",
+    "autotune/study",
     "launchers",
     "storage",
 )
@@ -23,11 +24,8 @@ REWRITTEN = (
 FRAGMENT = re.compile(r"(Of|As|By|In|The same|Whether|What|Who|Whose)\b")
 PERSON = re.compile(r"\b(who|whom|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
 NAMED_TWICE = {
-    "Alive",
     "Built",
     "Check",
-    "Course",
-    "Job",
     "Pace",
     "Seen",
     "Unreadable",

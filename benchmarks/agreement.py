@@ -97,7 +97,7 @@ def measure(slot: Slot, config: autotune.BestConfig, log_dir: str) -> float:
 
 def watched(slot: Slot, request: TrialRequest, watch: StopRule) -> float:
     """Samples per second of a trial, watched to its end."""
-    report = slot.run(request, watch)
+    report = slot.run_solo(request, watch)
     if report.outcome:
         raise SystemExit(f"the trial failed: {report.outcome} {report.cause}\n{report.log_tail}")
     return watch.estimate().rate

@@ -106,7 +106,7 @@ class Bench:
         """One trial in new processes."""
         request, at = self._request(knobs, planted), time.time()
         judge = TimedMonitor(limits)
-        result = checked(judge.result(self._slot.run(request, judge)))
+        result = checked(judge.result(self._slot.run_solo(request, judge)))
         assert result.throughput is not None and result.block_half_width is not None
         return Measured(
             rate=result.throughput,
@@ -126,7 +126,7 @@ class Bench:
         """Of runs of it that are resident at once and take turns."""
         group = InterleavedSchedule([limits] * len(planted))
         requests = [interleaved(self._request(USUAL, one)) for one in planted]
-        reports = self._slot.run_interleaved(requests, group)
+        reports = self._slot.run(requests, group)
         judged = zip(group.monitors, reports, strict=True)
         return [checked(judge.result(report)).throughput or 0.0 for judge, report in judged]
 

@@ -25,7 +25,7 @@ from typing import Any
 from autotune.config import StudySpec, withheld
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
-from autotune.study.job import Job
+from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
 from launchers.replay import ReplayLauncher
 from launchers.replay.device import RecordedDevice, read_device
@@ -133,7 +133,7 @@ def study(device: RecordedDevice, baseline: str, kind: str, budget: float, seed:
         assert stored is not None
         environment = repository.environments.record(lease, launcher.slots[0].environment)
         plan = Plan(spec, launcher)
-        verdict = Tuner(Job(stored, plan, lease, repository, environment), Signals()).run()
+        verdict = Tuner(StudyContext(stored, plan, lease, repository, environment), Signals()).run()
     best = max(map(device.rate, _configurations(spec, plan)))
     today = device.rate(spec.full_baseline())
     recommended = device.rate(verdict.knobs) if verdict.knobs else today

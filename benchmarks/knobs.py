@@ -124,7 +124,7 @@ def measure(launcher: Launcher, folder: Path, knobs: dict[str, Any], workload: s
         log_dir=str(folder),
     )
     judge = TimedMonitor(COMPILED if knobs["compile"] != "none" else LIMITS)
-    return judge.result(slot.run(plan.spread(asked), judge)).throughput
+    return judge.result(slot.run_solo(plan.spread(asked), judge)).throughput
 
 
 def compare(launcher: Launcher, folder: Path, name: str, rounds: int) -> dict[str, Any]:

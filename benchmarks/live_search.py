@@ -231,7 +231,7 @@ def worths(kind: str, several: Iterable[Knobs], best: Knobs) -> dict[str, float]
                 members = [best, *order[start : start + _TOGETHER - 1]]
                 group = InterleavedSchedule([_TRUTH] * len(members))
                 requests = [_request(kind, knobs, folder, next(numbers)) for knobs in members]
-                reports = launcher.slots[0].run_interleaved(requests, group)
+                reports = launcher.slots[0].run(requests, group)
                 rates = [
                     judge.result(report).throughput or math.nan
                     for judge, report in zip(group.monitors, reports, strict=True)

@@ -156,13 +156,13 @@ def compared(
     for slot in machine.slots:
         slot.dismiss()
     before = shape(machine.request(beside, kind))
-    succeeded(machine.slots[LIVE].run(before, lambda block: block.index >= WARM_UP))
+    succeeded(machine.slots[LIVE].run_solo(before, lambda block: block.index >= WARM_UP))
     baton = Baton(len(machine.slots), cycles)
 
     def run(member: int) -> TrialReport:
         request = machine.request({**beside, **changes}, kind)
         try:
-            return machine.slots[member].run(request, lambda block: baton.take(member, block))
+            return machine.slots[member].run_solo(request, lambda block: baton.take(member, block))
         finally:
             baton.leave()
 

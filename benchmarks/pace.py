@@ -27,7 +27,7 @@ from autotune.analysis.contenders import error_of
 from autotune.config import load
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
-from autotune.study.pacemaker import Pacemaker
+from autotune.study.pairing import PairingPolicy
 from storage import AttemptState, Database, Purpose, Repository, StoredAttempt
 
 BUCKETS = list(range(10, 74))
@@ -87,9 +87,9 @@ def searched(folder: Path, trials: int, seed: int, *, paced: bool) -> dict[str, 
     repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
     submit(repository, load(folder / "study.yaml"), folder)
     if paced:
-        why = mock.patch("autotune.study.pacemaker.unrest", lambda *_: "it is asked for")
+        why = mock.patch("autotune.study.pairing.unrest", lambda *_: "it is asked for")
     else:
-        why = mock.patch.object(Pacemaker, "level", lambda *_: None)
+        why = mock.patch.object(PairingPolicy, "baseline_rate", lambda *_: None)
     with why:
         Daemon(repository, this_cluster()).serve(idle_seconds=0.0)
     found = repository.studies.named("equal")

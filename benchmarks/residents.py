@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
 from autotune.worker.protocol import TrialReport, TrialRequest
-from launchers import Launcher, Slot, TrialWatch
+from launchers import Launcher, Slot, TurnSchedule
 from storage import AttemptState, Database, Purpose, Repository
 
 HERE = Path(__file__).parent
@@ -54,8 +55,8 @@ def leaving(*args: Any) -> Launcher:
 def _never_stays(slot: Slot) -> Any:
     plain = slot.run
 
-    def run(request: TrialRequest, watch: TrialWatch) -> TrialReport:
-        return plain(dataclasses.replace(request, stays=False), watch)
+    def run(requests: Sequence[TrialRequest], schedule: TurnSchedule) -> list[TrialReport]:
+        return plain([dataclasses.replace(one, stays=False) for one in requests], schedule)
 
     return run
 

@@ -73,7 +73,7 @@ def _seconds(slot: Slot, folder: Path, name: str, *, may_write: bool) -> float:
         may_write=may_write,
     )
     began = time.perf_counter()
-    report = slot.run(request, lambda _: False)
+    report = slot.run_solo(request, lambda _: False)
     assert report.outcome is None, report.cause
     return time.perf_counter() - began
 

@@ -31,7 +31,7 @@ from sqlalchemy import insert
 from autotune.config import StudySpec, withheld
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
-from autotune.study.job import Job
+from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views import paper
 from autotune.views.overview import status_of
@@ -164,7 +164,7 @@ class Recorded:
         launcher = ReplayLauncher(watched)
         environment = launcher.slots[0].environment
         recorded = self.repository.environments.record(self.lease, environment)
-        job = Job(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
+        job = StudyContext(self.study, Plan(SPEC, launcher), self.lease, self.repository, recorded)
         try:
             Tuner(job, signals).run()
         except Stopped:

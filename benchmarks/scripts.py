@@ -67,7 +67,7 @@ def trial(slot: Any, folder: str, number: int) -> float:
         log_dir=f"{folder}/logs-{number}",
         script=Script(SCRIPT.name, ("--epochs", "100000")),
     )
-    report = slot.run(request, lambda _: False)
+    report = slot.run_solo(request, lambda _: False)
     assert report.outcome is None, report.cause + report.log_tail
     return float(report.wall_seconds - sum(block.seconds for block in report.blocks))
 

@@ -72,7 +72,7 @@ from autotune.config import StudySpec
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
 from autotune.standalone.simulation import Simulation, simulate
-from autotune.study.worth import Stakes, Worth
+from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
 from launchers.replay.tables import (
     SECONDS,
     STATE,
@@ -87,7 +87,7 @@ _MOST_PRICED = 200
 _PATIENCE = {"gp": 3}  # it takes a second to answer, and then proposes much the same again
 _USUAL_PATIENCE = 20
 _NORMAL_95 = 1.96
-_STAKES = Stakes(job_hours=168.0, rounds=10)
+_STAKES = TrialEconomics(job_hours=168.0, rounds=10)
 """Of a study that says nothing of them."""
 
 
@@ -179,7 +179,7 @@ class _Replay:
         table = self._table
         left = 1 - max(table.worth(table.rows[key(params)]) for params in found.finalists)
         self._course.stated.append((measured, found.left, left))
-        worth = Worth(_STAKES, lambda some: model.predict(some, self._distributions))
+        worth = ExpectedGainStopping(_STAKES, lambda some: model.predict(some, self._distributions))
         if worth.why_not(trials, statistics.median(self._seconds), self._table.noise):
             self._course.stopped = measured
 

@@ -158,13 +158,13 @@ class Simulated:
     def rate(self, limits: Limits, planted: Mapping[str, Any]) -> float:
         """Of a run by itself."""
         judge = TimedMonitor(limits)
-        return judge.result(self.slot.run(self._request(planted), judge)).throughput or 0.0
+        return judge.result(self.slot.run_solo(self._request(planted), judge)).throughput or 0.0
 
     def rates(self, limits: Limits, planted: Sequence[Mapping[str, Any]]) -> list[float]:
         """Of runs that take turns."""
         group = InterleavedSchedule([limits] * len(planted))
         requests = [interleaved(self._request(one)) for one in planted]
-        reports = self.slot.run_interleaved(requests, group)
+        reports = self.slot.run(requests, group)
         judged = zip(group.monitors, reports, strict=True)
         return [judge.result(report).throughput or 0.0 for judge, report in judged]
 

@@ -5,9 +5,9 @@
 
 from collections.abc import Mapping
 
-from launchers.base import Launcher, Resources, Slot, TrialWatch
-from launchers.interleaved_session import untimed_steps
+from launchers.base import Launcher, Resources, Slot, SoloSchedule, TrialWatch, TurnSchedule
 from launchers.reservation import NO_RIVAL, Busy, Rival, refuse
+from launchers.session import untimed_steps
 
 __all__ = [
     "NO_RIVAL",
@@ -16,7 +16,9 @@ __all__ = [
     "Resources",
     "Rival",
     "Slot",
+    "SoloSchedule",
     "TrialWatch",
+    "TurnSchedule",
     "open_launcher",
     "refuse",
     "untimed_steps",

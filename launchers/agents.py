@@ -303,7 +303,7 @@ class MessagePump:
         self,
         nodes: Callable[[], Collection[int]],
         on_message: Callable[[int, Message | None, str], None],
-        deadline: Callable[[], float | None],
+        deadline: Callable[[], float],
         on_timeout: Callable[[], None],
     ) -> None:
         """Pass on the agents' messages until no more are expected.
@@ -311,19 +311,17 @@ class MessagePump:
         Args:
             nodes: nodes of which a message is still expected.
             on_message: takes a message (None: the agent is lost) and what has stalled until then.
-            deadline: monotonic time at which `on_timeout` is called; None: never.
+            deadline: monotonic time at which `on_timeout` is called.
         """
         while waited_for := nodes():
             end = deadline()
-            heard = self.listen(waited_for, None if end is None else end - time.monotonic())
+            heard = self.listen(waited_for, end - time.monotonic())
             if heard is not None:
                 on_message(*heard, self.stalled)
-            elif end is not None and end <= time.monotonic():
+            elif end <= time.monotonic():
                 on_timeout()
 
-    def listen(
-        self, nodes: Collection[int], patience: float | None
-    ) -> tuple[int, Message | None] | None:
+    def listen(self, nodes: Collection[int], patience: float) -> tuple[int, Message | None] | None:
         """Return the next message; None if none comes for a moment.
 
         A node that has been silent for too long is lost: its agent sends a heartbeat every few
@@ -331,15 +329,14 @@ class MessagePump:
 
         Args:
             nodes: nodes of which a message is still expected.
-            patience: longest wait in seconds; None: a moment.
+            patience: longest wait in seconds, if shorter than a moment.
         """
         silent = [node for node in sorted(nodes) if self._silence[node] > SILENT_SECONDS]
         if silent:
             return self._given_up(silent[0])
         began, heard = time.monotonic(), None
         with contextlib.suppress(queue.Empty):
-            shortest = _LISTEN_SECONDS if patience is None else min(_LISTEN_SECONDS, patience)
-            heard = self._agents.receive(max(0.0, shortest))
+            heard = self._agents.receive(max(0.0, min(_LISTEN_SECONDS, patience)))
         # If this process itself was suspended, the others may have been, too.
         listened = min(time.monotonic() - began, 2 * _LISTEN_SECONDS)
         self._silence = [silence + listened for silence in self._silence]

@@ -14,7 +14,7 @@ TrialWatch = Callable[[BlockReport], bool]
 
 
 class TurnSchedule(Protocol):
-    """The order in which trials train that are resident on a slot at once, numbered from 0."""
+    """The order in which the trials of a session train, numbered from 0."""
 
     def next(self) -> int | None:
         """Return the trial that trains the next block; None ends all of them."""
@@ -24,6 +24,27 @@ class TurnSchedule(Protocol):
 
     def lost(self, member: int) -> None:
         """Drop a trial that has failed or is over."""
+
+
+class SoloSchedule:
+    """Schedule of a trial by itself, until its watch has seen enough."""
+
+    def __init__(self, watch: TrialWatch) -> None:
+        self._watch = watch
+        self._over = False
+
+    def next(self) -> int | None:
+        """Return 0, the only trial; None ends it."""
+        return None if self._over else 0
+
+    def trained(self, member: int, block: BlockReport) -> None:
+        """Show a block to the watch."""
+        if self._watch(block):
+            self._over = True
+
+    def lost(self, member: int) -> None:
+        """End the schedule."""
+        self._over = True
 
 
 @dataclass(frozen=True)
@@ -142,38 +163,25 @@ class Slot(ABC):
         """
 
     @abstractmethod
-    def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
-        """Run a trial to its end.
-
-        On return no process of the trial is left, or the slot is `unusable` from then on.
-
-        The processes of a trial that `stays` are left as a warm worker, silent, unless the trial
-        has failed or was ended by `end` or its `seconds`. They take the next trial if that stays as
-        well and differs in nothing but what acts on a step; before anything else runs they are
-        ended.
-
-        To be called by one thread at a time. A dead agent is replaced before the next trial.
-
-        Raises:
-            LauncherError: no agent can be started, or the slot is unusable.
-        """
-
-    @abstractmethod
-    def run_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
-    ) -> list[TrialReport]:
-        """Run several resident trials interleaved, block by block.
+    def run(self, requests: Sequence[TrialRequest], schedule: TurnSchedule) -> list[TrialReport]:
+        """Run the trials of a session to their end.
 
         One trial trains at a time, as `schedule` says, while all others are silent. A trial is
-        launched at its first turn. The first step after each change from one trial to another is
-        not timed.
+        launched at its first turn. Several trials are interleaved, block by block: the first step
+        after each change from one to another is not timed, and one that fails leaves the others as
+        they are. A trial by itself trains on, and the schedule only ends it.
 
-        A trial that fails leaves the others as they are. Trials that stay wait for the next
-        interleaved group: the trial in the same place takes their processes over where it can; the
-        other processes are ended. Everything else is as for `run`; all trials share one time limit.
+        On return no process of the trials is left, or the slot is `unusable` from then on.
+
+        The processes of a trial that `stays` are left as a warm worker, silent, unless the trial
+        has failed or was ended by `end` or its time limit. The trial in the same place of the next
+        session takes them over if it stays as well and differs in nothing but what acts on a step;
+        all others are ended before anything else runs.
+
+        To be called by one thread at a time. A dead agent is replaced before the next session.
 
         Args:
-            requests: requests with `takes_turns`, all with the same `seconds`.
+            requests: requests, all with the same hard time limit; with `takes_turns` if several.
             schedule: asked after every block.
 
         Returns:
@@ -184,11 +192,16 @@ class Slot(ABC):
             LauncherError: no agent can be started, or the slot is unusable.
         """
 
+    def run_solo(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
+        """Run a trial by itself until its watch has seen enough; raise as `run` does."""
+        (report,) = self.run([request], SoloSchedule(watch))
+        return report
+
     @abstractmethod
     def end(self) -> None:
         """End the running trials, if there are any, from another thread.
 
-        `run` or `run_interleaved` then returns.
+        `run` then returns.
         """
 
 

@@ -14,11 +14,10 @@ from autotune.worker.protocol import (
     TrialRequest,
 )
 from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
-from launchers.base import Slot, TrialWatch, TurnSchedule
-from launchers.interleaved_session import InterleavedSession
+from launchers.base import Slot, TurnSchedule
+from launchers.member import describe_leftovers
 from launchers.preloading import Preloading
-from launchers.session import TrialSession, describe_leftovers
-from launchers.warm_session import WarmSession
+from launchers.session import Session
 
 
 class AgentSlot(Slot):
@@ -46,9 +45,10 @@ class AgentSlot(Slot):
         self._unreachable: list[str] = []
         """Unreachable agents at the time when the last agents were closed."""
         self._preloading = Preloading(len(nodes))
-        self._run: TrialSession | InterleavedSession | None = None
-        self._stays: WarmSession | InterleavedSession | None = None
-        """Warm worker that waits for the next trial or interleaved group."""
+        self._session: Session | None = None
+        """Session that runs."""
+        self._waiting: Session | None = None
+        """Session whose warm workers wait for the next one."""
         self._outdated = False
         """True if agents that have imported more would save time."""
         self._ending = False
@@ -67,78 +67,49 @@ class AgentSlot(Slot):
         agents = self._agents
         return agents.unreachable() if agents else self._unreachable
 
-    def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
+    def run(self, requests: Sequence[TrialRequest], schedule: TurnSchedule) -> list[TrialReport]:
         started = time.monotonic()
-        try:
-            run = self._started(request, watch)
-        except (AgentDied, SlotGone) as error:
-            return self._lost_before_it_began(request, error, started)
-        # Agents that had to be started anew, with libraries to import, take no time of the trial.
-        started = time.monotonic()
-        self._follow(run, [request], _until(request, started))
-        self._outdated |= self._preloading.learn(run.built)
-        if isinstance(run, WarmSession) and run.idle:
-            self._stays = run
-        elif self._outdated:
-            self.close()
-        return run.report(time.monotonic() - started)
-
-    def _started(self, request: TrialRequest, watch: TrialWatch) -> TrialSession:
-        """Start a trial in a warm worker, or in new processes; raise as `_ready` does."""
         with self._lock:
             self._ending = False
-        before = self._stays
-        if isinstance(before, WarmSession) and before.accepts(request) and before.is_alive():
-            self._stays = None
-            return WarmSession(request, before.agents, watch, before)
-        agents = self._ready()
-        if request.stays:
-            return WarmSession(request, agents, watch)
-        run = TrialSession(request, agents, watch)
-        agents.start(request)
-        return run
+        try:
+            session = self._begun(requests, schedule)
+        except (AgentDied, SlotGone) as error:
+            return [self._lost_before_it_began(r, error, started) for r in requests]
+        # Agents that had to be started anew, with libraries to import, take no time of the trial.
+        self._follow(session, requests, time.monotonic() + requests[0].limit.hard)
+        self._outdated |= self._preloading.learn(session.built)
+        if session.idle and self._agents is session.agents:
+            self._waiting = session
+        elif self._outdated:
+            self.close()
+        return session.reports()
+
+    def _begun(self, requests: Sequence[TrialRequest], schedule: TurnSchedule) -> Session:
+        """Return a session in the warm workers that can take it over, or on ready agents.
+
+        Raises as `_ready` does.
+        """
+        before = self._waiting
+        if before and before.is_alive():
+            claimed = before.claim(requests)
+            if claimed and before.sound:
+                self._waiting = None
+                return Session(requests, before.agents, schedule, claimed, before.given)
+        return Session(requests, self._ready(), schedule)
 
     @property
     def resident(self) -> dict[str, Any] | None:
-        return self._stays.knobs if self._stays and self._stays.is_alive() else None
+        waiting = self._waiting
+        return waiting.knobs if waiting and waiting.is_alive() else None
 
     def dismiss(self) -> None:
-        stays, self._stays = self._stays, None
-        if stays is not None:
-            stays.end()
-            stays.wait()
-            if stays.lost_agent or stays.agent_leaves or self._outdated:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.end()
+            waiting.wait()
+            if waiting.lost_agent or waiting.agent_leaves or self._outdated:
                 self.close()
-            self.unusable = stays.unfit or self.unusable
-
-    def run_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
-    ) -> list[TrialReport]:
-        started = time.monotonic()
-        with self._lock:
-            self._ending = False
-        try:
-            residents = self._started_interleaved(requests, schedule)
-        except (AgentDied, SlotGone) as error:
-            return [self._lost_before_it_began(r, error, started) for r in requests]
-        started = time.monotonic()
-        self._follow(residents, requests, _until(requests[0], started))
-        if residents.idle and self._agents is residents.agents:
-            self._stays = residents
-        return residents.reports()
-
-    def _started_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
-    ) -> InterleavedSession:
-        """Start several trials in warm workers, or in new processes; raise as `_ready` does."""
-        before = self._stays
-        if isinstance(before, InterleavedSession) and before.is_alive():
-            waiting = before.claim(requests)
-            sound = not (before.lost_agent or before.agent_leaves or before.unfit)
-            if waiting and sound:
-                self._stays = None
-                return InterleavedSession(requests, before.agents, schedule, waiting, before.given)
-        return InterleavedSession(requests, self._ready(), schedule)
+            self.unusable = waiting.unfit or self.unusable
 
     def _ready(self) -> "Agents":
         """Return agents for the next trial, after ending the warm worker.
@@ -151,43 +122,38 @@ class AgentSlot(Slot):
             raise LauncherError(f"{self.name} is out of use: {self.unusable}")
         return self._living_agents()
 
-    def _follow(
-        self,
-        run: "TrialSession | InterleavedSession",
-        requests: Sequence[TrialRequest],
-        until: float | None,
-    ) -> None:
-        """Wait for the end of a trial or group, also if agents die.
+    def _follow(self, session: Session, requests: Sequence[TrialRequest], until: float) -> None:
+        """Wait for the end of a session, also if agents die.
 
         Its printed output is fetched at once, though its ranks may stay: the trial that reuses them
         prints elsewhere.
 
         Args:
-            requests: requests of what runs.
+            requests: requests of the session.
             until: monotonic time at which it is ended.
         """
         agents = self._agents
         assert agents is not None
         with self._lock:
-            self._run = run
+            self._session = session
             if self._ending:  # requested before all agents had received the trial
-                run.end()
+                session.end()
         try:
-            run.wait(until)
+            session.wait(until)
         finally:
             with self._lock:
-                self._run = None
-        run.wait()  # for a trial that was ended in its last moment
+                self._session = None
+        session.wait()  # for a trial that was ended in its last moment
         agents.fetch_files([Path(request.log_dir) for request in requests])
-        if run.lost_agent or run.agent_leaves:
+        if session.lost_agent or session.agent_leaves:
             self.close()
-        self.unusable = run.unfit or self.unusable
+        self.unusable = session.unfit or self.unusable
 
     def end(self) -> None:
         with self._lock:
             self._ending = True
-            if self._run:
-                self._run.end()
+            if self._session:
+                self._session.end()
 
     def check_cancelled(self) -> None:
         """Raise, while agents start, if the trial was cancelled.
@@ -201,7 +167,7 @@ class AgentSlot(Slot):
 
     def close(self) -> None:
         """End the agents; processes that cannot be ended make the slot unusable."""
-        self._stays, self._outdated = None, False
+        self._waiting, self._outdated = None, False
         if self._agents:
             self._unreachable = self._agents.unreachable()
             self.unusable = describe_leftovers(self._agents.close()) or self.unusable
@@ -256,11 +222,6 @@ class AgentSlot(Slot):
                 pass
             self._preloading.disable()
         return Agents(self._nodes, self._preloading, self.check_cancelled)
-
-
-def _until(request: TrialRequest, started: float) -> float | None:
-    """Return the monotonic time at which a trial is ended; None: its watch decides."""
-    return None if request.seconds is None else started + request.seconds
 
 
 def _of_all(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, ste
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.onset import OnsetBound
 from autotune.measurement.units import units
-from autotune.worker.protocol import BlockReport
+from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
 FEWEST_BLOCKS = 3
 BLOCKS_FOR_PROOF = 10
@@ -41,7 +41,7 @@ class Limits:
             than three blocks.
         precision: relative half-width of the 95 % interval at which it ends.
         long_step: seconds of a step above which the warm-up, too, takes at most `longest`.
-        whole: seconds of all blocks, warm-up included, after which the trial ends in any case.
+        limit: time of the trial; `soft` is that of all blocks, warm-up included.
         settling: bound on later steps from the first ones.
         counts: what the rate counts: samples, tokens or steps.
         incumbent_low: lower bound of the best rate so far; 0 switches racing off.
@@ -61,7 +61,7 @@ class Limits:
     run_df: float = math.inf
     fewest: int = FEWEST_BLOCKS
     long_step: float = math.inf
-    whole: float = math.inf
+    limit: TimeLimit = NO_LIMIT
     warm_blocks: float = math.inf
     settling: OnsetBound = field(default_factory=OnsetBound)
 
@@ -174,7 +174,7 @@ class StopRule:
     def _no_time(self, block: BlockReport) -> bool:
         """Return whether another block like the latest would exceed the time of the trial."""
         before = sum(s.block.seconds for s in self.seen if s.block is not block)
-        return before + 2 * block.seconds > self._limits.whole
+        return before + 2 * block.seconds > self._limits.limit.soft
 
     def _long_enough(self, block: BlockReport) -> bool:
         """Return whether another block would exceed the time after the warm-up."""
@@ -216,7 +216,7 @@ class StopRule:
         if any(b.seconds > self._limits.long_step * b.steps for b in charged):
             longest = min(longest, self._limits.longest)
         compiled = sum(seen.block.seconds for seen in spared)
-        longest = min(longest, _WARM_UP_SHARE * (self._limits.whole - compiled))
+        longest = min(longest, _WARM_UP_SHARE * (self._limits.limit.soft - compiled))
         return sum(block.seconds for block in charged) < longest
 
     def _steady(self) -> bool:

@@ -49,7 +49,7 @@ class InterleavedSchedule:
                 (of the ratios) and the unit are those of the first.
         """
         self._limits = limits[0]
-        self._whole = sum(each.whole for each in limits)
+        self._whole = sum(each.limit.soft for each in limits)
         self._rules = [StopRule(each) for each in limits]
         self.monitors: list[MemberMonitor] = [
             self._monitor(number, each) for number, each in enumerate(limits)

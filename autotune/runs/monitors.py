@@ -39,7 +39,7 @@ class TimedMonitor:
         """Use these limits, or a stop rule that another object calls."""
         self._rule = rule or StopRule(limits)
         self._sigma_run = limits.sigma_run
-        self._hurried = math.isfinite(limits.whole)
+        self._hurried = math.isfinite(limits.limit.soft)
         self.seen = self._rule.seen
 
     def __call__(self, block: BlockReport) -> bool:

@@ -24,6 +24,7 @@ from autotune.worker.protocol import (
     BlockPlan,
     Deadlines,
     Script,
+    TimeLimit,
     TrialRequest,
 )
 from launchers import Busy, Launcher, Resources, Slot, open_launcher, refuse
@@ -339,18 +340,15 @@ def _compilation(knobs: Mapping[str, Any]) -> float:
     return _AUTOTUNING if mode.startswith("max-autotune") else _COMPILING
 
 
-def within(asked: TrialRequest, seconds: float, timed: float) -> TrialRequest:
-    """Return the trial with a time limit.
-
-    Its blocks, or its profile, are as short as the limit requires.
+def within(asked: TrialRequest, limit: TimeLimit) -> TrialRequest:
+    """Return the trial with a time limit, and blocks that are as short as the limit requires.
 
     Args:
-        seconds: time from the launch after which the trial is ended.
-        timed: seconds for all of the steps.
+        limit: time of the trial, of which `soft` counts from the first step.
     """
-    longest = min(asked.blocks.longest, timed / _HURRIED_BLOCKS)
+    longest = min(asked.blocks.longest, limit.soft / _HURRIED_BLOCKS)
     blocks = dataclasses.replace(asked.blocks, longest=longest)
-    return dataclasses.replace(asked, seconds=seconds, profile_seconds=timed, blocks=blocks)
+    return dataclasses.replace(asked, limit=limit, blocks=blocks)
 
 
 def few_steps(asked: TrialRequest) -> TrialRequest:

@@ -53,7 +53,7 @@ class Probe:
         asked = self.plan.request(
             slot, knobs, name=name, workdir=self._workdir, log_dir=self.folder / name
         )
-        return monitor.result(slot.run(shape(asked), monitor))
+        return monitor.result(slot.run_solo(shape(asked), monitor))
 
     def files(self, name: str) -> TrialFiles:
         """Return the files of a run's ranks."""

@@ -30,8 +30,8 @@ from autotune.runs.plan import OpenLauncher, Plan, launcher_of
 from autotune.service import retrying
 from autotune.service.machine import this_machine
 from autotune.service.queues import owned
-from autotune.study.bench import check_there
-from autotune.study.job import BASELINE, Job
+from autotune.study.context import BASELINE, StudyContext
+from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
 from autotune.views.machine import measured_in
@@ -407,7 +407,7 @@ class _Session:
         self._say_where(plan.launcher)
         facts = dataclasses.asdict(plan.facts)
         self._repository.studies.record_facts(self._lease, self._study.id, facts)
-        job = Job(
+        job = StudyContext(
             self._study,
             plan,
             self._lease,
@@ -420,7 +420,7 @@ class _Session:
         study = dataclasses.replace(self._study, elapsed=elapsed)
         tuner = Tuner(dataclasses.replace(job, plan=plan.of(resolved), study=study), self._signals)
         verdict = tuner.run()
-        tuner.board.show(verdict)
+        tuner.dashboard.show(verdict)
         if verdict.trial is not None:
             self._export(verdict, plan.launcher)
         return verdict

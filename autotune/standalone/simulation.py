@@ -23,7 +23,7 @@ from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.plan import Plan
 from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
-from autotune.study.job import Job
+from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
 from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
@@ -224,7 +224,9 @@ def _run(
     study = repository.studies.claim(lease)
     assert study is not None
     environment = repository.environments.record(lease, launcher.slots[0].environment)
-    tuner = Tuner(Job(study, Plan(spec, launcher), lease, repository, environment), Signals())
+    tuner = Tuner(
+        StudyContext(study, Plan(spec, launcher), lease, repository, environment), Signals()
+    )
     verdict = tuner.run()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(

@@ -1,4 +1,4 @@
-"""Whether the search has had all that it was given, time aside. Pure."""
+"""Budget of the search in trials and device hours; time is the schedule's. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,20 @@ from autotune.config import BudgetSpec
 from storage import Attempts, AttemptState, Purpose
 
 _BROKEN_AFTER = 5
-"""When the first trials, and so many, all fail, it is the workload and not the knobs."""
+"""Number of first trials that all fail from which on the workload is to blame, not the knobs."""
 _FAILURES = (AttemptState.ERROR, AttemptState.CRASH)
 
 
 class Budget:
-    """Of one study: trials and device hours."""
+    """Budget of one study."""
 
     def __init__(self, limits: BudgetSpec, world_size: int) -> None:
-        """Take in what is allowed, for trials of so many ranks."""
+        """Take in the limits, for trials with this many ranks."""
         self._limits = limits
         self._world_size = world_size
 
     def why_enough(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> str:
-        """The reason to end the search, in words; empty while there is none."""
+        """Return why the budget ends the search, in words; empty while it does not."""
         limits = self._limits
         begun = [trial for trial in trials if trial.state != TrialState.WAITING]
         if limits.trials is not None and _launched(begun, attempts) >= limits.trials:

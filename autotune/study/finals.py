@@ -1,5 +1,7 @@
-"""The finals of a study: numerics gate, finalists and baseline again in randomised rounds, then a
-closer look at the winner: what its step is made of, and what each of its knobs brings."""
+"""The finals of a study: numerics gate, confirmation rounds, then a closer look at the winner.
+
+The closer look profiles the winner's step and measures what each of its knobs brings.
+"""
 
 import random
 from collections.abc import Sequence
@@ -17,44 +19,53 @@ from autotune.analysis.parsimony import Step, attribution_rounds, spared
 from autotune.analysis.proof import Proof
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
-from autotune.runs.monitors import FitMonitor, ProfileMonitor, TrajectoryMonitor
+from autotune.runs.monitors import FitMonitor, ProfileMonitor, RunMonitor, TrajectoryMonitor
 from autotune.runs.plan import FEW_BLOCKS
-from autotune.study.bench import Bench
-from autotune.study.job import BASELINE, Job
-from autotune.study.long_pair import LongPair
-from autotune.study.schedule import Course, Schedule
-from autotune.study.taking_turns import TakingTurns
+from autotune.study.context import BASELINE, StudyContext
+from autotune.study.executor import TrialExecutor
+from autotune.study.run_planner import PlannedAttempt, RunPlanner
+from autotune.study.schedule import FinalsPlan, Schedule
+from autotune.study.soak import SoakPair
 from storage import Purpose
 
 Drawn = TypeVar("Drawn")
 _STEPS_TO_COME = 5
-"""Rounds that show what the chosen one can do without, about."""
+"""Expected rounds that show which changes the winner can do without (judgement)."""
 _MOST_MOVES = 3
-"""How often rounds may be void, in one go, because the machine has changed."""
+"""Most changes of the machine in one go that make rounds void."""
 
 
 class Finals:
-    """Goes on from wherever the records stand, as far as the time goes."""
+    """Finals of one study, which go on from wherever the records stand, as far as the time goes."""
 
-    def __init__(self, job: Job, bench: Bench, schedule: Schedule) -> None:
-        """Take in whom to ask.
+    def __init__(
+        self,
+        context: StudyContext,
+        planner: RunPlanner,
+        executor: TrialExecutor,
+        schedule: Schedule,
+    ) -> None:
+        """Prepare the finals.
 
         Args:
-            job: the study.
-            bench: runs the attempts; idle.
-            schedule: of its time.
+            context: the study.
+            planner: planner of the runs.
+            executor: idle.
+            schedule: time of the study.
         """
-        self._job = job
-        self._plan = job.plan
-        self._bench = bench
+        self._context = context
+        self._plan = context.plan
+        self._planner = planner
+        self._executor = executor
         self._schedule = schedule
-        self._turns = TakingTurns(job)
         self._void: set[int] | None = None
         self._moves = 0
 
     def begun(self) -> bool:
-        """Return whether the time ended in the middle of the rounds. They go on before anything else:
-        another trial of the search would make them count for nothing."""
+        """Return whether the time ended in the middle of the rounds.
+
+        They go on before anything else: another trial of the search would make them void.
+        """
         if not self._schedule.limited:
             return False
         confirmation = self._replay()
@@ -66,7 +77,7 @@ class Finals:
         )
 
     def run(self) -> Confirmation | None:
-        """The confirmation, decided or as far as there was time; None if there is nobody to confirm.
+        """Return the confirmation, decided or as far as there was time; None without finalists.
 
         Raises:
             LauncherError: its runs come to be on another machine again and again.
@@ -77,21 +88,23 @@ class Finals:
                 return None
             self._note_void(confirmation.void)
             if self._check_numerics(confirmation):
-                continue  # whoever is refused makes room for the next
+                continue  # a refused finalist makes room for the next
             if self._check_epochs(confirmation):
                 continue
             if self._take_back(confirmation):
                 continue
             if self._check_longest(confirmation):
-                continue  # as does whoever outgrows the memory
+                continue  # as does one that outgrows the memory
             if confirmation.decided() or not self._complete_round(confirmation):
                 confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
-                LongPair(self._job, self._bench, self._schedule).run(confirmation)
+                SoakPair(self._context, self._planner, self._executor, self._schedule).run(
+                    confirmation
+                )
                 return confirmation
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
-        """The same where what was taken back of the chosen one was measured without it."""
+        """Return the confirmation of the reduced winner, where that was measured alone."""
         if not confirmation.taken_back or confirmation.measured_alone:
             return confirmation
         return self._replay() or confirmation
@@ -102,7 +115,7 @@ class Finals:
         if new:
             self._moves += 1
             numbers = ", ".join(map(str, sorted(new)))
-            self._job.say(
+            self._context.say(
                 "What ran on another machine is not compared with what runs now (rounds "
                 f"{numbers} of the confirmation): it is measured anew."
             )
@@ -114,34 +127,36 @@ class Finals:
         self._void = void
 
     def checks(self) -> gate.GateRecord:
-        """What the numerics gate has found."""
+        """Return the findings of the numerics gate."""
         return gate.record(
-            self._job.attempts(),
-            self._job.repository.attempts.blocks,
+            self._context.attempts(),
+            self._context.repository.attempts.blocks,
             self._plan.baseline,
             Rules.of(self._plan.spec),
         )
 
     def _replay(self) -> Confirmation | None:
-        course = Course.of(self._job, self._schedule)
-        wanted, attempts = self._plan.spec.measurement, self._job.attempts()
-        blocks = self._job.repository.attempts.blocks
+        finals_plan = FinalsPlan.of(self._context, self._schedule)
+        wanted, attempts = self._plan.spec.measurement, self._context.attempts()
+        blocks = self._context.repository.attempts.blocks
         return replay(
             attempts,
-            finalists=course.finalists,
+            finalists=finals_plan.finalists,
             most_rounds=wanted.rounds,
             barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
-            unaffordable=course.unaffordable,
-            same_batch=course.same_batch,
+            unaffordable=finals_plan.unaffordable,
+            same_batch=finals_plan.same_batch,
         )
 
     def _take_back(self, confirmation: Confirmation) -> bool:
-        """Measure a round that tells which changes of the chosen one bring nothing, before it is
-        measured alone; without one, leave out those that are known by then."""
+        """Measure a round that shows which changes of the winner bring nothing; return whether it did.
+
+        Without another round, leave out the changes that are known by then.
+        """
         rounds = self._plan.spec.measurement.attribution
         if confirmation.chosen is None or rounds < 2:
             return False
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         if alone := confirmed_alone(confirmation, attempts):
             if not confirmation.measured_alone:
                 confirmation.take_back(alone.knobs)
@@ -160,7 +175,7 @@ class Finals:
         return False
 
     def _complete_step(self, confirmation: Confirmation, step: Step) -> bool:
-        """Measure a round of these; False if there is no time for it and for what proves the result."""
+        """Measure a round of variants; return False without time for it and for the proof."""
         chosen = confirmation.chosen
         assert chosen is not None
         both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
@@ -175,30 +190,27 @@ class Finals:
         return True
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
-        """Make one run that the numerics gate needs; False if it needs none."""
+        """Make one run that the numerics gate needs; return False if it needs none."""
         if confirmation.chosen is not None:
             return False
         candidates = list(confirmation.candidates.values())
-        attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
+        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
         check = gate.next_check(candidates, self._plan.baseline, attempts, blocks)
         if check is None:
             return False
-        self._bench.run(
-            check.trial,
-            check.knobs,
-            check.purpose,
-            round_=check.seed,
-            judge=TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier),
-            allowed=self._schedule.share(1.0),
-        )
+        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, check.seed)
+        monitor = TrajectoryMonitor(check.reference, formats=check.formats, earlier=check.earlier)
+        self._run_monitored(attempt, monitor)
         return True
 
     def _check_epochs(self, confirmation: Confirmation) -> bool:
-        """Run a finalist in short epochs whose loader workers stay, unless it has come to a second epoch
-        by itself; whether it did."""
-        attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
+        """Run a finalist in short epochs whose loader workers stay; return whether it did.
+
+        A finalist that has come to a second epoch by itself needs none.
+        """
+        attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
         compared = Comparison(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec))
-        costs = self._job.costs()
+        costs = self._context.costs()
         for trial in confirmation.members():
             knobs = confirmation.candidates[trial].knobs
             if self._recorded(Purpose.EPOCHS, trial, knobs) or not compared.lacks_epoch(
@@ -206,76 +218,86 @@ class Finals:
             ):
                 continue
             if self._schedule.left > costs.profile(knobs):
-                allowed = self._schedule.share(1.0)
-                self._bench.run(
-                    trial, knobs, Purpose.EPOCHS, judge=FitMonitor(FEW_BLOCKS), allowed=allowed
-                )
+                attempt = PlannedAttempt(trial, knobs, Purpose.EPOCHS)
+                self._run_monitored(attempt, FitMonitor(FEW_BLOCKS))
                 return True
         return False
 
     def _check_longest(self, confirmation: Confirmation) -> bool:
-        """Run a finalist once on the longest samples, where the workload knows them; whether it did."""
-        blocks = self._job.repository.attempts.blocks
+        """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
+        blocks = self._context.repository.attempts.blocks
         members, prices = confirmation.members(), self._prices()
         configurations = [confirmation.candidates[trial].knobs for trial in members]
         proof = prices.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
             if trial == confirmation.baseline or self._recorded(Purpose.LONGEST, trial, knobs):
                 continue
-            if not tells_longest(self._job.attempts(), trial, blocks):
+            if not tells_longest(self._context.attempts(), trial, blocks):
                 return False
             if self._schedule.left > prices.costs.profile(knobs) + proof:
-                allowed = self._schedule.share(1.0)
-                judge = FitMonitor(FEW_BLOCKS)
-                self._bench.run(trial, knobs, Purpose.LONGEST, judge=judge, allowed=allowed)
+                attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
+                self._run_monitored(attempt, FitMonitor(FEW_BLOCKS))
                 return True
         return False
 
+    def _run_monitored(self, attempt: PlannedAttempt, monitor: RunMonitor) -> None:
+        """Make a run that is not timed, within what is left of the time."""
+        limit = self._schedule.share(1.0)
+        self._executor.run(self._planner.monitored(attempt, limit, monitor))
+
     def _complete_round(self, confirmation: Confirmation) -> bool:
-        """Measure whoever is still missing, one after another, in an order drawn for the round; False
-        if there is no time for it."""
+        """Measure the missing members of a round one by one, in an order drawn for the round.
+
+        Return False if there is no time for it.
+        """
         number = confirmation.next_round
         if not self._round_in_turn(confirmation):
             return False
         for trial in self._drawn(confirmation.members(), "confirmation", number):
             knobs = confirmation.candidates[trial].knobs
-            while trial not in (done := confirmation.recorded(self._job.attempts())):
+            while trial not in (done := confirmation.recorded(self._context.attempts())):
                 missing = [t for t in confirmation.members() if t not in done]
                 if not self._has_time(confirmation, missing):
                     return False
                 runs = len(missing) + confirmation.runs_to_come(self._schedule.rounds)
-                shortest = self._job.costs().shortest(knobs)
+                shortest = self._context.costs().shortest(knobs)
                 others = self._needed(confirmation, missing) - shortest
-                allowed = self._schedule.for_proof(1 / runs, shortest, others)
-                self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
+                limit = self._schedule.for_proof(1 / runs, shortest, others)
+                attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, number)
+                self._executor.run(self._planner.timed(attempt, limit))
         return True
 
     def _round_in_turn(self, confirmation: Confirmation) -> bool:
-        """Measure all members of a round that nobody has begun at once, in turn, where that can be;
-        False if there is no time for it. Who fails beside the others is left for a run of its own."""
-        number, attempts = confirmation.next_round, self._job.attempts()
+        """Measure the members of a new round interleaved, if they fit together.
+
+        A member that fails beside the others is left for a run of its own. Return False if there is no
+        time for the round.
+        """
+        number, attempts = confirmation.next_round, self._context.attempts()
         if any(attempts.of(Purpose.CONFIRM).in_round(number)):
             return True
         order = self._drawn(confirmation.members(), "confirmation", number)
         if not self._has_time(confirmation, order):
             return False
         chosen = [confirmation.candidates[trial] for trial in order]
-        members = [(one.trial, one.knobs) for one in chosen]
+        members = [PlannedAttempt(one.trial, one.knobs, Purpose.CONFIRM, number) for one in chosen]
         knobs = [one.knobs for one in chosen]
         # A few rounds in turn tell more than many one by one.
         to_come = confirmation.runs_to_come(FEWEST_ROUNDS)
         least = self._prices().round(knobs)
         others = self._needed(confirmation, order) - least
-        allowed = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
-        if not self._turns.possible(knobs, sum(one.peak_bytes for one in chosen), allowed):
-            return True
-        self._bench.run_interleaved(members, Purpose.CONFIRM, round_=number, allowed=allowed)
+        limit = self._schedule.for_proof(len(knobs) / (len(knobs) + to_come), least, others)
+        peak_bytes = sum(one.peak_bytes for one in chosen)
+        if plan := self._planner.interleaved(members, limit, peak_bytes):
+            self._executor.run(plan)
         return True
 
     def _has_time(self, confirmation: Confirmation, missing: Sequence[int]) -> bool:
-        """Return whether a round may go on; whether to begin one, and with it all that prove something.
+        """Return whether there is time for a round, and for all rounds that prove something.
+
         The proof begins where there is time for it even if launches are slow, and goes on while there
-        is for launches as most are."""
+        is time for usual launches.
+        """
         prices, rounds = self._prices(), max(1, confirmation.to_prove)
         knobs = [confirmation.candidates[trial].knobs for trial in missing]
         if len(missing) < len(confirmation.members()):
@@ -296,7 +318,7 @@ class Finals:
         return prices.rounds(now, 1) + prices.rounds(every, to_come)
 
     def _prices(self) -> Proof:
-        return self._schedule.proof(self._job.attempts())
+        return self._schedule.proof(self._context.attempts())
 
     def _look_closer(self, confirmation: Confirmation) -> None:
         if not confirmation.rounds:
@@ -312,13 +334,13 @@ class Finals:
     def _profile(self, trial: int, knobs: dict[str, Any]) -> None:
         """Run a configuration under the profiler, once."""
         while not self._recorded(Purpose.PROFILE, trial, knobs):
-            if not self._schedule.left > self._job.costs().profile(knobs):
+            if not self._schedule.left > self._context.costs().profile(knobs):
                 return
-            allowed = self._schedule.share(1.0)
-            self._bench.run(trial, knobs, Purpose.PROFILE, judge=ProfileMonitor(), allowed=allowed)
+            attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
+            self._run_monitored(attempt, ProfileMonitor())
 
     def _attribute(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
-        """In turn, in rounds: the winner, and the winner less each of its changes."""
+        """Measure the winner, and the winner less each of its changes, in rounds."""
         several = attribution.variants(winner, self._plan.baseline, self._plan.facts)
         rounds = self._plan.spec.measurement.attribution
         for number in attribution_rounds(rounds, reduced=reduced):
@@ -337,11 +359,11 @@ class Finals:
         rounds: int = 0,
         proof: int = 0,
     ) -> None:
-        """Run these in turn.
+        """Run the missing variants of a round, interleaved where they fit together.
 
         Args:
-            rounds: like it that may follow; of those in turn a few tell more than many one by one.
-            proof: runs that are to have as much time after them.
+            rounds: number of such rounds that may follow; a few interleaved ones tell more than many.
+            proof: number of later runs that are to have as much time each.
         """
         few = min(rounds, FEWEST_ROUNDS - 1)
         self._attribute_in_turn(chosen, missing, number, few * len(missing) + proof)
@@ -351,33 +373,38 @@ class Finals:
                 if self._schedule.left <= 0:
                     return
                 share = 1 / (len(missing) - index + after)
-                allowed = self._schedule.share(share, self._job.costs().shortest(knobs))
-                self._bench.run(chosen, knobs, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
+                limit = self._schedule.share(share, self._context.costs().shortest(knobs))
+                attempt = PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number)
+                self._executor.run(self._planner.timed(attempt, limit))
 
     def _attribute_in_turn(
         self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
     ) -> None:
-        """The same at once, in turn, where that can be and nobody has begun; so many runs are to have as
-        much time after it."""
-        attempts = self._job.attempts()
+        """Run the variants interleaved, if they fit together and the round has not begun.
+
+        Args:
+            after: number of later runs that are to have as much time each.
+        """
+        attempts = self._context.attempts()
         if any(attempts.of(Purpose.ATTRIBUTE).of_trial(chosen).in_round(number)):
             return
         known = [a.result.peak_bytes for a in attempts.recorded() if a.trial in (chosen, BASELINE)]
         needed = max(known, default=0) * len(missing)
-        allowed = self._schedule.share(len(missing) / (len(missing) + after))
-        if self._turns.possible(missing, needed, allowed):
-            members = [(chosen, knobs) for knobs in missing]
-            self._bench.run_interleaved(members, Purpose.ATTRIBUTE, round_=number, allowed=allowed)
+        limit = self._schedule.share(len(missing) / (len(missing) + after))
+        members = [PlannedAttempt(chosen, knobs, Purpose.ATTRIBUTE, number) for knobs in missing]
+        if plan := self._planner.interleaved(members, limit, needed):
+            self._executor.run(plan)
 
     def _attributed(self, chosen: int, knobs: dict[str, Any], number: int) -> bool:
         return self._recorded(Purpose.ATTRIBUTE, chosen, knobs, number)
 
     def _drawn(self, several: Sequence[Drawn], what_for: str, round_: int) -> list[Drawn]:
-        """In an order that is drawn for this study, purpose and round: the same when it goes on.
+        """Return the members in an order drawn for the study, the purpose and the round.
 
-        Every other round has that of the one before, backwards, so that nobody is the first one more
+        Every other round has the order of the one before, backwards, so that no member is the first more
         often than others: on two shared cores the first of two equals that took turns was the slower
-        one, by 0.75 % (standard error 0.19, ten rounds)."""
+        one, by 0.75 % (standard error 0.19, ten rounds).
+        """
         order = list(several)
         pair, backwards = divmod(round_, 2)
         random.Random(f"{self._plan.spec.seed}/{what_for}/{pair}").shuffle(order)
@@ -386,5 +413,5 @@ class Finals:
     def _recorded(
         self, purpose: Purpose, trial: int, knobs: dict[str, Any], round_: int = 0
     ) -> bool:
-        own = self._job.attempts().of(purpose).of_trial(trial).in_round(round_)
+        own = self._context.attempts().of(purpose).of_trial(trial).in_round(round_)
         return bool(own.with_knobs(knobs).recorded())

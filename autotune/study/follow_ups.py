@@ -12,9 +12,9 @@ from optuna.trial import FrozenTrial
 from autotune.analysis.confirmation import ranked
 from autotune.analysis.proof import Proof
 from autotune.search.space import Space
-from autotune.study.job import Job
+from autotune.study.context import StudyContext
+from autotune.study.initial_trials import DEAR, Room, Suggestion, compiled, experts, halves
 from autotune.study.schedule import Schedule
-from autotune.study.suggestions import DEAR, Room, Suggestion, compiled, experts, halves
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
@@ -27,17 +27,19 @@ _ROUNDED_TO = 10.0
 class FollowUps:
     """Suggestions of one study after its opening, by its records."""
 
-    def __init__(self, job: Job, space: Space, schedule: Schedule, ledger: TrialLedger) -> None:
-        self._job = job
+    def __init__(
+        self, context: StudyContext, space: Space, schedule: Schedule, ledger: TrialLedger
+    ) -> None:
+        self._context = context
         self._space = space
         self._schedule = schedule
         self._ledger = ledger
-        self._told = len(job.attempts().searched()) > 1
+        self._told = len(context.attempts().searched()) > 1
 
     @property
     def left_out(self) -> bool:
         """True if there is no time for some values that have to be compiled."""
-        return any(self._unaffordable(self._schedule.proof(self._job.attempts())))
+        return any(self._unaffordable(self._schedule.proof(self._context.attempts())))
 
     def enqueue(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> None:
         """Enqueue what is to be tried next, unless something waits; and say it."""
@@ -52,7 +54,7 @@ class FollowUps:
         suggestions = self._next(trials, attempts, proof)
         if new := next((one for one in suggestions if one.params not in tried), None):
             self._ledger.enqueue(new.params, new.reason)
-            self._job.say(f"To be tried next: {new.reason}.")
+            self._context.say(f"To be tried next: {new.reason}.")
 
     def _next(
         self, trials: Sequence[FrozenTrial], attempts: Attempts, proof: Proof
@@ -66,10 +68,10 @@ class FollowUps:
 
     def _bundle(self, attempts: Attempts) -> Iterator[Suggestion]:
         """Yield what experience favours, on a device whose study began without a look."""
-        memory, own = self._job.plan.memory_of_rank(), attempts.baseline()
+        memory, own = self._context.plan.memory_of_rank(), attempts.baseline()
         if memory is not None and own is not None and not attempts.of(Purpose.PROFILE):
             room = Room(memory, own.result.peak_bytes)
-            yield from experts(self._space, self._job.plan.baseline, [], room=room)
+            yield from experts(self._space, self._context.plan.baseline, [], room=room)
 
     def _parts(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
         suggested = {t.number: t.params for t in trials if "suggested_by" in t.user_attrs}
@@ -77,7 +79,7 @@ class FollowUps:
             params = suggested.get(attempt.trial)
             if params is not None and _has_failed(attempt):
                 cause = attempt.result.state
-                yield from halves(self._space, self._job.plan.baseline, params, cause)
+                yield from halves(self._space, self._context.plan.baseline, params, cause)
 
     def _tell_what_is_left_out(self, proof: Proof) -> None:
         """Say once what there is no time to compile, and from which wall time on there would be."""
@@ -85,15 +87,15 @@ class FollowUps:
             return
         self._told = True
         for name, seconds, lacking in self._unaffordable(proof):
-            whole = self._job.plan.spec.budget.wall_time or 0.0
+            whole = self._context.plan.spec.budget.wall_time or 0.0
             enough = _ROUNDED_TO * math.ceil((whole + lacking) / _ROUNDED_TO)
-            self._job.say(
+            self._context.say(
                 f"{name} is left out: a trial of about {seconds:.0f} s and its proof do not fit into "
                 f"{whole:.0f} s. It is included from about {enough:.0f} s on (budget.wall_time)."
             )
 
     def _unaffordable(self, proof: Proof) -> Iterator[tuple[str, float, float]]:
-        today = self._job.plan.baseline
+        today = self._context.plan.baseline
         compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
         for name in DEAR:
             if name not in self._space.distributions():

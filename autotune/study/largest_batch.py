@@ -14,21 +14,24 @@ from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import FEW_BLOCKS
 from autotune.search.splits import divisors
-from autotune.study.bench import Bench
-from autotune.study.job import BASELINE, Allowance, Job
+from autotune.study.context import BASELINE, StudyContext
+from autotune.study.executor import TrialExecutor
+from autotune.study.run_planner import PlannedAttempt, RunPlanner
+from autotune.study.slot_pool import SlotPool
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.constraints import broken
 from search_spaces.knob import Range
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _BUDGET_SHARE = 0.25
-"""Of wall time or device hours that may be spent on it."""
+"""Share of wall time or device hours that may be spent on the runs."""
 _LEAST_SHARE = 0.1
-"""Of the wall time, for a run."""
+"""Least share of the wall time for a run."""
 _HEADROOM = 0.9
 """Share of the largest micro-batch that is taken: training has peaks that a few steps do not show."""
 _GRANULE = 8
-"""Kernels like multiples."""
+"""Divisor of the micro-batch: kernels are faster with multiples."""
 _STEPS = "accumulation_steps"
 _CLOSE_ENOUGH = 8
 """The search ends when what lies between is an eighth of what fits."""
@@ -36,7 +39,7 @@ _CLOSE_ENOUGH = 8
 
 @dataclass(frozen=True)
 class Bracket:
-    """What is known of the largest micro-batch.
+    """Bracket around the largest micro-batch.
 
     Attributes:
         fits: the largest that ran; 0 if none did.
@@ -48,16 +51,16 @@ class Bracket:
 
     @classmethod
     def of(cls, runs: Sequence[tuple[int, bool]]) -> "Bracket":
-        """From micro-batches, and whether each has run."""
+        """Return the bracket from micro-batches, each with whether it has run."""
         fits = max((size for size, ran in runs if ran), default=0)
         return cls(fits, min((size for size, ran in runs if not ran), default=None))
 
     def next(self, first: int, most: int) -> int | None:
-        """The micro-batch to try next; None when enough is known.
+        """Return the micro-batch to try next; None when enough is known.
 
         Args:
-            first: to begin with.
-            most: that makes sense.
+            first: micro-batch to begin with.
+            most: largest that makes sense.
         """
         if self.fails is None:
             if not self.fits:
@@ -67,31 +70,31 @@ class Bracket:
         return None if room <= max(1, self.fits // _CLOSE_ENOUGH) else self.fits + room // 2
 
     def with_headroom(self, first: int) -> int:
-        """The micro-batch to train with; at least the first if that fits."""
+        """Return the micro-batch to train with; at least the first if that fits."""
         kept = int(_HEADROOM * self.fits)
         kept -= kept % _GRANULE if kept >= 2 * _GRANULE else 0
         return max(1, kept, min(first, self.fits))
 
 
 class LargestBatch:
-    """Finds it for one study."""
+    """Search for the largest micro-batch of one study."""
 
-    def __init__(self, job: Job, check: Callable[[], None]) -> None:
-        """Take in whom to ask; `check` raises when the study is to stop."""
-        self._job = job
+    def __init__(self, context: StudyContext, check: Callable[[], None]) -> None:
+        """Prepare the search; `check` raises when the study is to stop."""
+        self._context = context
         self._check = check
-        self._first = int(job.plan.baseline["micro_batch"])
-        fixed = job.plan.facts.global_batch
-        self._share = None if fixed is None else fixed // job.plan.facts.world_size
+        self._first = int(context.plan.baseline["micro_batch"])
+        fixed = context.plan.facts.global_batch
+        self._share = None if fixed is None else fixed // context.plan.facts.world_size
         """Samples of a rank per step, if they are held: no micro-batch is larger."""
 
     def resolved(self) -> StudySpec:
-        """The settings of the study with a number for `max`.
+        """Return the settings of the study with a number for `max`.
 
         Raises:
             BadInput: memory has no limit, or does not hold a single sample.
         """
-        plan, spec = self._job.plan, self._job.plan.spec
+        plan, spec = self._context.plan, self._context.plan.spec
         if not spec.asks_for_largest:
             return spec
         self._check_limit()
@@ -108,7 +111,7 @@ class LargestBatch:
         return spec.model_copy(update={"search_space": space})
 
     def _check_limit(self) -> None:
-        plan = self._job.plan
+        plan = self._context.plan
         shared = plan.launcher.slots[0].devices_per_rank < 1
         if shared and plan.spec.resources.memory_per_worker is None:
             raise BadInput(
@@ -117,26 +120,31 @@ class LargestBatch:
             )
 
     def _found(self) -> int | None:
-        """The largest micro-batch less some headroom; None if the baseline does not run."""
-        attempts = known = self._job.attempts()
-        with Bench(self._job, self._check) as bench:
+        """Return the largest micro-batch less some headroom; None if the baseline does not run."""
+        attempts = known = self._context.attempts()
+        pool = SlotPool(self._context)
+        planner = RunPlanner(self._context, pool)
+        with TrialExecutor(self._context, pool, self._check) as executor:
             while (size := self._next(attempts)) is not None:
-                allowed, judge = self._allowed(attempts), FitMonitor(FEW_BLOCKS)
-                bench.run(BASELINE, self._knobs(size), Purpose.FIT, judge=judge, allowed=allowed)
-                attempts = self._job.attempts()
+                attempt = PlannedAttempt(BASELINE, self._knobs(size), Purpose.FIT)
+                limit, monitor = self._limit(attempts), FitMonitor(FEW_BLOCKS)
+                executor.run(planner.monitored(attempt, limit, monitor))
+                attempts = self._context.attempts()
         runs = _runs(attempts)
         bracket = _bracket(runs)
         largest = bracket.with_headroom(self._first) if bracket.fits else None
         if self._share is not None and bracket.fits >= self._share:
             largest = self._share
         if len(runs) > len(_runs(known)):
-            self._job.say(_told(bracket, runs, largest))
+            self._context.say(_told(bracket, runs, largest))
         return largest
 
     def _knobs(self, size: int) -> dict[str, Any]:
-        """The baseline with this micro-batch, and as little accumulation as takes the same memory:
-        gradients that wait for one micro-batch take as much as if they waited for many."""
-        today = self._job.plan.baseline
+        """Return the baseline with this micro-batch, and the least accumulation that takes its memory.
+
+        Gradients that wait for one micro-batch take as much as if they waited for many.
+        """
+        today = self._context.plan.baseline
         steps = min(2, today["accumulation_steps"])
         if self._share is not None:
             steps = 1 if size >= self._share else 2
@@ -163,9 +171,8 @@ class LargestBatch:
         return None if size is None or self._ruled_out(size) else size
 
     def _ruled_out(self, size: int) -> bool:
-        """Whether the study's own constraints allow it with no accumulation that is searched: then it is
-        not launched to see whether it fits."""
-        plan = self._job.plan
+        """Return whether the study's own constraints rule a micro-batch out with every accumulation."""
+        plan = self._context.plan
         if self._share is not None:
             several = {self._share // size}
         else:
@@ -173,19 +180,19 @@ class LargestBatch:
         one = self._knobs(size)
         return all(any(broken({**one, _STEPS: steps}, plan.facts)) for steps in several)
 
-    def _allowed(self, attempts: Attempts) -> Allowance | None:
-        """The time of the next run; None: no limit."""
-        wall_time = self._job.plan.spec.budget.wall_time
+    def _limit(self, attempts: Attempts) -> TimeLimit:
+        """Return the time limit of the next run."""
+        wall_time = self._context.plan.spec.budget.wall_time
         if wall_time is None:
-            return None
+            return NO_LIMIT
         spent = sum(run.result.wall_seconds for run in _runs(attempts))
         left = max(_LEAST_SHARE * wall_time, _BUDGET_SHARE * wall_time - spent)
-        return Allowance(left, left)
+        return TimeLimit(left, left)
 
     def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
-        """Whether as much of a budget is gone as may be, before anything is searched."""
-        budget, seconds = self._job.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
-        hours = seconds * self._job.plan.launcher.workers / 3600
+        """Return whether the share of the budget for these runs is spent."""
+        budget, seconds = self._context.plan.spec.budget, sum(r.result.wall_seconds for r in runs)
+        hours = seconds * self._context.plan.launcher.workers / 3600
         return any(
             limit is not None and spent >= _BUDGET_SHARE * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
@@ -201,7 +208,7 @@ def _bracket(runs: Sequence[StoredAttempt]) -> Bracket:
 
 
 def _told(bracket: Bracket, runs: Sequence[StoredAttempt], taken: int | None) -> str:
-    """What came of it, for the user."""
+    """Return the result in words for the user."""
     if taken is None:
         return f"micro_batch: max is not known, the baseline fails: {runs[-1].result.cause}."
     text = f"micro_batch: {bracket.fits} fits"

@@ -17,15 +17,16 @@ from autotune.analysis.memory import barred
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
-from autotune.study.job import Allowance, Job
+from autotune.study.context import StudyContext
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, StoredAttempt
 
 _OPENING_SHARE = 0.1
 """For the look at the baseline, before anything is known."""
 _FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST = 0.1, 0.4
-"""For the baseline's own trial: how long its steps are, nobody knows."""
+"""Soft and hard share of the wall time for the baseline's own trial: its steps are of unknown length."""
 _CALIBRATION_SHARE, _CALIBRATION_SHARE_ON_DEVICE = 0.25, 0.1
-"""Of the time for the search: a run of the baseline once more takes no larger part."""
+"""Largest share of the time for the search that another run of the baseline may take."""
 _RESERVED_ON_DEVICE = 0.4
 """Share of the wall time for the proof on CUDA devices, where most of a run is its launch: the first few
 trials find most of the gain, and a proof takes six launches."""
@@ -43,7 +44,7 @@ _ROUNDS_IF_UNSTEADY = 6
 _GOOD_ROUNDS = 5
 """Rounds of the confirmation that more finalists, or longer runs, are not worth."""
 _SLACK = 0.05
-"""Of the wall time: what was begun in time may end so much later."""
+"""Share of the wall time by which what was begun in time may end later."""
 _OVERRUN = 1.25
 """A run may take so many times what was planned before it is ended."""
 _LONGER_LAUNCH = 2.0
@@ -55,25 +56,25 @@ Knobs = Mapping[str, Any]
 
 
 class Schedule:
-    """Of one study, some of whose time an earlier daemon may have spent."""
+    """Time budget of one study, some of which an earlier daemon may have spent."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, context: StudyContext) -> None:
         """Go on counting from what has elapsed, by the clock of the launcher."""
-        self._job = job
-        self._baseline = job.plan.baseline
-        self._clock = job.plan.launcher.clock
-        self._started = self._clock() - job.study.elapsed
-        self._wall_time = job.plan.spec.budget.wall_time
-        on_device = job.plan.launcher.slots[0].device == "cuda"
+        self._context = context
+        self._baseline = context.plan.baseline
+        self._clock = context.plan.launcher.clock
+        self._started = self._clock() - context.study.elapsed
+        self._wall_time = context.plan.spec.budget.wall_time
+        on_device = context.plan.launcher.slots[0].device == "cuda"
         self._on_device = on_device
         self._reserved = _RESERVED_ON_DEVICE if on_device else RESERVED
         self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
-        self.rounds = min(job.plan.spec.measurement.rounds, _GOOD_ROUNDS)
-        """Of the confirmation, among which its time is divided."""
+        self.rounds = min(context.plan.spec.measurement.rounds, _GOOD_ROUNDS)
+        """Number of rounds of the confirmation among which its time is divided."""
 
     @property
     def limited(self) -> bool:
-        """Whether there is an end to the time."""
+        """True if the time has an end."""
         return self._wall_time is not None
 
     @property
@@ -85,49 +86,53 @@ class Schedule:
 
     @property
     def wall_time(self) -> WallTime | None:
-        """What the study may take, and what is left of it; None: no limit."""
+        """Wall time of the study and what is left of it; None: no limit."""
         return None if self._wall_time is None else WallTime(self._wall_time, self.left)
 
     def may_end(self, seconds: float) -> bool:
-        """Whether what has begun may take so long."""
+        """Return whether what has begun may take this long."""
         return seconds <= self._most
 
-    def share(self, of_what_is_left: float, at_least: float = 0.0) -> Allowance | None:
-        """The time of a run that has this share of what is left; None: no limit.
+    def share(self, of_what_is_left: float, at_least: float = 0.0) -> TimeLimit:
+        """Return the time limit of a run that has this share of what is left.
 
         Args:
             at_least: seconds, if there are so many.
         """
         if not self.limited:
-            return None
-        return self._allowed(max(of_what_is_left * self.left, at_least))
+            return NO_LIMIT
+        return self._limit(max(of_what_is_left * self.left, at_least))
 
     # The search
 
-    def for_opening(self) -> Allowance | None:
-        """Return the time for the look at the baseline before anything is known; None: no limit. What
-        is built for it is not lost where the baseline's own trial goes on from there."""
+    def for_opening(self) -> TimeLimit:
+        """Return the time limit of the profile of the baseline, before anything is known.
+
+        What is built for it is not lost where the baseline's own trial goes on from there.
+        """
         if self._wall_time is None:
-            return None
+            return NO_LIMIT
         looks = _OPENING_SHARE * self._wall_time
-        built = _FIRST_TRIAL_MOST * self._wall_time if self._job.look_stays else 0.0
-        return Allowance(looks, min(built + looks, self._most))
+        built = _FIRST_TRIAL_MOST * self._wall_time if self._context.profile_stays else 0.0
+        return TimeLimit(looks, min(built + looks, self._most))
 
     def pays_to_look(self) -> bool:
-        """Return whether there is time for the look before the search: a script, or anything on a CUDA
-        device, starts anew for it."""
-        allowed = self.for_opening()
-        dear = self._on_device or self._job.plan.spec.workload.is_script
-        return allowed is None or not dear or allowed.most >= _SHORTEST_LOOK
+        """Return whether there is time for a profile before the search.
 
-    def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> Allowance | None:
-        """Return the time for the next trial of the search; None: no limit.
+        A script, or anything on a CUDA device, starts anew for it.
+        """
+        limit = self.for_opening()
+        dear = self._on_device or self._context.plan.spec.workload.is_script
+        return not dear or limit.hard >= _SHORTEST_LOOK
+
+    def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:
+        """Return the time limit of the next trial of the search.
 
         Args:
             knobs: configuration of the trial; None: the baseline's.
         """
         if self._wall_time is None:
-            return None
+            return NO_LIMIT
         proof = self.proof(attempts)
         if not proof.costs.known:
             measured = _FIRST_TRIAL_SHARE * self._wall_time
@@ -135,22 +140,23 @@ class Schedule:
                 measured = min(measured, _MEASURED_ON_DEVICE)
             wanted = measured + proof.costs.startup
             most = max(_FIRST_TRIAL_MOST * self._wall_time, wanted)
-            return Allowance(wanted, min(most, self._most))
+            return TimeLimit(wanted, min(most, self._most))
         to_come = max(1, _FEWEST_TRIALS - len(attempts.searched()))
         costs = proof.costs
         compiling = costs.compilation(knobs or self._baseline) - costs.compilation(self._baseline)
         return self._of_search(proof, 1 / to_come, max(0.0, compiling))
 
-    def for_calibration(self, attempts: Attempts) -> Allowance | None:
-        """Return the time for another run of the baseline in the search; None: no limit."""
+    def for_calibration(self, attempts: Attempts) -> TimeLimit:
+        """Return the time limit of another run of the baseline in the search."""
         proof = self.proof(attempts)
         if self._wall_time is None or not proof.costs.known:
             return self.for_trial(attempts)
         return self._of_search(proof, self._calibration_share)
 
-    def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> Allowance:
-        """Return a share of the time for the search, as far as a run can do with it; a slow launch may
-        take more of it, and nothing of the time of the proof.
+    def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> TimeLimit:
+        """Return the limit of a run that has a share of the time for the search.
+
+        A slow launch may take more of that time, and nothing of the time of the proof.
 
         Args:
             compiling: seconds that the run compiles, which it has beyond its share.
@@ -159,11 +165,13 @@ class Schedule:
         wanted = max(share * free, shortest) + compiling
         shortest += compiling
         most = max(_OVERRUN * wanted, _LONGER_LAUNCH * shortest)
-        return Allowance(min(wanted, free), max(0.0, min(most, free)))
+        return TimeLimit(min(wanted, free), max(0.0, min(most, free)))
 
     def affordable(self, attempts: Attempts) -> Callable[[Knobs], bool]:
-        """Return the function that tells whether there is time to compile what a configuration compiles,
-        and to prove it then. What compiles no more than the baseline is afforded as any trial."""
+        """Return the function that tells whether there is time to compile and prove a configuration.
+
+        What compiles no more than the baseline is afforded as any trial.
+        """
         proof, known = self.proof(attempts), dict[tuple[Any, ...], bool]()
 
         def affords(knobs: Knobs) -> bool:
@@ -175,8 +183,10 @@ class Schedule:
         return affords
 
     def lacks(self, knobs: Knobs, proof: Proof) -> float:
-        """Return seconds of wall time that are missing to compile what a configuration compiles, and to
-        prove it; at most 0 where there are enough."""
+        """Return seconds of wall time that are missing to compile and prove a configuration.
+
+        At most 0 where there are enough.
+        """
         costs = proof.costs
         dearer = costs.compilation(knobs) > costs.compilation(self._baseline)
         if self._wall_time is None or not costs.known or not dearer:
@@ -209,8 +219,10 @@ class Schedule:
         return self.left - max(self._reserved * self._wall_time, proof.shortest(self._most))
 
     def _for_search(self, proof: Proof) -> float:
-        """Return seconds that the search may still take: without a rival there is nothing to prove, and
-        where there is no time for both the rival comes first."""
+        """Return seconds that the search may still take.
+
+        Without a rival there is nothing to prove; where there is no time for both the rival comes first.
+        """
         free = self._free(proof)
         too_short = free < proof.costs.shortest(self._baseline)
         return max(0.0, self.left) if too_short and not proof.rivals() else free
@@ -219,21 +231,24 @@ class Schedule:
 
     def proof(self, attempts: Attempts) -> Proof:
         """Return the price of the finals by what is recorded."""
-        blocks = self._job.repository.attempts.blocks
-        out = barred(attempts, blocks, self._baseline, Rules.of(self._job.plan.spec))
+        blocks = self._context.repository.attempts.blocks
+        out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
         needed = _ROUNDS_IF_UNSTEADY if self._is_unsteady(attempts) else FEWEST_ROUNDS
-        return Proof(attempts, self._job.costs(), self._baseline, out, self._reserved, needed)
+        return Proof(attempts, self._context.costs(), self._baseline, out, self._reserved, needed)
 
     def _is_unsteady(self, attempts: Attempts) -> bool:
-        """Return whether the baseline waits for the host of its device: its steps scatter, and so do its
-        processes."""
+        """Return whether the baseline waits for the host of its device.
+
+        Its steps scatter then, and so do its processes.
+        """
         own = attempts.baseline()
         doubt = own.result.block_half_width if own else None
         return self._on_device and doubt is not None and doubt > _UNSTEADY
 
-    def for_proof(self, share: float, shortest: float, others: float) -> Allowance | None:
-        """Return the time of a run of the finals; None: no limit. It is ended early only for the sake of
-        the others, and never before the shortest run is over.
+    def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:
+        """Return the time limit of a run of the finals.
+
+        It is ended early only for the sake of the others, and never before the shortest run is over.
 
         Args:
             share: of what is left.
@@ -241,10 +256,10 @@ class Schedule:
             others: seconds of the other runs without which it proves nothing.
         """
         if not self.limited:
-            return None
+            return NO_LIMIT
         wanted = max(share * self.left, shortest)
         most = max(_OVERRUN * wanted, self._most - others)
-        return Allowance(min(wanted, max(0.0, self.left)), min(most, self._most))
+        return TimeLimit(min(wanted, max(0.0, self.left)), min(most, self._most))
 
     @property
     def elapsed(self) -> float:
@@ -256,14 +271,14 @@ class Schedule:
         """Seconds that anything may still take."""
         return max(0.0, self.left + _SLACK * (self._wall_time or 0.0))
 
-    def _allowed(self, seconds: float) -> Allowance:
+    def _limit(self, seconds: float) -> TimeLimit:
         wanted = min(seconds, max(0.0, self.left))
-        return Allowance(wanted, min(_OVERRUN * seconds, self._most))
+        return TimeLimit(wanted, min(_OVERRUN * seconds, self._most))
 
 
 @dataclass(frozen=True)
-class Course:
-    """Of the finals, as far as there is time for them.
+class FinalsPlan:
+    """Plan of the finals, as far as there is time for them.
 
     Attributes:
         finalists: how many, besides the baseline.
@@ -277,15 +292,17 @@ class Course:
     same_batch: bool = True
 
     @classmethod
-    def of(cls, job: Job, schedule: Schedule) -> "Course":
-        """As many finalists as the rounds leave time for, at least one; those with a check to come are
-        among them if that can be."""
-        wanted = job.plan.spec.measurement.finalists
+    def of(cls, context: StudyContext, schedule: Schedule) -> "FinalsPlan":
+        """Return the plan with as many finalists as the rounds leave time for, at least one.
+
+        Finalists with a check to come are among them if there is time for it.
+        """
+        wanted = context.plan.spec.measurement.finalists
         if not schedule.limited:
             return cls(wanted)
-        attempts = job.attempts()
+        attempts = context.attempts()
         proof = schedule.proof(attempts)
-        every = [trial for trial in shown(attempts) if trial.knobs != job.plan.baseline]
+        every = [trial for trial in shown(attempts) if trial.knobs != context.plan.baseline]
         timed = worth_checking(every, proof)
         for those in (timed, proof.checked(timed)):
             trials = most_promising_first(those)
@@ -301,8 +318,10 @@ class Course:
 
 
 def worth_checking(trials: Sequence[StoredAttempt], proof: Proof) -> list[StoredAttempt]:
-    """Return trials without those that need a check and were seen to be slower than the baseline, beyond
-    doubt: a check of these would prove nothing. All of them where no other one is left."""
+    """Return trials without those that need a check and are surely slower than the baseline.
+
+    A check of these would prove nothing. All trials are returned where no other one is left.
+    """
     own = proof.attempts.baseline()
     checked = {attempt.trial for attempt in proof.checked(trials)}
     left = [
@@ -314,7 +333,7 @@ def worth_checking(trials: Sequence[StoredAttempt], proof: Proof) -> list[Stored
 
 
 def _sizes(most: int) -> Iterator[tuple[int, bool]]:
-    """How many finalists, and whether one more for the batch's sake; the most first."""
+    """Yield numbers of finalists, each with and without one more of the same batch; the most first."""
     for count in range(most, 0, -1):
         yield count, True
         yield count, False

@@ -1,4 +1,4 @@
-"""One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
+"""The loop of a study: ask, launch, watch, tell, confirm, conclude."""
 
 import dataclasses
 import statistics
@@ -27,19 +27,19 @@ from autotune.analysis.verdict import (
 )
 from autotune.analysis.wording import difference, quantity, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
-from autotune.measurement.noise import total_half_width
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
-from autotune.study.bench import Bench, Finished
-from autotune.study.board import Board
 from autotune.study.budget import Budget
+from autotune.study.context import StudyContext
+from autotune.study.dashboard_sync import DashboardSync
+from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.finals import Finals
 from autotune.study.follow_ups import FollowUps
-from autotune.study.job import Job
-from autotune.study.opening import Opening
-from autotune.study.pacemaker import Pacemaker
+from autotune.study.initial_trials import InitialTrials
+from autotune.study.run_planner import RunPlanner
 from autotune.study.schedule import Schedule
-from autotune.study.worth import Stakes, Worth
+from autotune.study.slot_pool import SlotPool
+from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
 from autotune.views.machine import measured_on
 from autotune.views.memory import with_memory
 from autotune.views.notes import trial_note
@@ -56,17 +56,15 @@ from storage import (
 
 _POLL_SECONDS = 0.2
 _PROOF_FIRST = "the proof that had begun is brought to its end first"
-_MOST_DOUBT = 0.3
-"""Of a rate: a trial of a step or two has no interval of its own, yet is not further off."""
 
 
 class Stopped(Exception):
-    """Somebody asked the study to stop."""
+    """Request that the study stop."""
 
 
 @dataclass
 class Signals:
-    """What reaches a running study from outside its thread."""
+    """Signals to a running study from outside its thread."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     lease_lost: threading.Event = field(default_factory=threading.Event)
@@ -76,7 +74,7 @@ class Signals:
     """Nothing is measured yet that would be disturbed by looking often."""
 
     def check(self) -> None:
-        """Raise what has happened.
+        """Raise the signal that was given, if one was.
 
         Raises:
             LeaseLost: another daemon has the study.
@@ -89,24 +87,24 @@ class Signals:
 
 
 class Tuner:
-    """Runs a study from wherever its records stand to its verdict."""
+    """Loop of a study, from wherever its records stand to its verdict."""
 
-    def __init__(self, job: Job, signals: Signals) -> None:
-        self._job = job
-        self._plan = job.plan
-        self._spec = job.plan.spec
+    def __init__(self, context: StudyContext, signals: Signals) -> None:
+        self._context = context
+        self._plan = context.plan
+        self._spec = context.plan.spec
         self._signals = signals
-        self._workers = job.plan.launcher.workers
+        self._workers = context.plan.launcher.workers
         self._budget = Budget(self._spec.budget, self._workers)
-        self._schedule = Schedule(job)
+        self._schedule = Schedule(context)
         self._space = self._plan.space()
         self._calibration = Calibration(
             self._spec.measurement.baseline_runs,
-            job.known_sigma(),
-            job.repository.attempts.blocks,
+            context.known_sigma(),
+            context.repository.attempts.blocks,
         )
-        before = len(job.attempts())
-        last = job.attempts().last
+        before = len(context.attempts())
+        last = context.attempts().last
         self._since = last.id if last else 0
         self._sampler = sampler(
             self._spec.sampler,
@@ -115,11 +113,14 @@ class Tuner:
             self._plan.memory_of_rank(),
             self._spec.measurement.finalists,
         )
-        self._worth = Worth(Stakes.of(self._spec), self._sampler.prediction)
-        self._pacemaker = Pacemaker(job)
+        self._stopping = ExpectedGainStopping(
+            TrialEconomics.of(self._spec), self._sampler.prediction
+        )
+        self._pool = SlotPool(context)
+        self._planner = RunPlanner(context, self._pool)
         self._ledger = self._open_ledger()
-        self._follow_ups = FollowUps(job, self._space, self._schedule, self._ledger)
-        self.board = Board(job, self._ledger)
+        self._follow_ups = FollowUps(context, self._space, self._schedule, self._ledger)
+        self.dashboard = DashboardSync(context, self._ledger)
 
     def run(self) -> Verdict:
         """Search, confirm, conclude.
@@ -131,64 +132,67 @@ class Tuner:
         """
         self._check_baseline()
         try:
-            with Bench(self._job, self._signals.check, self.board.update) as bench:
-                confirmation, checks = self._measured(bench)
+            with TrialExecutor(
+                self._context, self._pool, self._signals.check, self.dashboard.update
+            ) as executor:
+                confirmation, checks = self._measured(executor)
         except (Stopped, LauncherError):
-            self.board.catch_up()
+            self.dashboard.catch_up()
             raise
         verdict = self._conclusion(confirmation, checks)
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         verdict = with_long_run(verdict, attempts)
-        verdict = with_memory(verdict, self._job.repository, attempts, self._spec)
-        where = measured_on(self._job.repository, attempts)
+        verdict = with_memory(verdict, self._context.repository, attempts, self._spec)
+        where = measured_on(self._context.repository, attempts)
         return dataclasses.replace(verdict, measured_on=where)
 
-    def _measured(self, bench: Bench) -> tuple[Confirmation | None, GateRecord]:
-        """Opening, search and finals: the confirmation, and what the numerics gate has found."""
-        bench.noise = self._calibration.noise(self._job.attempts())
-        allowed = self._schedule.for_opening()
+    def _measured(self, executor: TrialExecutor) -> tuple[Confirmation | None, GateRecord]:
+        """Run opening, search and finals; return the confirmation and the findings of the gate."""
+        planner = self._planner
+        planner.noise = self._calibration.noise(self._context.attempts())
+        limit = self._schedule.for_opening()
         looks = self._schedule.pays_to_look()
-        opening = Opening(self._job, self._space, allowed, looks=looks)
-        for suggestion in opening.run(bench, self._ledger):
-            self._job.say(f"To be tried first: {suggestion.reason}.")
+        opening = InitialTrials(self._context, self._space, limit, looks=looks)
+        for suggestion in opening.run(executor, planner, self._ledger):
+            self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             self._sampler.see(self._plan.baseline, parts)
-        finals = Finals(self._job, bench, self._schedule)
-        self._end_search(_PROOF_FIRST if finals.begun() else self._search(bench))
+        finals = Finals(self._context, planner, executor, self._schedule)
+        self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
         return finals.run(), finals.checks()
 
     def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
         self._close_what_is_open()
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         schedule = self._schedule
         effort = Effort.of(confirmation, schedule.proof(attempts), schedule.wall_time)
         if lacks_time(confirmation, attempts, limited=schedule.limited):
             return not_enough_time(attempts, self.unit, effort)
         if confirmation is None:
-            return no_result(attempts, self._job.study.name)
+            return no_result(attempts, self._context.study.name)
         end = end_of_baseline(attempts)
         return conclude(confirmation, self.unit, self._workers, checks, end, effort)
 
     @property
     def unit(self) -> str:
-        """Of the objective."""
+        """Unit of the objective."""
         return self._spec.unit
 
     def _open_ledger(self) -> TrialLedger:
-        job = self._job
-        searched = job.attempts().of(Purpose.SEARCH)
+        context = self._context
+        searched = context.attempts().of(Purpose.SEARCH)
         launched = {attempt.trial: attempt.knobs for attempt in searched}
-        database, name = job.repository.database, job.study.name
-        ledger = TrialLedger(database, name, self._sampler, job.lease, launched)
+        database, name = context.repository.database, context.study.name
+        ledger = TrialLedger(database, name, self._sampler, context.lease, launched)
         if not ledger.trials():
             for reason in self._space.left_out:
-                self._job.say(f"Left out: {reason}.")
+                self._context.say(f"Left out: {reason}.")
             known = self._spec.counts != "steps"
             batch = self._plan.facts.global_batch
             for line in outline(self._space, batch, batch_known=known):
-                self._job.say(line)
+                self._context.say(line)
             if note := self._spec.note_on_tokens:
-                self._job.say(note)
+                self._context.say(note)
             self._enqueue_baseline(ledger)
             ledger.name_objective(f"throughput, {self.unit}")
         return ledger
@@ -206,62 +210,64 @@ class Tuner:
 
     # The search
 
-    def _search(self, bench: Bench) -> str:
-        """Run trials until the budget is spent; returns why it ended."""
+    def _search(self, executor: TrialExecutor) -> str:
+        """Run trials until the budget is spent; return why the search ended."""
         unlaunched = self._recover()
-        reason = self._job.study.search_ended or ""
+        reason = self._context.study.search_ended or ""
         while True:
             self._signals.check()
             # Trials that were begun before are finished, whatever the budget: none stays open.
-            while bench.has_free_slot:
+            while executor.has_free_slot:
                 searching = bool(unlaunched) or not reason
-                if self._run_baseline_again(bench, searching=searching):
+                if self._run_baseline_again(executor, searching=searching):
                     continue
                 if unlaunched:
-                    self._launch(bench, unlaunched.pop(0), self._job.attempts())
+                    self._launch(executor, unlaunched.pop(0), self._context.attempts())
                 elif searching:
-                    reason = self._launch_next(bench)
+                    reason = self._launch_next(executor)
                 else:
                     break
-            if bench.idle and not unlaunched and not (unlaunched := self._recover()):
+            if executor.idle and not unlaunched and not (unlaunched := self._recover()):
                 return reason
-            for finished in bench.finished(_POLL_SECONDS):
+            for finished in executor.finished(_POLL_SECONDS):
                 if finished.attempt.purpose == Purpose.CALIBRATE:
-                    self._learn_noise(bench)
+                    self._learn_noise()
                 elif finished.attempt.purpose == Purpose.SEARCH:
                     self._tell(finished, unlaunched)
                 self._check_that_baseline_runs()
 
-    def _run_baseline_again(self, bench: Bench, *, searching: bool) -> bool:
-        """Launch it if that is due; whether it was.
+    def _run_baseline_again(self, executor: TrialExecutor, *, searching: bool) -> bool:
+        """Launch another run of the baseline if one is due; return whether it was launched.
 
         Args:
-            searching: trials are to come, for which noise and levels are wanted.
+            searching: True if trials are to come, for which noise and levels are wanted.
         """
-        attempts, today = self._job.attempts(), self._plan.baseline
-        allowed = self._schedule.for_trial(attempts)
+        attempts, today = self._context.attempts(), self._plan.baseline
+        limit = self._schedule.for_trial(attempts)
         if failed := baseline.to_be_tried_again(attempts):
-            bench.start(failed.trial, today, Purpose.CALIBRATE, allowed=allowed)
+            executor.submit(self._planner.calibration(failed.trial, limit))
             return True
-        allowed = self._schedule.for_calibration(attempts)
+        limit = self._schedule.for_calibration(attempts)
         own = attempts.of(Purpose.SEARCH).of_baseline().last
         if own is None or not searching or not self._schedule.may_calibrate(attempts):
             return False
-        if attempts.of(Purpose.PAIRED) and self._pacemaker.at_home(bench):
+        if attempts.of(Purpose.PAIRED) and self._planner.pairing.on_one_environment():
             return False  # it runs beside each trial
-        due = self._calibration.due(attempts, bench.environments, bench.where_runs(today))
-        for environment in filter(bench.has_free_slot_in, due):
-            bench.start_in(environment, own.trial, today, Purpose.CALIBRATE, allowed=allowed)
+        due = self._calibration.due(attempts, self._pool.environments, executor.where_runs(today))
+        if not executor.has_free_slot:
+            return False
+        for free in filter(None, map(self._pool.free_in, due)):
+            executor.submit(self._planner.calibration(own.trial, limit, free))
             return True
         return False
 
     def _check_that_baseline_runs(self) -> None:
-        """Nothing is searched around a configuration that fails by itself.
+        """Check that the baseline does not fail by itself.
 
         Raises:
-            BaselineFails: it does.
+            BaselineFails: it fails again and again.
         """
-        attempts, name = self._job.attempts(), self._job.study.name
+        attempts, name = self._context.attempts(), self._context.study.name
         if failure := baseline.for_good(attempts, self._since):
             raise BaselineFails(
                 f"your configuration fails by itself, {failure.result.state}: "
@@ -272,23 +278,23 @@ class Tuner:
         if baseline.runs_after_all(attempts):
             self._enqueue_baseline(self._ledger)
 
-    def _launch_next(self, bench: Bench) -> str:
-        """Launch the next trial; why none is, in words."""
-        trials, attempts = self._ledger.trials(), self._job.attempts()
+    def _launch_next(self, executor: TrialExecutor) -> str:
+        """Launch the next trial; return why none is launched, in words."""
+        trials, attempts = self._ledger.trials(), self._context.attempts()
         self._sampler.doubt(errors_of_early(attempts))
         if reason := self._why_over(trials, attempts):
             return reason
         self._follow_ups.enqueue(trials, attempts)
         trials = self._ledger.trials()
         self._sampler.afford(self._schedule.affordable(attempts))
-        if reason := self._why_enough(trials, attempts, bench.noise.sigma_run):
+        if reason := self._why_enough(trials, attempts, self._planner.noise.sigma_run):
             return reason
         if not self._sampler.has_more(trials):
             untried = ", or there is no time to compile it" if self._follow_ups.left_out else ""
             return f"every feasible configuration has been tried{untried}"
-        costs, resident = self._job.costs(), bench.resident
+        costs, resident = self._context.costs(), self._pool.resident
         self._sampler.price(lambda knobs: costs.expected(knobs, resident))
-        self._launch(bench, self._ledger.ask(self._space.distributions()), attempts)
+        self._launch(executor, self._ledger.ask(self._space.distributions()), attempts)
         return ""
 
     def _why_over(self, trials: list[FrozenTrial], attempts: Attempts) -> str:
@@ -303,16 +309,16 @@ class Tuner:
             return ""
         if not self._sampler.has_model:
             return ""
-        return self._worth.why_not(trials, _usual_seconds(attempts), sigma_run)
+        return self._stopping.why_not(trials, _usual_seconds(attempts), sigma_run)
 
     def _end_search(self, reason: str) -> None:
-        """Say why it ended and what the model expects by now, once and for all."""
-        if self._job.study.search_ended is None:
+        """Say once why the search ended and what the model expects by now."""
+        if self._context.study.search_ended is None:
             messages = [f"The search ends: {reason}.", *self._expectation()]
-            self._job.end_search(reason, messages)
+            self._context.end_search(reason, messages)
 
     def _expectation(self) -> Iterator[str]:
-        """What the sampler's model expects by now, if it has one."""
+        """Yield what the sampler's model expects by now, if it has one."""
         if expected := self._sampler.prediction(self._ledger.trials()):
             changed = difference(self._space.complete(expected.params), self._plan.baseline)
             yield (
@@ -320,47 +326,34 @@ class Tuner:
                 f"{self.unit}, and expects one more trial to bring {expected.gain:.2%}."
             )
 
-    def _launch(self, bench: Bench, trial: FrozenTrial, attempts: Attempts) -> None:
+    def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
         knobs = self._space.complete(trial.params)
-        # The baseline is never stopped early: everything is compared with it.
-        racing = knobs != self._plan.baseline
-        levels = Levels.of(attempts)
-        low = _incumbent_low(levels.applied(attempts), bench.noise.df) if racing else 0.0
-        allowed = self._schedule.for_trial(attempts, knobs)
-        level = self._pacemaker.level(trial.number, knobs, bench, allowed)
-        if level:
-            bench.start_paced(trial.number, knobs, level, incumbent_low=low, allowed=allowed)
-            return
-        bench.start(
-            trial.number,
-            knobs,
-            incumbent_low=lambda environment: levels.at(environment).least(low),
-            allowed=allowed,
-        )
+        limit = self._schedule.for_trial(attempts, knobs)
+        executor.submit(self._planner.search(trial.number, knobs, limit))
 
-    def _learn_noise(self, bench: Bench) -> None:
-        noise = bench.noise = self._calibration.noise(self._job.attempts())
+    def _learn_noise(self) -> None:
+        noise = self._planner.noise = self._calibration.noise(self._context.attempts())
         stored = StoredNoise(noise.sigma_run, noise.runs, noise.drift_per_hour)
-        self._job.record_noise(stored)
+        self._context.record_noise(stored)
 
     def _tell(self, finished: Finished, unlaunched: list[FrozenTrial]) -> None:
         if finished.result.state == AttemptState.LOST:
             number = finished.attempt.trial
-            self._job.say(f"Trial {number}: {finished.result.cause}; it is launched again.")
+            self._context.say(f"Trial {number}: {finished.result.cause}; it is launched again.")
             unlaunched.append(self._ledger.trials()[number])
             return
         self._tell_result(finished.attempt, finished.result)
 
     def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
-        """As it would be where the baseline's own trial ran."""
-        level = Levels.of(self._job.attempts()).at(attempt.environment)
+        """Tell Optuna a result, levelled to the node of the baseline's own trial."""
+        level = Levels.of(self._context.attempts()).at(attempt.environment)
         told = level.applied(result)
         note = trial_note(attempt, told, self.unit, level=level)
         self._ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)))
 
     def _recover(self) -> list[FrozenTrial]:
-        """Tell what was recorded but not told; returns trials that were asked for but not run."""
-        recorded = {a.trial: a for a in self._job.attempts().searched()}
+        """Tell what was recorded but not told; return trials that were asked for but not run."""
+        recorded = {a.trial: a for a in self._context.attempts().searched()}
         unlaunched: list[FrozenTrial] = []
         for trial in self._ledger.trials():
             if trial.state != TrialState.RUNNING:
@@ -373,7 +366,7 @@ class Tuner:
         return unlaunched
 
     def _completed(self, trial: FrozenTrial) -> Iterator[FrozenTrial]:
-        """A trial that was asked for with all of its values; none if it cannot have them."""
+        """Yield a trial that was asked for, with all of its values; nothing if it cannot have them."""
         try:
             complete = self._ledger.complete_params(trial, self._space.distributions())
         except (Exhausted, ValueError) as error:
@@ -384,33 +377,13 @@ class Tuner:
             yield complete
 
     def _close_what_is_open(self) -> None:
-        """A trial that somebody else has asked for since the search ended is not run any more."""
+        """Fail the trials that were asked for after the search had ended."""
         for trial in self._recover():
             reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
             self._ledger.tell(trial.number, reason, "Not run: the search had ended.")
 
 
 def _usual_seconds(attempts: Attempts) -> float:
-    """Of a trial, and of the baseline beside it, by those that are recorded; 0 while none is."""
+    """Return the usual seconds of a trial with the baseline beside it; 0 while none is recorded."""
     kinds = attempts.searched(), attempts.of(Purpose.PAIRED).recorded()
     return sum(statistics.median([a.result.wall_seconds for a in some] or [0.0]) for some in kinds)
-
-
-def _incumbent_low(attempts: Attempts, freedom: float) -> float:
-    """Lower bound of the best rate so far.
-
-    Args:
-        freedom: with which the noise between runs is known.
-    """
-    results = [a.result for a in attempts.searched().complete()]
-    lows = [
-        r.throughput * (1 - min(_doubt(r, freedom), _MOST_DOUBT))
-        for r in results
-        if r.throughput is not None
-    ]
-    return max(lows, default=0.0)
-
-
-def _doubt(result: AttemptResult, freedom: float) -> float:
-    own = _MOST_DOUBT if result.block_half_width is None else result.block_half_width
-    return total_half_width(own, result.sigma_run or 0.0, freedom)

@@ -82,6 +82,34 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
+class TimeLimit:
+    """Time of one run, in seconds from its launch; the default has no end.
+
+        limit = TimeLimit(soft=30.0, hard=37.5)
+        limit.shared(2)          # soft=15.0 for each of two interleaved runs, hard=37.5 for both
+        limit.after_launch(4.0)  # soft=26.0, counted from the first step
+
+    Attributes:
+        soft: time after which the run is to be over; it begins no block that would end later.
+        hard: time after which the run is ended, whatever it does.
+    """
+
+    soft: float = math.inf
+    hard: float = math.inf
+
+    def shared(self, count: int) -> "TimeLimit":
+        """Return the limit of each of several interleaved runs, which have this time together."""
+        return TimeLimit(self.soft / count, self.hard)
+
+    def after_launch(self, seconds: float) -> "TimeLimit":
+        """Return the limit whose soft part counts from the first step, after a launch of so long."""
+        return TimeLimit(max(0.0, self.soft - seconds), self.hard)
+
+
+NO_LIMIT = TimeLimit()
+
+
+@dataclass(frozen=True)
 class FileCopy:
     """Changed copy of a settings file, written on every node before ranks start."""
 
@@ -178,15 +206,10 @@ class TrialRequest:
     Each block reports loss, gradient norm and how far the replicas of the model lie apart.
     """
     profile: int = 0
-    """Optimizer steps under the profiler, reported as one block, nothing timed; 0: none."""
-    profile_seconds: float | None = None
-    """Time limit for the profiled steps and those before them; None: no limit.
-
-    Where even a few steps would take longer, the first step alone is reported.
-    """
-    seconds: float | None = None
-    """Seconds after its launch at which the trial is ended with its blocks so far; None: no limit.
-    """
+    """When above 0: no timing; so many optimizer steps under the profiler, reported as one block."""
+    limit: TimeLimit = NO_LIMIT
+    """Time of the trial, of which `soft` counts from the first step. A profile for which even a few
+    steps take longer reports the first step alone; after `hard` the trial is ended."""
     workdir: str = "."
     import_paths: tuple[str, ...] = ()
     """Folders put before sys.path in every rank, as python does with a script's folder."""

@@ -238,7 +238,7 @@ class Trials:
             import_paths=(str(BENCHMARKS),),
             log_dir=str(self._bench.folder / trial),
         )
-        result = judge.result(slot.run(shape(plan.spread(asked)), judge))
+        result = judge.result(slot.run_solo(shape(plan.spread(asked)), judge))
         blocks = [seen.block for seen in judge.seen]
         kept = [seen.block for seen in judge.seen if seen.kept]
         return Run(

@@ -1,4 +1,4 @@
-"""Blocks that rank 0 would have reported of a replayed launch, and its end."""
+"""Blocks that rank 0 would have reported of a replayed launch."""
 
 import dataclasses
 import itertools
@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialReport, TrialRequest
+from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest
 from autotune.worker.rank.trace import PARTS
 from launchers.replay.answers import Answer
 
@@ -98,29 +98,6 @@ def _of_first_block(answer: Answer) -> Observed:
     found: Any = {**answer.first_steps, **({"tells_longest": 1} if answer.tells_longest else {})}
     observed: Observed = found
     return observed
-
-
-def ended(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
-    """Return the report of a trial with these blocks, at its own end or on request."""
-    wall_seconds = answer.startup + math.fsum(block.seconds for block in seen)
-    return TrialReport(request.trial, None, "", tuple(seen), wall_seconds)
-
-
-def cut(request: TrialRequest, seen: Sequence[BlockReport], seconds: float) -> TrialReport:
-    """Return the report of a trial that has used all of its time."""
-    return TrialReport(request.trial, None, "", tuple(seen), seconds)
-
-
-def failed(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> TrialReport:
-    """Return the report of a trial that fails as its answer says, after these blocks."""
-    report = ended(request, answer, seen)
-    return dataclasses.replace(
-        report,
-        outcome=answer.outcome,
-        cause=answer.cause,
-        wall_seconds=report.wall_seconds + waited(request, answer, seen),
-        lost_agent=answer.lost_agent,
-    )
 
 
 def waited(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -> float:

@@ -1,8 +1,8 @@
 """Slots that replay trials instead of running them.
 
 A behaviour (launchers.replay.answers) gives the outcome of a launch: how fast it runs, or how it
-fails. The slot turns that into the blocks that rank 0 would have reported, and asks the watch about
-each. So everything above a launcher works as it does over ranks, with a trial per millisecond.
+fails. The slot turns that into the blocks that rank 0 would have reported, and asks the schedule
+after each. So everything above a launcher works as it does over ranks, with a trial per millisecond.
 
 Each slot has its own virtual time, which advances by what its trials would have taken. The
 launcher's clock is that of the slot that is furthest. Waiting for a trial takes no time, so a slot
@@ -16,7 +16,6 @@ of its slot, so that launches at about the same time are slow together.
 
 import dataclasses
 import itertools
-import math
 import random
 import threading
 from collections import Counter
@@ -24,11 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.worker.protocol import BlockReport, Knobs, TrialReport, TrialRequest
-from launchers.base import Launcher, Slot, TrialWatch, TurnSchedule
-from launchers.replay import blocks
+from autotune.worker.protocol import Knobs, TrialReport, TrialRequest
+from launchers.base import Launcher, Slot, TurnSchedule
 from launchers.replay.answers import Answer, Behaviour, Launch
-from launchers.replay.interleaved import InterleavedReplay
+from launchers.replay.member import ReplayMember
 from launchers.replay.speed import MachineSpeed, SpeedVariation
 from search_spaces import defaults
 from search_spaces.residency import why_not_live
@@ -140,123 +138,95 @@ class ReplaySlot(Slot):
         self._answer = answer
         self._speed = speed
         self._ending = False
-        self._stays: dict[int, _WarmProcesses] = {}
-        """Warm workers, by their place in the interleaved group."""
+        self._waiting: dict[int, _WarmProcesses] = {}
+        """Warm workers, by the place of their trial in its session."""
+        self._claimed: dict[int, _WarmProcesses] = {}
+        """Warm workers that the running session has claimed."""
         self.launches = 0
         """Number of launches of processes."""
 
     @property
     def resident(self) -> Knobs | None:
-        return self._stays[min(self._stays)].request.knobs if self._stays else None
+        return self._waiting[min(self._waiting)].request.knobs if self._waiting else None
 
     def dismiss(self) -> None:
-        self._stays = {}
+        self._waiting = {}
 
-    def run(self, request: TrialRequest, watch: TrialWatch) -> TrialReport:
+    def run(self, requests: Sequence[TrialRequest], schedule: TurnSchedule) -> list[TrialReport]:
         self._ending = False
-        launched = self._launched(0, request)
-        self._stays = {}
-        self.launches += not launched
-        answer, draw = self._answer(request, self.time, bool(launched))
-        enough = _Enough(watch)
-        report = self._played(request, enough, answer, draw)
-        report = dataclasses.replace(report, not_its_own=answer.not_its_own, resident_of=launched)
-        self.time += report.wall_seconds
-        all_done = len(report.blocks) == request.blocks.max_blocks
-        over = (enough.seen or all_done) and report.outcome is None
-        if request.stays and over and answer.stays:
-            self._stays = {0: _WarmProcesses(request, launched or request.trial)}
-        return report
-
-    def _launched(self, place: int, request: TrialRequest) -> str:
-        """Return the trial that launched the warm worker which a request takes over; empty if none."""
-        waits = self._stays.get(place)
-        return waits.launched if waits and waits.accepts(request) else ""
-
-    def run_interleaved(
-        self, requests: Sequence[TrialRequest], schedule: TurnSchedule
-    ) -> list[TrialReport]:
-        self._ending = False
-        launched = [self._launched(place, request) for place, request in enumerate(requests)]
-        self._stays = {place: self._stays[place] for place, name in enumerate(launched) if name}
-        longest = requests[0].seconds
-        until = math.inf if longest is None else self.time + longest
-        residents: dict[int, InterleavedReplay] = {}
+        launched = self._claim(requests)
+        until = self.time + requests[0].limit.hard
+        members: dict[int, ReplayMember] = {}
         trains, died, enough = None, False, False
         for number in itertools.count(1):
             member = schedule.next()
             if member is None or self._ending:
                 enough = member is None
                 break
-            returns = member in residents
+            returns = member in members
             if not returns:
-                request, live = requests[member], bool(launched[member])
-                self.launches += not live
-                residents[member] = InterleavedReplay(
-                    request, *self._answer(request, self.time, live)
-                )
-            resident = residents[member]
-            block = resident.turn(number, self._speed, rested=returns and member != trains)
+                members[member] = self._begun(requests[member], live=bool(launched[member]))
+            running = members[member]
+            block = running.turn(number, self._speed, rested=returns and member != trains)
             trains = member
-            if self.time + resident.latest > until:
-                resident.cut(until - self.time, block)
+            if self.time + running.latest > until:
+                running.cut(until - self.time, block)
                 self.time = until
                 break
-            self.time += resident.latest
+            self.time += running.latest
             if block:
                 schedule.trained(member, block)
-            elif resident.lost_agent:
+            elif running.lost_agent:
                 died = True
                 break
             else:
                 schedule.lost(member)
+        if enough:
+            self._keep(requests, members, launched)
         unseen = [TrialReport(request.trial, None, "", (), 0.0) for request in requests]
         reports = [
-            residents[number].report() if number in residents else report
-            for number, report in enumerate(unseen)
+            members[place].report() if place in members else report
+            for place, report in enumerate(unseen)
         ]
-        if not enough or died:
-            self._stays = {}
-        for place, resident in residents.items():
-            self._stays.pop(place, None)
-            if enough and resident.stays:
-                request = requests[place]
-                self._stays[place] = _WarmProcesses(request, launched[place] or request.trial)
         return [
             dataclasses.replace(report, lost_agent=died, resident_of=by)
             for report, by in zip(reports, launched, strict=True)
         ]
 
+    def _claim(self, requests: Sequence[TrialRequest]) -> list[str]:
+        """Return the trials that launched the warm workers which requests take over; empty: none.
+
+        All others are ended.
+        """
+        waiting = {
+            place: self._waiting[place]
+            for place, request in enumerate(requests)
+            if place in self._waiting and self._waiting[place].accepts(request)
+        }
+        self._claimed, self._waiting = waiting, {}
+        return [waiting[p].launched if p in waiting else "" for p in range(len(requests))]
+
+    def _begun(self, request: TrialRequest, *, live: bool) -> ReplayMember:
+        self.launches += not live
+        return ReplayMember(request, *self._answer(request, self.time, live))
+
+    def _keep(
+        self,
+        requests: Sequence[TrialRequest],
+        members: Mapping[int, ReplayMember],
+        launched: Sequence[str],
+    ) -> None:
+        """Keep the warm workers of a session whose schedule is done, of unused ones as well."""
+        unused = {p: waits for p, waits in self._claimed.items() if p not in members}
+        stayed = {
+            place: _WarmProcesses(requests[place], launched[place] or requests[place].trial)
+            for place, member in members.items()
+            if member.stays
+        }
+        self._waiting = unused | stayed
+
     def end(self) -> None:
         self._ending = True
-
-    def _played(
-        self, request: TrialRequest, watch: TrialWatch, answer: Answer, draw: random.Random
-    ) -> TrialReport:
-        seen: list[BlockReport] = []
-        longest = math.inf if request.seconds is None else request.seconds
-        left = longest - answer.startup
-        self._speed.go_on(answer.startup)
-        for block in map(self._speed.of, blocks.reported(request, answer, draw)):
-            if _too_long(block, request):
-                block = blocks.first_step(block)
-            if self._ending:
-                return blocks.ended(request, answer, seen)
-            if answer.outcome and len(seen) == answer.after:
-                report = blocks.failed(request, answer, seen)
-                return (
-                    report if report.wall_seconds <= longest else blocks.cut(request, seen, longest)
-                )
-            left -= block.seconds
-            if left < 0:
-                return blocks.cut(request, seen, longest)
-            seen.append(block)
-            if watch(block):
-                return blocks.ended(request, answer, seen)
-        failed = answer.outcome and len(seen) <= answer.after
-        return (
-            blocks.failed(request, answer, seen) if failed else blocks.ended(request, answer, seen)
-        )
 
 
 @dataclass(frozen=True)
@@ -270,24 +240,6 @@ class _WarmProcesses:
     def accepts(self, request: TrialRequest) -> bool:
         alike = request.takes_turns == self.request.takes_turns
         return request.stays and alike and not why_not_live(self.request.knobs, request.knobs)
-
-
-class _Enough:
-    """Watch that remembers whether it has ended the trial."""
-
-    def __init__(self, watch: TrialWatch) -> None:
-        self._watch = watch
-        self.seen = False
-
-    def __call__(self, block: BlockReport) -> bool:
-        self.seen = self._watch(block)
-        return self.seen
-
-
-def _too_long(block: BlockReport, request: TrialRequest) -> bool:
-    """Return whether ranks see after a step that there is no time for a profile."""
-    most = request.profile_seconds
-    return bool(request.profile) and most is not None and block.seconds > most
 
 
 def _unusual(knobs: Knobs) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Bench:
         )
         fields: dict[str, Any] = {"blocks": BlockPlan(0.02, 1, max_blocks=4), **changes}
         request = trial(self.folder, "", world_size=1, import_paths=(), command=command, **fields)
-        return self._slot.run(request, lambda _: False)
+        return self._slot.run_solo(request, lambda _: False)
 
     def python(self, text: str, **options: Any) -> TrialReport:
         (self.folder / "own.py").write_text(text)

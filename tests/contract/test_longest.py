@@ -59,7 +59,7 @@ def test_every_batch_is_as_long_as_the_longest(launcher: Launcher, tmp_path: Pat
             tmp_path, "unequal:build", args={"longest": longest}, knobs=knobs(micro_batch=4)
         )
         judge = FitMonitor()
-        report = launcher.slots[0].run(on_longest(asked), judge)
+        report = launcher.slots[0].run_solo(on_longest(asked), judge)
         result = judge.result(report)
         assert result.state == "COMPLETE", result.cause
         assert report.blocks[0].observed["tells_longest"] == 1
@@ -73,5 +73,5 @@ def test_a_workload_that_does_not_know_them_is_not_run_on_others(
 ) -> None:
     (tmp_path / "unequal.py").write_text(WORKLOAD)
     asked = on_longest(trial(tmp_path, "unequal:build", args={"told": False}))
-    report = launcher.slots[0].run(asked, FitMonitor())
+    report = launcher.slots[0].run_solo(asked, FitMonitor())
     assert "does not say which samples are the longest" in report.cause

@@ -40,7 +40,7 @@ def measured(
 ) -> tuple[AttemptResult, list[BlockReport]]:
     """A trial of the tiny workload, and its blocks."""
     judge = TimedMonitor(Limits(warmup=0.2, longest=seconds, precision=1e-9))
-    report = launcher.slots[0].run(tiny_trial(folder, arguments), judge)
+    report = launcher.slots[0].run_solo(tiny_trial(folder, arguments), judge)
     return judge.result(report), [seen.block for seen in judge.seen]
 
 
@@ -59,7 +59,7 @@ def profiled(launcher: Launcher, folder: Path, **arguments: Any) -> Observed:
     """What a profile shows of the tiny workload."""
     judge = ProfileMonitor()
     request = dataclasses.replace(tiny_trial(folder, arguments), profile=4)
-    result = judge.result(launcher.slots[0].run(request, judge))
+    result = judge.result(launcher.slots[0].run_solo(request, judge))
     assert result.state == "COMPLETE", result.cause
     return judge.seen[0].block.observed
 
@@ -155,6 +155,6 @@ def test_a_profile_tells_a_slow_rank_from_slow_communication(
 def test_batch_normalisation_of_a_workload_is_told(launcher: Launcher, tmp_path: Path) -> None:
     asked = tiny_trial(tmp_path, {"size": 8, "width": 4, "blocks": 1})
     request = dataclasses.replace(asked, factory="autotune.workloads.convnet:build")
-    report = launcher.slots[0].run(request, lambda block: block.index > 0)
+    report = launcher.slots[0].run_solo(request, lambda block: block.index > 0)
     told = [block.observed.get("batch_dependent") for block in report.blocks[:2]]
     assert told == ["BatchNorm", None], report.cause

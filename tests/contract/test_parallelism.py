@@ -59,7 +59,7 @@ def seen(slot: Slot, folder: Path, ranks: int = 2, **knobs: Any) -> list[dict[st
 def ran(slot: Slot, asked: TrialRequest) -> TimedMonitor:
     """A trial on the slot, complete."""
     judge = TimedMonitor(Limits(warmup=0.1, longest=5.0, precision=0.5))
-    result = judge.result(slot.run(asked, judge))
+    result = judge.result(slot.run_solo(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     return judge
 
@@ -259,7 +259,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
             args=GPT,
         )
         judge = TrajectoryMonitor()
-        result = judge.result(slot.run(spread(asked), judge))
+        result = judge.result(slot.run_solo(spread(asked), judge))
         assert result.state == "COMPLETE", (result.cause, result.log_tail)
         found.append(trajectory([block.block for block in judge.seen]))
     compared = numerics.agreement(found[1], found[0])
@@ -284,7 +284,7 @@ def test_replicas_stay_alike(slot: Slot, tmp_path: Path, changes: dict[str, Any]
         args=GPT,
     )
     judge = TrajectoryMonitor()
-    result = judge.result(slot.run(asked, judge))
+    result = judge.result(slot.run_solo(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     blocks = [block.block for block in judge.seen]
     assert max(block.observed["replica_spread"] for block in blocks) < 1e-6

@@ -4,6 +4,7 @@ The libraries are written into the folder of installed packages; the workload is
 """
 
 import json
+import math
 import os
 import site
 import uuid
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import launchers
-from autotune.worker.protocol import Outcome
+from autotune.worker.protocol import Outcome, TimeLimit
 from launchers import Launcher, Resources
 from tests.steering import TINY_WORKLOAD
 from tests.trials import trial
@@ -54,16 +55,16 @@ class Bench:
     folder: Path
     library: str
 
-    def train(
-        self, *, expression: str = "0", seconds: float | None = None
-    ) -> list[dict[str, object]]:
+    def train(self, *, expression: str = "0", seconds: float = math.inf) -> list[dict[str, object]]:
         """What was imported, and what the ranks saw, in one trial."""
         workload = WORKLOAD.format(name=self.library, expression=expression)
         (self.folder / "mine.py").write_text(workload)
         seen = self.folder / "imports.jsonl"
         known = len(seen.read_text().splitlines()) if seen.exists() else 0
-        request = trial(self.folder, "mine:build", env={"COLOUR": "red"}, seconds=seconds)
-        report = self.launcher.slots[0].run(request, lambda block: False)
+        request = trial(
+            self.folder, "mine:build", env={"COLOUR": "red"}, limit=TimeLimit(hard=seconds)
+        )
+        report = self.launcher.slots[0].run_solo(request, lambda block: False)
         assert report.outcome is None, report.log_tail
         assert len(report.blocks) == request.blocks.max_blocks
         return [json.loads(line) for line in seen.read_text().splitlines()[known:]]
@@ -214,7 +215,7 @@ def test_a_library_of_no_weight_is_not_worth_new_agents(bench: Bench, library: P
 @pytest.mark.slow
 def test_a_trial_that_fails_before_it_has_built_teaches_nothing(bench: Bench) -> None:
     failing = trial(bench.folder, "nowhere:build")
-    assert bench.launcher.slots[0].run(failing, lambda _: False).outcome is Outcome.ERROR
+    assert bench.launcher.slots[0].run_solo(failing, lambda _: False).outcome is Outcome.ERROR
     assert len(imports(bench.train())) == 2
     bench.train()
     assert not imports(bench.train())

@@ -44,7 +44,7 @@ def go_on(_: BlockReport) -> bool:
 
 def test_blocks_account_for_every_step_sample_and_second() -> None:
     launcher = ReplayLauncher(noisy(PLAIN, block=0.1))
-    report = launcher.slots[0].run(request(), go_on)
+    report = launcher.slots[0].run_solo(request(), go_on)
     assert (report.trial, report.outcome, report.cause) == ("1/0-search-1/1", None, "")
     assert [block.index for block in report.blocks] == list(range(5))
     assert [block.steps for block in report.blocks] == [1, 8, 8, 8, 8]
@@ -66,7 +66,7 @@ def test_a_watch_ends_its_trial() -> None:
         return block.index == 3
 
     slot = ReplayLauncher(PLAIN).slots[0]
-    report = slot.run(request(blocks=BlockPlan(1.0, 2, ENDLESS)), watch)
+    report = slot.run_solo(request(blocks=BlockPlan(1.0, 2, ENDLESS)), watch)
     assert report.outcome is None
     assert seen == [block.index for block in report.blocks] == [0, 1, 2, 3]
 
@@ -85,7 +85,7 @@ def test_end_from_another_thread() -> None:
 
     ending = threading.Thread(target=end)
     ending.start()
-    report = slot.run(request(blocks=BlockPlan(1.0, 2, ENDLESS)), watch)
+    report = slot.run_solo(request(blocks=BlockPlan(1.0, 2, ENDLESS)), watch)
     ending.join()
     assert report.outcome is None
     assert len(report.blocks) < ENDLESS
@@ -94,7 +94,7 @@ def test_end_from_another_thread() -> None:
 def test_end_with_nothing_running_does_not_end_the_next_trial() -> None:
     slot = ReplayLauncher(PLAIN).slots[0]
     slot.end()
-    assert len(slot.run(request(), go_on).blocks) == 5
+    assert len(slot.run_solo(request(), go_on).blocks) == 5
 
 
 def test_a_watch_that_raises_leaves_the_slot_ready() -> None:
@@ -103,15 +103,15 @@ def test_a_watch_that_raises_leaves_the_slot_ready() -> None:
 
     slot = ReplayLauncher(PLAIN).slots[0]
     with pytest.raises(RuntimeError, match="planted"):
-        slot.run(request(), watch)
-    assert len(slot.run(request(), go_on).blocks) == 5
+        slot.run_solo(request(), watch)
+    assert len(slot.run_solo(request(), go_on).blocks) == 5
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.CRASH, Outcome.ERROR])
 @pytest.mark.parametrize("after", [0, 2, 5])
 def test_a_failure_has_its_cause_and_the_blocks_before_it(outcome: Outcome, after: int) -> None:
     failing = where(PLAIN, lambda _: True, outcome=outcome, cause="rank 0: planted", after=after)
-    report = ReplayLauncher(failing).slots[0].run(request(), go_on)
+    report = ReplayLauncher(failing).slots[0].run_solo(request(), go_on)
     assert (report.outcome, report.cause, len(report.blocks)) == (outcome, "rank 0: planted", after)
 
 
@@ -119,7 +119,7 @@ def test_a_failure_has_its_cause_and_the_blocks_before_it(outcome: Outcome, afte
 def test_a_hang_takes_its_deadline(after: int, waited: float) -> None:
     hanging = where(PLAIN, lambda _: True, outcome=Outcome.HANG, after=after, startup=2.0)
     slot = ReplayLauncher(hanging).slots[0]
-    report = slot.run(request(deadlines=Deadlines(startup=30.0, step=7.0)), go_on)
+    report = slot.run_solo(request(deadlines=Deadlines(startup=30.0, step=7.0)), go_on)
     assert report.outcome is Outcome.HANG
     blocks = sum(block.seconds for block in report.blocks)
     assert report.wall_seconds == pytest.approx(2.0 + blocks + waited)
@@ -128,14 +128,14 @@ def test_a_hang_takes_its_deadline(after: int, waited: float) -> None:
 def test_a_lost_agent_is_told_apart_and_the_next_launch_runs() -> None:
     lossy = where(PLAIN, lambda launch: launch.number == 1, lost_agent=True, outcome=Outcome.CRASH)
     slot = ReplayLauncher(lossy).slots[0]
-    assert slot.run(request(), go_on).lost_agent
-    again = slot.run(request("1/0-search-2/1"), go_on)
+    assert slot.run_solo(request(), go_on).lost_agent
+    again = slot.run_solo(request("1/0-search-2/1"), go_on)
     assert (again.lost_agent, again.outcome) == (False, None)
 
 
 def test_a_trajectory_is_single_steps_with_loss_and_norm() -> None:
     slot = ReplayLauncher(where(PLAIN, lambda _: True, loss=2.0, gradient_norm=0.5)).slots[0]
-    report = slot.run(request(trajectory=16), go_on)
+    report = slot.run_solo(request(trajectory=16), go_on)
     assert [block.steps for block in report.blocks] == [1] * 16
     losses = [block.loss for block in report.blocks]
     assert losses[0] == 2.0
@@ -144,7 +144,7 @@ def test_a_trajectory_is_single_steps_with_loss_and_norm() -> None:
 
 
 def test_a_profile_is_one_block_of_parts() -> None:
-    report = ReplayLauncher(PLAIN).slots[0].run(request(profile=8), go_on)
+    report = ReplayLauncher(PLAIN).slots[0].run_solo(request(profile=8), go_on)
     (block,) = report.blocks
     shares = block.observed["parts"].values()
     assert all(len(share) == 2 for share in shares)
@@ -155,9 +155,9 @@ def test_a_profile_is_one_block_of_parts() -> None:
 def test_memory_is_reported_and_limited() -> None:
     limited = within_memory(PLAIN, lambda knobs: 10.0 * knobs["micro_batch"], limit=100.0)
     slot = ReplayLauncher(limited).slots[0]
-    fits = slot.run(request(knobs={"micro_batch": 10}), go_on)
+    fits = slot.run_solo(request(knobs={"micro_batch": 10}), go_on)
     assert {block.peak_bytes for block in fits.blocks} == {100}
-    beyond = slot.run(request(knobs={"micro_batch": 11}), go_on)
+    beyond = slot.run_solo(request(knobs={"micro_batch": 11}), go_on)
     assert beyond.outcome is Outcome.OOM
     assert beyond.cause == "out of memory: 110 of 100 bytes"
 
@@ -178,16 +178,16 @@ def test_the_clock_is_that_of_the_busiest_slot() -> None:
     launcher = ReplayLauncher(where(PLAIN, lambda _: True, startup=1000.0), slots=2)
     assert launcher.clock() == 0.0
     first, second = launcher.slots
-    one = first.run(request(), go_on).wall_seconds
+    one = first.run_solo(request(), go_on).wall_seconds
     assert launcher.clock() == one > 1000.0
-    other = second.run(request(), go_on).wall_seconds
+    other = second.run_solo(request(), go_on).wall_seconds
     assert launcher.clock() == max(one, other)
-    first.run(request(), go_on)
+    first.run_solo(request(), go_on)
     assert launcher.clock() == pytest.approx(2 * one)
 
 
 def rate_of(launcher: ReplayLauncher, name: str, **changes: Any) -> float:
-    report = launcher.slots[0].run(request(name, **changes), go_on)
+    report = launcher.slots[0].run_solo(request(name, **changes), go_on)
     return sum(b.samples for b in report.blocks) / sum(b.seconds for b in report.blocks)
 
 

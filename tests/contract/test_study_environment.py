@@ -63,7 +63,7 @@ def seen(launcher: Launcher, folder: Path, env: Mapping[str, str]) -> dict[str, 
         env=dict(env),
         log_dir=str(folder / "logs"),
     )
-    report = launcher.slots[0].run(request, lambda _: False)
+    report = launcher.slots[0].run_solo(request, lambda _: False)
     assert report.outcome is None, report.cause + report.log_tail
     found: dict[str, dict[str, str]] = json.loads((folder / "seen.json").read_text())
     return found

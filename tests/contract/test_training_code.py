@@ -43,7 +43,7 @@ def asked(folder: Path, *, own: bool = False, trajectory: int = 0, **changes: An
 
 def ran(slot: Slot, request: TrialRequest) -> AttemptResult:
     judge = TimedMonitor(Limits(warmup=0.1, longest=0.2, precision=0.5))
-    return judge.result(slot.run(spread(request), judge))
+    return judge.result(slot.run_solo(spread(request), judge))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
     slot: Slot, tmp_path: Path, own: bool
 ) -> None:
     judge = TrajectoryMonitor()
-    result = judge.result(slot.run(asked(tmp_path, own=own, trajectory=FEWEST_STEPS), judge))
+    result = judge.result(slot.run_solo(asked(tmp_path, own=own, trajectory=FEWEST_STEPS), judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     found = [seen.block.observed["gradient_norm"] for seen in judge.seen]
     _, norms = hooked.plainly(2, 4, 1)

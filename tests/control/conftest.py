@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.study import board
+from autotune.study import dashboard_sync
 from storage import Database
 from tests.control.replayed import Replayed
 
@@ -41,7 +41,7 @@ def played(tmp_path: Path, database: Database) -> Replayed:
 @pytest.fixture
 def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dashboard has everything as soon as it is recorded."""
-    monkeypatch.setattr(board, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(dashboard_sync, "EVERY_SECONDS", 0.0)
 
 
 def _close(database: Database) -> None:

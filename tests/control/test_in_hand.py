@@ -19,7 +19,7 @@ from autotune.analysis.wording import rate_text
 from autotune.export import publish
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.follow import conclusion
-from autotune.study import board
+from autotune.study import dashboard_sync
 from autotune.views.in_hand import in_hand
 from autotune.views.notes import study_note
 from autotune.views.recompute import recomputed_verdict
@@ -296,7 +296,7 @@ def test_an_earlier_verdict_stands_when_the_study_goes_on(
 def test_the_dashboard_is_written_now_and_then_and_when_the_study_stops(
     played: Replayed, stopped: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "EVERY_SECONDS", 3600.0)
+    monkeypatch.setattr(dashboard_sync, "EVERY_SECONDS", 3600.0)
     played.submit(**WHOLE)
     shown: list[set[str]] = []
     stopped.look = lambda: shown.append({*dashboards_study(played).user_attrs.values()})

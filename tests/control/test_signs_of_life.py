@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.study import bench
+from autotune.study import executor
 from autotune.views.overview import describe, status_of
 from launchers.replay import Answer, Launch
 from tests.control.replayed import PLAIN, Replayed
@@ -91,7 +91,7 @@ class Still(Held):
 def test_what_is_said_again_is_no_progress(
     played: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(executor, "_TELL_SECONDS", 0.0)
     played.submit(**SHORT)
     still = Still(played)
     played.on(still).serve()

@@ -195,7 +195,7 @@ def test_every_launch_has_a_secret_of_its_own(project: Path) -> None:
     with open_launcher("local", Resources(2, 0, 1, 1), str(project), None) as launcher:
         [slot] = launcher.slots
         for _ in range(2):
-            report = slot.run(trial(project, trial="t"), lambda _: True)
+            report = slot.run_solo(trial(project, trial="t"), lambda _: True)
             assert report.outcome is None, report.cause
         port = slot._agents._store_port  # type: ignore[attr-defined]
         store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -224,5 +224,5 @@ def test_a_ray_of_our_own_is_for_nobody_without_its_token(project: Path) -> None
             assert joined.returncode != 0
             assert joined.stdout == ""
         assert "InvalidAuthToken" in joined.stderr
-        report = launcher.slots[0].run(trial(project, world_size=1), lambda _: True)
+        report = launcher.slots[0].run_solo(trial(project, world_size=1), lambda _: True)
         assert report.outcome is None, report.cause

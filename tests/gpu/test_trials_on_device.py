@@ -147,7 +147,7 @@ class Bench:
         watch: Callable[[BlockReport], bool] = lambda _: False,
         **changes: Any,
     ) -> TrialReport:
-        return self.slot.run(self.request(factory, **changes), watch)
+        return self.slot.run_solo(self.request(factory, **changes), watch)
 
     def check_next_trial(self) -> None:
         report = self.run()
@@ -233,7 +233,7 @@ def test_data_parallel_is_one_process_on_all_devices(tmp_path: Path, placement: 
     chosen = knobs(micro_batch=8, parallelism="data_parallel", loss_placement=placement)
     with bench(Resources(2, 1.0, 1, 1), tmp_path) as two:
         asked = plan.spread(two.request("device:telling", knobs=chosen))
-        report = two.slot.run(asked, lambda _: False)
+        report = two.slot.run_solo(asked, lambda _: False)
         (log,) = Path(asked.log_dir).glob("rank-*.log")
     assert (report.outcome, report.cause) == (None, ""), report.log_tail
     assert all(block.samples == 16 * block.steps for block in report.blocks)
@@ -248,7 +248,7 @@ def test_trials_that_share_a_device_run_side_by_side(tmp_path: Path) -> None:
     with bench(Resources(1, 0.5, 1, None), tmp_path) as opened:
         assert len(opened.launcher.slots) == fitting
         for slot in opened.launcher.slots:
-            report = slot.run(opened.request(), lambda _: False)
+            report = slot.run_solo(opened.request(), lambda _: False)
             assert (report.outcome, report.cause) == (None, "")
 
 

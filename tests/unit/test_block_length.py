@@ -1,5 +1,7 @@
 """How many steps the next block takes."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,7 +111,7 @@ def test_what_a_block_has_to_hold_to_stand_for_the_training_it_holds():
 @pytest.mark.parametrize(
     ("first", "seconds", "expected"),
     [
-        (0.1, None, (5, 8)),
+        (0.1, math.inf, (5, 8)),
         (0.1, 10.0, (5, 8)),
         (1.0, 20.0, (1, 8)),
         (1.0, 10.0, (1, 2)),

@@ -15,7 +15,7 @@ from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, interleaved
 from autotune.runs.monitors import TimedMonitor
 from autotune.runs.paired import PairedSchedule
-from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
+from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
 from launchers.replay import Answer, Behaviour, Launch, ReplayLauncher, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at
 from storage import AttemptResult, AttemptState
@@ -101,13 +101,13 @@ def play(
     behaviour: Behaviour, members: int, limits: Limits = LIMITS, **machine: Any
 ) -> tuple[list[AttemptResult], list[TrialReport]]:
     """What is judged, and reported, of trials t-0, t-1 and so on that take turns."""
-    share = dataclasses.replace(limits, whole=limits.whole / members)
+    share = dataclasses.replace(limits, limit=limits.limit.shared(members))
     group = InterleavedSchedule([share] * members)
     requests = [
         interleaved(trial(Path("/w"), trial=f"t-{number}", blocks=BlockPlan(1.0, 5)))
         for number in range(members)
     ]
-    reports = ReplayLauncher(behaviour, **machine).slots[0].run_interleaved(requests, group)
+    reports = ReplayLauncher(behaviour, **machine).slots[0].run(requests, group)
     return [judge.result(r) for judge, r in zip(group.monitors, reports, strict=True)], reports
 
 
@@ -161,7 +161,7 @@ def test_it_is_over_as_soon_as_their_ratios_are_known() -> None:
 
 
 def test_all_of_them_have_a_time_together() -> None:
-    limits = dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, whole=12.0)
+    limits = dataclasses.replace(LIMITS, precision=1e-9, longest=100.0, limit=TimeLimit(12.0))
     judged, reports = play(noisy(EQUAL, block=0.1), 3, limits)
     assert sum(r.wall_seconds for r in reports) == pytest.approx(12.0, rel=0.2)
     assert {r.state for r in judged} == {AttemptState.COMPLETE}
@@ -179,7 +179,7 @@ def test_a_trial_and_who_sets_its_pace_share_the_time_of_a_trial(
         for number in range(2)
     ]
     behaviour = noisy(running_at(lambda _: 1000.0), block=0.05)
-    ReplayLauncher(behaviour).slots[0].run_interleaved(requests, group)
+    ReplayLauncher(behaviour).slots[0].run(requests, group)
     for member in range(2):
         kept = group.stop_rule(member).kept
         assert each - 0.25 <= sum(block.seconds for block in kept) <= each + 0.15
@@ -224,7 +224,7 @@ def test_equals_in_turn_lie_far_closer_together_than_one_after_another() -> None
         for name in ("t-0", "t-1"):
             judge = TimedMonitor(limits)
             blocks_of = trial(Path("/w"), trial=name, blocks=BlockPlan(0.1, 2, 1000))
-            rates.append(judge.result(slot.run(blocks_of, judge)).throughput)
+            rates.append(judge.result(slot.run_solo(blocks_of, judge)).throughput)
         apart.append(math.log(rates[0] / rates[1]))
     assert np.std(apart) > 2.5 * np.std(in_turn)
     assert np.std(in_turn) < 0.01

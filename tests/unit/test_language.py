@@ -22,6 +22,7 @@ REWRITTEN = (
     "autotune/standalone",
     "autotune/worker",
     "autotune/workloads",
+    "autotune/study",
     "launchers",
     "search_spaces",
     "storage",

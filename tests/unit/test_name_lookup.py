@@ -23,7 +23,7 @@ folder, workloads = map(Path, sys.argv[1:])
 two = launchers.Resources(2, None, 1, None)
 with launchers.open_launcher("local", two, folder, None) as launcher:
     for _ in range(3):
-        report = launcher.slots[0].run(trial(workloads, log_dir=str(folder)), go_on)
+        report = launcher.slots[0].run_solo(trial(workloads, log_dir=str(folder)), go_on)
         assert report.outcome is None, report.cause
         print((folder / "asked").stat().st_size)
 """

@@ -93,7 +93,7 @@ class Cluster:
         self, watch: Callable[[BlockReport], bool], request: TrialRequest = REQUEST
     ) -> TrialReport:
         try:
-            return self.slot.run(request, watch)
+            return self.slot.run_solo(request, watch)
         finally:
             self.slot.close()
 
@@ -250,7 +250,9 @@ def test_nor_when_the_end_is_asked_for_while_the_agents_still_hear_of_the_trial(
 
     def end_first(line: bytes) -> bool:
         if isinstance(from_line(line), StartTrial):
-            cluster.slot.end()
+            ending = threading.Thread(target=cluster.slot.end)
+            ending.start()
+            ending.join()
         return send(line)
 
     cluster.links[1].send = end_first  # type: ignore[method-assign]
@@ -494,8 +496,8 @@ def test_a_slot_without_a_place_says_so_whatever_its_agents_import() -> None:
         )
 
     slot = AgentSlot("s", [Node(connect, 2)], gpus_per_worker=0)
-    assert slot.run(REQUEST, enough).outcome is None
-    report = slot.run(REQUEST, enough)
+    assert slot.run_solo(REQUEST, enough).outcome is None
+    report = slot.run_solo(REQUEST, enough)
     assert (report.lost_agent, asked) == (True, 2)
     assert "no room elsewhere" in report.cause
     assert "no room elsewhere" in slot.gone

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.measurement.onset import Onset, OnsetBound
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
-from autotune.worker.protocol import BlockReport
+from autotune.worker.protocol import BlockReport, TimeLimit
 
 LIMITS = Limits(warmup=3.0, longest=10.0, precision=0.02)
 
@@ -174,7 +174,9 @@ def test_the_longest_timing_is_kept_within_a_step(step):
 
 def test_the_whole_time_is_kept_and_something_counts():
     for step in (0.1, 1.0, 2.0):
-        watch = StopRule(dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, whole=6.0))
+        watch = StopRule(
+            dataclasses.replace(LIMITS, warmup=20.0, longest=30.0, limit=TimeLimit(6.0))
+        )
         assert steps(watch, [step] * 1000) is not None
         watch.close()
         assert watch.kept
@@ -192,7 +194,7 @@ def test_warm_up_of_few_blocks_is_over_whatever_they_scatter():
 
 
 def test_compilation_takes_nothing_from_the_time_that_counts():
-    rule = StopRule(dataclasses.replace(LIMITS, whole=18.0))
+    rule = StopRule(dataclasses.replace(LIMITS, limit=TimeLimit(18.0)))
     compiling = dataclasses.replace(block(0, 15.0), observed={"compilations": 1})
     rule(compiling)
     for index in range(1, 10):

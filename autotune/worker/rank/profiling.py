@@ -46,10 +46,8 @@ def affordable(steps: int, first: float, seconds: float | None) -> ProfileSteps 
     Args:
         steps: to be profiled, at most.
         first: seconds that the first step took.
-        seconds: for all of them, the first one included; None: no limit.
+        seconds: for all of them, the first one included.
     """
-    if seconds is None:
-        return ProfileSteps(_WARM_UP, steps)
     left = seconds - first
     for course in (
         ProfileSteps(_WARM_UP, steps),
@@ -108,7 +106,7 @@ def run_profile(
     first = max(rank.seconds for rank in started)
     # A trace of millions of events would take minutes to look through.
     steps = max(_FEWEST, request.profile // training.knobs["accumulation_steps"])
-    if (course := affordable(steps, first, request.profile_seconds)) is None:
+    if (course := affordable(steps, first, request.limit.soft)) is None:
         if context.rank == 0:
             took = Observed(look_seconds=time.perf_counter() - began)
             report(training.block(request.trial, 0, started, took))

@@ -30,7 +30,7 @@ def main(project: Path, logs: Path, arguments: list[str]) -> None:
                 blocks=BlockPlan(0.02, 2, max_blocks=ENDLESS if endless else 3),
                 may_write=False,
             )
-            report = launcher.slots[0].run(request, lambda _: False)
+            report = launcher.slots[0].run_solo(request, lambda _: False)
             record = TrialFiles(Path(request.log_dir)).protection()
             how = json.loads(record.read_text())["how"] if record.exists() else None
             told.append({"outcome": report.outcome, "cause": report.cause, "how": how})

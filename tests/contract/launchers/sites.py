@@ -58,7 +58,7 @@ class Site:
 
     def run(self, factory: str = "tiny:build", **changes: Any) -> TrialReport:
         """Run to the end of its blocks."""
-        return self.slot.run(self.request(factory, **changes), go_on)
+        return self.slot.run_solo(self.request(factory, **changes), go_on)
 
     def check_next_trial(self) -> None:
         """The slot is as good as new."""

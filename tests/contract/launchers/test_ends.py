@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines
+from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TimeLimit
 from tests.contract.launchers.sites import Site, WatchedLink, go_on, sites
 from tests.trials import ENDLESS
 from tests.waiting import wait_for
@@ -25,7 +25,7 @@ def test_watch_ends_the_trial_and_nothing_of_it_is_left(site: Site) -> None:
         assert site.strays(), "this test would not see a rank that lives on"
         return block.index == 3
 
-    report = site.slot.run(request, watch)
+    report = site.slot.run_solo(request, watch)
     assert site.strays() == []
     assert report.outcome is None
     assert [block.index for block in report.blocks] == seen == [0, 1, 2, 3]
@@ -41,7 +41,7 @@ def test_end_from_another_thread(site: Site) -> None:
         return False
 
     with ending(site, training.is_set):
-        report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), watch)
+        report = site.slot.run_solo(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), watch)
     assert report.outcome is None
     assert report.blocks
     assert site.strays() == []
@@ -53,8 +53,8 @@ def test_a_trial_is_ended_when_its_time_is_over_wherever_it_is(site: Site) -> No
     """Its first step hangs for longer than anybody waits."""
     deadlines = Deadlines(startup=600.0, step=600.0)
     hanging = {"trouble": "hang", "at": 1}
-    request = site.request(args=hanging, seconds=3.0, deadlines=deadlines)
-    report = site.slot.run(request, go_on)
+    request = site.request(args=hanging, limit=TimeLimit(hard=3.0), deadlines=deadlines)
+    report = site.slot.run_solo(request, go_on)
     assert report.outcome is None
     assert 3.0 <= report.wall_seconds < 60.0
     assert site.strays() == []
@@ -81,7 +81,7 @@ def ending(site: Site, when: Callable[[], object]) -> Iterator[None]:
 def test_end_while_a_factory_hangs(site: Site) -> None:
     request = site.request("odd:stuck", deadlines=Deadlines(startup=1000, step=1000))
     with ending(site, Path(request.workdir, "stuck").exists):
-        report = site.slot.run(request, go_on)
+        report = site.slot.run_solo(request, go_on)
     assert (report.outcome, report.blocks) == (None, ())
     assert site.strays() == []
 
@@ -103,7 +103,7 @@ def test_end_is_not_lost_while_the_trial_is_being_started(
 
     monkeypatch.setattr(WatchedLink, "before_start", end_meanwhile)
     # A trial that has missed its end goes on until the test is given up.
-    report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), go_on)
+    report = site.slot.run_solo(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), go_on)
     assert report.outcome is None
 
 
@@ -114,9 +114,11 @@ def test_end_is_not_lost_while_a_dead_agent_is_replaced(site: Site) -> None:
             agent.kill()
         return False
 
-    assert site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), kill_agent).lost_agent
+    assert site.slot.run_solo(
+        site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), kill_agent
+    ).lost_agent
     with ending(site, site.agents):
-        report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), go_on)
+        report = site.slot.run_solo(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), go_on)
     assert report.outcome is None
 
 
@@ -129,7 +131,7 @@ def test_a_watch_that_raises_leaves_nothing_running(site: Site) -> None:
         raise StorageDown
 
     with pytest.raises(StorageDown):
-        site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), watch)
+        site.slot.run_solo(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), watch)
     strays = site.strays()
     site.check_next_trial()
     assert strays == []

@@ -33,7 +33,7 @@ def run_with_grandchild_until(
             strike()
         return block.index > 2000
 
-    return site.slot.run(request, watch)
+    return site.slot.run_solo(request, watch)
 
 
 @pytest.mark.fault(5)
@@ -76,7 +76,7 @@ def test_trials_after_one_that_killed_the_fork_server(site: Site) -> None:
         "odd:build", args={"deed": "kill fork server"}, blocks=BlockPlan(0.01, 2, 50)
     )
     try:
-        assert site.slot.run(request, go_on).outcome is Outcome.CRASH
+        assert site.slot.run_solo(request, go_on).outcome is Outcome.CRASH
         for _ in range(3):
             site.check_next_trial()
     finally:

@@ -31,7 +31,7 @@ def test_trials_at_once_clash_over_no_port(
 
     def run_in(slot: AgentSlot) -> list[tuple[Outcome | None, str]]:
         requests = [trial(tmp_path, blocks=SHORT) for _ in range(trials // at_once)]
-        reports = [slot.run(request, go_on) for request in requests]
+        reports = [slot.run_solo(request, go_on) for request in requests]
         return [(report.outcome, report.cause) for report in reports]
 
     try:

@@ -60,7 +60,7 @@ request = TrialRequest(
     import_paths=(folder,),
     log_dir=folder + "/logs",
 )
-local.slots[0].run(request, lambda block: block.index == 2 and print("training", flush=True))
+local.slots[0].run_solo(request, lambda block: block.index == 2 and print("training", flush=True))
 """
 
 
@@ -98,7 +98,7 @@ def test_only_loopback_is_listened_on(site: Site) -> None:
             open_ports.extend(line for process in family for line in listening(process))
         return block.index >= 2
 
-    site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), look)
+    site.slot.run_solo(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), look)
     assert any(NAME in line for line in open_ports)
     reachable = [line for line in open_ports if not loopback(line.split()[0])]
     assert reachable == []

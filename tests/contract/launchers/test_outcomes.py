@@ -132,7 +132,7 @@ def test_a_rank_killed_from_outside_is_a_crash(site: Site) -> None:
             ranks(site.agents()[0])[0].kill()
         return False
 
-    report = site.slot.run(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), kill_a_rank)
+    report = site.slot.run_solo(site.request(blocks=BlockPlan(0.01, 2, ENDLESS)), kill_a_rank)
     assert report.outcome is Outcome.CRASH
     assert "SIGKILL" in report.cause
     assert report.lost_agent is False
@@ -153,7 +153,7 @@ def test_a_grandchild_in_its_own_session_dies_with_its_trial(site: Site) -> None
         saw_grandchild = any("escaping-grandchild" in stray for stray in site.strays())
         return saw_grandchild or block.index > 500
 
-    report = site.slot.run(request, watch)
+    report = site.slot.run_solo(request, watch)
     assert saw_grandchild
     assert report.outcome is None
     assert site.strays() == []

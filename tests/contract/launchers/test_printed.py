@@ -23,7 +23,7 @@ def test_the_log_of_a_rank_holds_what_it_printed(site: Site, deed: str) -> None:
         blocks=BlockPlan(0.01, 2, ENDLESS),
         deadlines=HASTY,
     )
-    site.slot.run(request, end_at(20))
+    site.slot.run_solo(request, end_at(20))
     for rank in range(site.world_size):
         content = Path(request.log_dir, f"rank-{rank}.log").read_text()
         assert "a complaint" in content
@@ -38,7 +38,7 @@ def test_a_log_does_not_grow_for_ever(site: Site) -> None:
         blocks=BlockPlan(0.01, 2, ENDLESS),
         deadlines=HASTY,
     )
-    site.slot.run(request, end_at(20))
+    site.slot.run_solo(request, end_at(20))
     for rank in range(site.world_size):
         log = Path(request.log_dir, f"rank-{rank}.log")
         assert log.stat().st_size < 2 * 2**20

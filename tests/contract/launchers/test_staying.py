@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.worker.protocol import BlockPlan, Outcome, TrialReport
+from autotune.worker.protocol import BlockPlan, Outcome, TimeLimit, TrialReport
 from search_spaces import CATALOGUE
 from search_spaces.knob import STEP
 from tests.contract.launchers.sites import (
@@ -32,7 +32,7 @@ SILENCE = 0.05
 
 def stay(site: Site, factory: str = "tiny:build", *, at: int = 3, **changes: Any) -> TrialReport:
     request = site.request(factory, **{"stays": True, "blocks": SHORT, **changes})
-    return site.slot.run(request, end_at(at))
+    return site.slot.run_solo(request, end_at(at))
 
 
 def pids(site: Site) -> list[int]:
@@ -74,7 +74,7 @@ def test_who_was_looked_at_is_timed_in_the_same_processes(site: Site) -> None:
 
 @sites("local")
 def test_a_look_for_which_there_is_no_time_leaves_nobody(site: Site) -> None:
-    look = stay(site, args={"sleep": 1.0}, profile=2, blocks=LOOK, seconds=5.0)
+    look = stay(site, args={"sleep": 1.0}, profile=2, blocks=LOOK, limit=TimeLimit(hard=5.0))
     assert (look.outcome, look.blocks, site.slot.resident) == (None, (), None)
     assert stay(site, args={"sleep": 1.0}).resident_of == ""
 
@@ -158,7 +158,7 @@ def test_whatever_else_runs_has_the_slot_alone(site: Site) -> None:
     stay(site)
     launched = pids(site)
     alone: list[bool] = []
-    site.slot.run(site.request(), lambda _: alone.append(bool({*pids(site)} & {*launched})))
+    site.slot.run_solo(site.request(), lambda _: alone.append(bool({*pids(site)} & {*launched})))
     assert alone and not any(alone)
     assert site.slot.resident is None
 
@@ -223,7 +223,7 @@ def test_end_from_another_thread_ends_the_processes(site: Site) -> None:
     request = site.request(stays=True, blocks=SHORT, knobs=knobs(micro_batch=4))
     blocks: list[int] = []
     with ending(site, lambda: len(blocks) > 1):
-        report = site.slot.run(request, lambda block: blocks.append(block.index))
+        report = site.slot.run_solo(request, lambda block: blocks.append(block.index))
     assert (report.outcome, bool(report.resident_of)) == (None, True)
     assert site.slot.resident is None
     assert site.strays() == []
@@ -239,7 +239,7 @@ def test_a_watch_that_raises_ends_the_processes(site: Site) -> None:
 
     stay(site)
     with pytest.raises(StorageDown):
-        site.slot.run(site.request(stays=True, blocks=SHORT), fail)
+        site.slot.run_solo(site.request(stays=True, blocks=SHORT), fail)
     assert site.slot.resident is None
     assert site.strays() == []
 
@@ -247,8 +247,8 @@ def test_a_watch_that_raises_ends_the_processes(site: Site) -> None:
 @sites("local", slow=["pair"])
 def test_all_blocks_done_is_enough(site: Site) -> None:
     plan = BlockPlan(0.01, 2, 3)
-    first = site.slot.run(site.request(stays=True, blocks=plan), go_on)
-    second = site.slot.run(site.request(stays=True, blocks=plan), go_on)
+    first = site.slot.run_solo(site.request(stays=True, blocks=plan), go_on)
+    second = site.slot.run_solo(site.request(stays=True, blocks=plan), go_on)
     assert [len(first.blocks), len(second.blocks)] == [3, 3]
     assert second.resident_of == first.trial
 
@@ -258,6 +258,6 @@ def test_what_it_prints_goes_to_its_own_log(site: Site) -> None:
     stay(site, "odd:talking")
     request = site.request("odd:talking", stays=True, blocks=SHORT, knobs=knobs(micro_batch=4))
     request = dataclasses.replace(request, args={})
-    assert site.slot.run(request, end_at(1)).resident_of
+    assert site.slot.run_solo(request, end_at(1)).resident_of
     logs = sorted(path.name for path in (site.folder / "logs" / request.trial).iterdir())
     assert logs == [f"rank-{rank}.log" for rank in range(site.world_size)]

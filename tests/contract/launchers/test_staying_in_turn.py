@@ -24,7 +24,7 @@ def asked(site: Site, **changes: Any) -> TrialRequest:
 
 
 def in_turn(site: Site, turns: Forth, *requests: TrialRequest) -> list[TrialReport]:
-    return site.slot.run_interleaved(requests, turns)
+    return site.slot.run(requests, turns)
 
 
 def living(site: Site) -> dict[int, psutil.Process]:

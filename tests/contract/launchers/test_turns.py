@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.protocol import BlockPlan, BlockReport, Outcome, Script, TrialReport
+from autotune.worker.protocol import (
+    BlockPlan,
+    BlockReport,
+    Outcome,
+    Script,
+    TimeLimit,
+    TrialReport,
+)
 from tests.contract.launchers.sites import HASTY, Site, sites, spent
 from tests.contract.launchers.test_ends import ending
 from tests.contract.scripts.bench import OWN_BATCHES
@@ -66,7 +73,7 @@ def killing_agents(site: Site, *, after: int) -> Callable[[BlockReport], None]:
 def run(site: Site, turns: Forth, *members: dict[str, object]) -> list[TrialReport]:
     usual = {"takes_turns": True, "blocks": SHORT}
     requests = [site.request(**{**usual, **changes}) for changes in members]
-    return site.slot.run_interleaved(requests, turns)
+    return site.slot.run(requests, turns)
 
 
 @sites("local", "pair", slow=["ray", "cluster"])
@@ -225,7 +232,9 @@ def test_end_from_another_thread_ends_all(site: Site) -> None:
 @sites("local", slow=["pair", "ray"])
 def test_they_have_their_time_together(site: Site) -> None:
     began = time.monotonic()
-    reports = run(site, Forth(2, 10**6), {"seconds": 2.0}, {"seconds": 2.0})
+    reports = run(
+        site, Forth(2, 10**6), {"limit": TimeLimit(hard=2.0)}, {"limit": TimeLimit(hard=2.0)}
+    )
     took = time.monotonic() - began
     assert [report.outcome for report in reports] == [None, None]
     assert 2.0 <= took < 60.0

@@ -27,7 +27,7 @@ def test_blocks_account_for_every_step_sample_and_second(site: Site) -> None:
         knobs=knobs(micro_batch=3, accumulation_steps=2),
         blocks=BlockPlan(seconds=0.01, min_steps=2, max_blocks=6),
     )
-    report = site.slot.run(request, go_on)
+    report = site.slot.run_solo(request, go_on)
     assert (report.trial, report.outcome, report.cause) == (request.trial, None, "")
     assert report.lost_agent is False
     assert [block.index for block in report.blocks] == list(range(6))
@@ -48,7 +48,7 @@ def test_blocks_account_for_every_step_sample_and_second(site: Site) -> None:
 @sites("pair", slow=["cluster"])
 def test_what_has_fewer_ranks_than_the_slot_is_on_its_first_node(site: Site) -> None:
     """As the process of a command is, which sees to its ranks itself."""
-    report = site.slot.run(site.request(world_size=1), go_on)
+    report = site.slot.run_solo(site.request(world_size=1), go_on)
     assert (report.outcome, report.cause, report.lost_agent) == (None, "", False)
     assert [block.index for block in report.blocks] == list(range(4))
     assert all(len(block.rank_seconds) == 1 for block in report.blocks)

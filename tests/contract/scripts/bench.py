@@ -105,7 +105,7 @@ class Bench:
             deadlines=deadlines,
             env={"TOLD": str(self._told), **(env or {})},
         )
-        return self._slot.run(request, lambda _: False)
+        return self._slot.run_solo(request, lambda _: False)
 
     def told(self) -> list[dict[str, Any]]:
         """By the ranks of telling.py."""

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.runs.plan import launcher_of
 from autotune.standalone.launch_command import taken_apart
-from autotune.standalone.survey import _spec
+from autotune.standalone.survey import Allowed, _spec
 from autotune.worker.files import COMPILER_CACHES
 from autotune.worker.protocol import BlockPlan, Script
 from autotune.worker.sandbox import offline
@@ -51,8 +51,8 @@ def told_in_trial(
             patch.setenv(name, value)
         patch.chdir(folder)
         launched = taken_apart(command)
-        with launcher_of(_spec(launched, None), folder / "agents") as launcher:
-            report = launcher.slots[0].run(
+        with launcher_of(_spec(launched, Allowed()), folder / "agents") as launcher:
+            report = launcher.slots[0].run_solo(
                 trial(
                     folder,
                     "",

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.runs.plan import launcher_of
 from autotune.standalone.launch_command import taken_apart
-from autotune.standalone.survey import _spec
+from autotune.standalone.survey import Allowed, _spec
 from tests.contract.scripts.bench import RANKS, SCRIPTS, Bench, assert_well
 
 
@@ -26,7 +26,7 @@ def test_ranks_beyond_the_processors_run_as_under_their_launcher(
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
     launched = taken_apart(["torchrun", "--nproc-per-node", str(RANKS), "plain_ddp.py"])
-    with launcher_of(_spec(launched, None), tmp_path / "agents") as launcher:
+    with launcher_of(_spec(launched, Allowed()), tmp_path / "agents") as launcher:
         assert launcher.workers == RANKS
         assert len(launcher.notices()) == 1
         assert not launcher.notices(), "it is said once"

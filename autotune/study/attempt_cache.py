@@ -1,4 +1,4 @@
-"""The attempts of a study for the one who writes them, and so knows when to read them again."""
+"""Write-through cache of the attempts of the running study."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,9 +15,11 @@ from storage import (
 )
 
 
-class OwnAttempts:
-    """What whoever holds the lease has begun and finished. Nobody else writes meanwhile: who takes the
-    lease away is noticed at the next write, not here."""
+class AttemptCache:
+    """Write-through cache of a study's attempts.
+
+    It is valid because only the lease holder writes; losing the lease surfaces at the next write.
+    """
 
     def __init__(
         self,
@@ -27,7 +29,7 @@ class OwnAttempts:
         baseline: dict[str, Any],
         harmless: Collection[str],
     ) -> None:
-        """Before anything is read.
+        """Prepare the cache, before anything is read.
 
         Args:
             baseline: a value for every knob.
@@ -42,7 +44,7 @@ class OwnAttempts:
         self._known: Attempts | None = None
 
     def all(self) -> Attempts:
-        """What is recorded by now."""
+        """Return the attempts recorded so far."""
         if self._known is None:
             self._known = Attempts(self._feed.read(), self._baseline, self._harmless)
         return self._known
@@ -63,10 +65,10 @@ class OwnAttempts:
         blocks: Sequence[StoredBlock],
         environment_id: int | None,
     ) -> None:
-        """Record what came of an attempt.
+        """Record the result of an attempt.
 
         Raises:
-            LeaseLost: it is not this daemon's to record any more.
+            LeaseLost: another daemon has the study.
         """
         self._known = None
         self._records.finish(self._lease, attempt.id, result, blocks, environment_id)

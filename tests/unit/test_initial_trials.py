@@ -4,7 +4,7 @@ import pytest
 
 from autotune.analysis.findings import Finding, findings
 from autotune.search.space import Space
-from autotune.study.suggestions import Place, Room, compiled, experts, halves, remembered
+from autotune.study.initial_trials import Place, Room, compiled, experts, halves, remembered
 from autotune.worker.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import Recommended

@@ -1,10 +1,10 @@
-"""Whether another trial is worth its cost, by what it may save the job. Pure.
+"""Stopping rule of the search: another trial must be worth its cost. Pure.
 
 A trial takes seconds on all ranks; a gain takes its share off the seconds of the job, on as many. So a
 trial is worth it as long as its expected gain is above its seconds over those of the job (Xie et al.
 2024, Cost-aware Bayesian optimization via the Pandora's box Gittins index, section 3.2: stop once no
-acquisition exceeds its cost). Gains that the confirmation could not show are none. All that is asked
-here is told by the trials, so that a daemon that comes later answers the same.
+acquisition exceeds its cost). Gains that the confirmation could not show are none. The rule depends on
+the trials alone, so a later daemon decides the same.
 """
 
 import math
@@ -20,27 +20,27 @@ from autotune.search.observations import NORMAL_95, measured
 from autotune.search.performance_model import Prediction
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
-"""What the sampler's model makes of trials, if it has one and they tell enough."""
+"""Prediction of the sampler's model from trials; None without a model, or with too few trials."""
 
 _FEWEST_TRIALS = 6
-"""Before the model's word that nothing is left to gain is taken for it."""
+"""Trials before the model may end the search."""
 _TOLERABLE, _CHANCE = 0.02, 0.1
-"""What may be left beyond the finalists when a search ends, and the chance that it is more."""
+"""Gain that may be left beyond the finalists when a search ends, and the chance that it is more."""
 _SURPRISE = 0.025
 """Chance of residuals as large as those of a model that is not believed."""
 _LONG = 60
-"""Trials, of which the later half tells what trials bring, whatever the model says."""
+"""Trials from which on the later half shows what trials bring, whatever the model says."""
 _SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Stakes:
-    """What is to be gained, and what it takes.
+class TrialEconomics:
+    """Economics of a trial: what a gain saves, and what it has to be.
 
     Attributes:
-        job_hours: of the job that the result is for.
-        rounds: most of the confirmation.
-        least_gain: what a trial has to bring, by the user's word; None: what it costs.
+        job_hours: length of the job that the result is for.
+        rounds: most rounds of the confirmation.
+        least_gain: gain that a trial has to bring, as the user says; None: what it costs.
     """
 
     job_hours: float
@@ -49,26 +49,28 @@ class Stakes:
 
     @classmethod
     def of(cls, spec: StudySpec) -> Self:
-        """Of a study."""
+        """Return the economics of a study."""
         rounds = spec.measurement.rounds
         return cls(spec.objective.job_hours, rounds, spec.budget.least_gain)
 
     def cost(self, seconds: float) -> float:
-        """Of a trial, as a share of the job."""
+        """Return the cost of a trial, as a share of the job."""
         return seconds / (self.job_hours * _SECONDS_PER_HOUR)
 
     def visible(self, sigma: float) -> float:
-        """The least difference that the confirmation can show, were all its rounds separate runs."""
+        """Return the least difference that the confirmation can show, were its rounds separate runs."""
         return NORMAL_95 * sigma * math.sqrt(2 / self.rounds)
 
     def least(self, seconds: float, sigma: float) -> float:
-        """Expected gain that a trial has to have. That of a gain which can be shown, with the chance at
-        which the search may end all the same, is no more than noise."""
+        """Return the expected gain that a trial has to have.
+
+        At least the smallest visible gain, times the chance at which the search may end: less is noise.
+        """
         wanted = self.cost(seconds) if self.least_gain is None else self.least_gain
         return max(wanted, _CHANCE * self.visible(sigma))
 
     def told(self, seconds: float, sigma: float) -> str:
-        """Why it has to be as much, in words."""
+        """Return why the gain has to be that large, in words."""
         wanted = (
             f"{seconds:.3g} s are {self.cost(seconds):.2g} of a job of {self.job_hours:g} hours, "
             "objective.job_hours"
@@ -78,27 +80,27 @@ class Stakes:
         return f"{wanted}, noise between runs {sigma:.1%}"
 
 
-class Worth:
-    """Of the next trial of one study."""
+class ExpectedGainStopping:
+    """Stopping rule of one study: the expected gain of the next trial against its cost."""
 
-    def __init__(self, stakes: Stakes, predict: Predict) -> None:
-        """Take in what it is about, and whom to ask what trials may bring."""
-        self._stakes = stakes
+    def __init__(self, economics: TrialEconomics, predict: Predict) -> None:
+        """Take in the economics of a trial, and the prediction of what trials may bring."""
+        self._economics = economics
         self._predict = predict
 
     def why_not(self, trials: Sequence[FrozenTrial], seconds: float, sigma: float) -> str:
-        """The reason why another trial is not worth its cost, in words; empty if it may be.
+        """Return why another trial is not worth its cost, in words; empty if it may be.
 
         Args:
-            trials: of the study; none of them waits.
-            seconds: that another one is expected to take.
+            trials: trials of the study; none of them waits.
+            seconds: expected time of another trial.
             sigma: relative standard deviation between equal runs.
         """
         ended = sorted(
             (trial for trial in trials if trial.state.is_finished()),
             key=lambda trial: (trial.datetime_complete or trial.datetime_start, trial.number),
         )
-        if self._stakes.least_gain == 0:
+        if self._economics.least_gain == 0:
             return ""
         if reason := self._brought_little(ended, seconds, sigma):
             return reason
@@ -112,20 +114,20 @@ class Worth:
         worth, tolerable = self._limits(seconds, sigma)
         return (
             f"another trial is expected to bring {found.gain:.2%}, less than the {worth:.2%} that "
-            f"are worth it ({self._stakes.told(seconds, sigma)}), and with "
+            f"are worth it ({self._economics.told(seconds, sigma)}), and with "
             f"{1 - found.chance_of_more(tolerable):.0%} nothing is faster than the finalists by more "
             f"than {tolerable:.0%}"
         )
 
     def _limits(self, seconds: float, sigma: float) -> tuple[float, float]:
-        """What a trial has to bring, and what may be left."""
-        worth = self._stakes.least(seconds, sigma)
+        """Return the gain that a trial has to bring, and the gain that may be left."""
+        worth = self._economics.least(seconds, sigma)
         return worth, max(_TOLERABLE, worth)
 
     def _poor(
         self, trials: Sequence[FrozenTrial], seconds: float, sigma: float
     ) -> Prediction | None:
-        """What is expected, if that is believed and too little."""
+        """Return the prediction if the model holds and it predicts too little; else None."""
         found = self._predict(list(trials))
         if found is None:
             return None
@@ -134,25 +136,27 @@ class Worth:
         return None if much or not _holds(found, trials) else found
 
     def _brought_little(self, ended: Sequence[FrozenTrial], seconds: float, sigma: float) -> str:
-        """The same by what the later half of many trials has brought: a model that does not hold would
-        go on for as long as there are configurations."""
+        """Return why the later half of many trials has brought too little; empty if it has not.
+
+        A model that does not hold would go on for as long as there are configurations.
+        """
         later = len(ended) // 2
         if len(ended) < _LONG:
             return ""
         rates = [measured(trial) or 0.0 for trial in ended]
         early, best = max(rates[:-later]), max(rates)
-        each = self._stakes.least_gain or self._stakes.cost(seconds)
-        worth = max(later * each, self._stakes.visible(sigma))
+        each = self._economics.least_gain or self._economics.cost(seconds)
+        worth = max(later * each, self._economics.visible(sigma))
         if best > early * (1 + worth):
             return ""
         brought = f"{best / early - 1:.2%}" if early else "nothing"
         return (
             f"the last {later} of {len(ended)} trials brought {brought}, where {worth:.2%} would be "
-            f"worth it ({self._stakes.told(seconds, sigma)})"
+            f"worth it ({self._economics.told(seconds, sigma)})"
         )
 
 
 def _holds(prediction: Prediction, trials: Sequence[FrozenTrial]) -> bool:
-    """Whether measurements lie no farther from what the model makes of all others than by chance."""
+    """Return whether measurements lie no farther from leave-one-out predictions than by chance."""
     told = max(1, sum(measured(trial) is not None for trial in trials))
     return prediction.surprise <= float(special.chdtri(told, _SURPRISE)) / told

@@ -9,7 +9,7 @@ from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.performance_model import Prediction
-from autotune.study.worth import Stakes, Worth
+from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
 
 SIGMA = 0.01
 DAY = 24.0
@@ -43,7 +43,9 @@ def reasons(predictions, first=6, *, seconds=1.0, rounds=10, job_hours=168.0, le
     known = dict(enumerate(predictions, first))
     found = []
     for number in known:
-        worth = Worth(Stakes(job_hours, rounds, least_gain), lambda some: known.get(len(some)))
+        worth = ExpectedGainStopping(
+            TrialEconomics(job_hours, rounds, least_gain), lambda some: known.get(len(some))
+        )
         found.append(worth.why_not(trials([100.0] * number), seconds, SIGMA))
     return found
 
@@ -56,7 +58,7 @@ def test_two_in_a_row_end_the_search():
 
 def test_the_same_trials_asked_twice_are_no_two_in_a_row():
     now = {6: expecting(gain=0.1), 7: expecting()}
-    worth = Worth(Stakes(168.0, 10), lambda some: now[len(some)])
+    worth = ExpectedGainStopping(TrialEconomics(168.0, 10), lambda some: now[len(some)])
     assert not any(worth.why_not(trials([100.0] * 7), 1.0, SIGMA) for _ in range(3))
 
 
@@ -69,7 +71,7 @@ def test_which_trial_was_the_last_is_told_by_their_ends():
         asked.append({trial.number for trial in some})
         return expecting()
 
-    assert Worth(Stakes(168.0, 10), predict).why_not(several, 1.0, SIGMA)
+    assert ExpectedGainStopping(TrialEconomics(168.0, 10), predict).why_not(several, 1.0, SIGMA)
     assert asked[-1] == set(range(8)) - {2}
 
 
@@ -105,10 +107,10 @@ def test_a_trial_has_to_pay_for_itself_within_the_job():
 
 
 def test_what_the_confirmation_cannot_show_is_worth_nothing_however_long_the_job():
-    stakes = Stakes(1e6, 10)
-    assert stakes.visible(SIGMA) == pytest.approx(1.96 * SIGMA * (2 / 10) ** 0.5)
-    assert stakes.least(1.0, SIGMA) == pytest.approx(0.1 * stakes.visible(SIGMA))
-    little = [expecting(gain=0.9 * stakes.least(1.0, SIGMA))] * 2
+    economics = TrialEconomics(1e6, 10)
+    assert economics.visible(SIGMA) == pytest.approx(1.96 * SIGMA * (2 / 10) ** 0.5)
+    assert economics.least(1.0, SIGMA) == pytest.approx(0.1 * economics.visible(SIGMA))
+    little = [expecting(gain=0.9 * economics.least(1.0, SIGMA))] * 2
     assert reasons(little, job_hours=1e6)[-1]
     # More rounds show more.
     assert not any(reasons(little, job_hours=1e6, rounds=50))
@@ -133,6 +135,10 @@ def never(_: object) -> Prediction:
     ids=["few", "the same", "better", "fails", "all fail", "runs at last", "climbs"],
 )
 def test_a_model_that_does_not_hold_ends_with_what_trials_bring(rates, ends):
-    found = Worth(Stakes(168.0, 10), never).why_not(trials(rates), 1.0, SIGMA)
+    found = ExpectedGainStopping(TrialEconomics(168.0, 10), never).why_not(
+        trials(rates), 1.0, SIGMA
+    )
     assert bool(found) is ends
-    assert not Worth(Stakes(168.0, 10, 0.0), never).why_not(trials(rates), 1.0, SIGMA)
+    assert not ExpectedGainStopping(TrialEconomics(168.0, 10, 0.0), never).why_not(
+        trials(rates), 1.0, SIGMA
+    )

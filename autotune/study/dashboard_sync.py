@@ -1,4 +1,4 @@
-"""What the dashboard shows of a study as a whole: its note, and its attributes beside the best trial."""
+"""Sync of a study's note and attributes with optuna-dashboard."""
 
 import time
 from collections.abc import Iterator
@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from autotune.analysis.levels import Levels, levelled
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference, quantity, rate_text
-from autotune.study.job import Job
+from autotune.study.context import StudyContext
 from autotune.views.in_hand import supported
 from autotune.views.notes import study_note, trial_note
 from storage import Purpose, TrialLedger
 
 EVERY_SECONDS = 1.0
-"""No reader looks more often, and each time takes some ten milliseconds of a short trial."""
+"""Shortest interval: each update takes some ten milliseconds of a short trial."""
 
 
-class Board:
-    """Kept up while the study goes on. Writes only what has changed."""
+class DashboardSync:
+    """Note and attributes of one study, written when they have changed."""
 
-    def __init__(self, job: Job, ledger: TrialLedger) -> None:
-        self._job = job
+    def __init__(self, context: StudyContext, ledger: TrialLedger) -> None:
+        self._context = context
         self._ledger = ledger
-        self._unit = job.plan.spec.unit
+        self._unit = context.plan.spec.unit
         self._note = ""
         self._updated = -EVERY_SECONDS
         self._behind = False
@@ -30,7 +30,7 @@ class Board:
         """Show what the records support by now, unless that was done a moment ago.
 
         Args:
-            recorded: how many attempts, since it was called last.
+            recorded: number of attempts recorded since the last call.
         """
         self._behind |= recorded > 0
         if time.monotonic() - self._updated >= EVERY_SECONDS:
@@ -41,8 +41,8 @@ class Board:
         if not self._behind:
             return
         self._updated, self._behind = time.monotonic(), False
-        job = self._job
-        self.show(supported(job.repository, job.study, job.attempts()))
+        context = self._context
+        self.show(supported(context.repository, context.study, context.attempts()))
 
     def show(self, verdict: Verdict) -> None:
         """Show an answer; a verdict also in the notes of those that were measured again for it."""
@@ -55,18 +55,18 @@ class Board:
             self._note = note
 
     def _attributes(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
-        """Five, as many as are shown beside the best trial without turning a page."""
+        """Yield the five attributes that fit beside the best trial on one page."""
         yield "verdict", verdict.sentence
         if verdict.trial is None or verdict.throughput is None:
             return
-        changed = difference(verdict.knobs or {}, self._job.plan.baseline)
+        changed = difference(verdict.knobs or {}, self._context.plan.baseline)
         yield "recommended", f"trial {verdict.trial}: {changed}"
         how = "provisional" if verdict.provisional else "confirmed"
         yield "throughput", f"{how}: {rate_text(verdict.throughput, self._unit)}"
         if verdict.speedup:
             bounds = f"{verdict.speedup.low:.2f} to {verdict.speedup.high:.2f}"
             yield "speed-up", f"{how}: {verdict.speedup.value:.2f}x (95 % interval {bounds})"
-        searched = levelled(self._job.attempts()).searched().complete()
+        searched = levelled(self._context.attempts()).searched().complete()
         best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
         rate = quantity(best.result.throughput or 0.0)
         yield (
@@ -76,7 +76,7 @@ class Board:
         )
 
     def _note_finalists(self, verdict: Verdict) -> None:
-        attempts = self._job.attempts()
+        attempts = self._context.attempts()
         searched = {a.trial: a for a in attempts.of(Purpose.SEARCH).recorded()}
         levels = Levels.of(attempts)
         for finalist in verdict.finalists:

@@ -1,16 +1,24 @@
-"""The first trials after the baseline: what an expert would try, and why. Pure functions."""
+"""The first trials of a study: a profile of the baseline, then what an expert would try, and why."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.findings import Finding
+from autotune.analysis.findings import Finding, findings
+from autotune.measurement.bottleneck import breakdown
+from autotune.runs.monitors import ProfileMonitor
 from autotune.search.space import Space
+from autotune.study.context import BASELINE, StudyContext
+from autotune.study.executor import TrialExecutor
+from autotune.study.run_planner import PlannedAttempt, RunPlanner
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces import CATALOGUE, KnobValue
-from storage import Recommended
+from storage import AttemptState, Purpose, Recommended, StoredAttempt, TrialLedger
 
+_CORES_FOR_LOADING = 2
+"""Cores per rank from which on one is free for loading beside that on which the rank trains."""
 _MOST_GROWTH = 4
-"""Of the micro-batch at once where nothing is known of memory: a larger one may not fit."""
+"""Largest growth of the micro-batch at once where memory is unknown: a larger one may not fit."""
 _SHARE_OF_MEMORY = 0.8
 """Share of a rank's memory that the micro-batch may grow to at once, if all of the peak grew with it."""
 DEAR = {
@@ -26,8 +34,8 @@ class Suggestion:
     """A configuration to try early.
 
     Attributes:
-        params: of the knobs that vary.
-        reason: for the user.
+        params: values of the knobs that vary.
+        reason: reason for the user.
     """
 
     params: dict[str, KnobValue]
@@ -36,17 +44,17 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Place:
-    """What makes one study's winner worth a try in another."""
+    """Workload and machine by which one study's winner is worth a try in another."""
 
     workload: dict[str, Any]
-    """What the study says of it."""
+    """Fields of the study's workload."""
     world_size: int
     devices: tuple[str, ...]
     """Names of the CUDA devices; the model of the processor where there are none."""
 
     @classmethod
     def of(cls, recommended: Recommended) -> "Place":
-        """Where that was recommended."""
+        """Return the place of a recommendation."""
         environment = recommended.body["provenance"]["environment"]
         workload = said(recommended.spec["workload"])
         return cls(workload, recommended.body["world_size"], devices(environment))
@@ -73,12 +81,12 @@ class Room:
 
 
 def said(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a study's workload that say something: an earlier version knew fewer."""
+    """Return the fields of a study's workload that are set: an earlier version knew fewer."""
     return {name: value for name, value in workload.items() if value}
 
 
 def devices(environment: Mapping[str, Any]) -> tuple[str, ...]:
-    """What computes, by name, from a node's fingerprint."""
+    """Return the names of a node's CUDA devices, else of its processor, from its fingerprint."""
     named = sorted({device["name"] for device in environment.get("devices", [])})
     return tuple(named) or (str(environment.get("cpu")),)
 
@@ -89,8 +97,10 @@ def remembered(
     earlier: Sequence[Recommended],
     place: Place,
 ) -> Suggestion | None:
-    """What the newest study of the same workload on the same kind of machine has recommended, as far as
-    it is in this space. Only the configuration: it is measured anew."""
+    """Return what the newest study of the same workload and kind of machine has recommended.
+
+    Only the configuration, as far as it is in this space: it is measured anew.
+    """
     for recommended in earlier:
         if Place.of(recommended) != place:
             continue
@@ -106,7 +116,7 @@ def remembered(
 def experts(
     space: Space,
     baseline: Mapping[str, KnobValue],
-    findings: Sequence[Finding],
+    found: Sequence[Finding],
     unusable: Container[str] = (),
     room: "Room | None" = None,
 ) -> list[Suggestion]:
@@ -117,13 +127,13 @@ def experts(
     Args:
         space: what may be tried.
         baseline: a value for every knob.
-        findings: of the baseline.
+        found: findings of the baseline.
         unusable: knobs that have nothing to act on in the workload.
         room: on a device where launches are dear: it makes one trial of both; None: elsewhere.
     """
     growth = room.growth if room else _MOST_GROWTH
     favoured = [name for name in CATALOGUE if name not in unusable and name not in DEAR]
-    answers = [finding for finding in findings if set(finding.knobs) & set(space.distributions())]
+    answers = [finding for finding in found if set(finding.knobs) & set(space.distributions())]
     suggestions = []
     if answers and room is None:
         first = answers[0]
@@ -148,7 +158,7 @@ def _suggestion(
     why: str,
     growth: int = _MOST_GROWTH,
 ) -> Suggestion | None:
-    """The baseline with these knobs at their promising values; None if that is nothing new."""
+    """Return the baseline with these knobs at their promising values; None if that is nothing new."""
     params = {name: baseline[name] for name in space.distributions()}
     reasons = []
     for name, value in _promising(space, baseline, knobs, growth):
@@ -180,8 +190,7 @@ def _promising(
 def compiled(
     space: Space, best: Mapping[str, KnobValue], tried: Sequence[Mapping[str, KnobValue]]
 ) -> Suggestion | None:
-    """Return the best configuration so far with the next knob that has to be compiled; None if there is
-    none left.
+    """Return the best configuration so far with the next knob that has to be compiled, if any.
 
     Args:
         best: a value for every knob.
@@ -221,3 +230,102 @@ def halves(
     )
     why = f"a part of what ended in {cause}"
     return [Suggestion(params, why) for params in every if not space.problems(params)]
+
+
+class InitialTrials:
+    """Opening of a study, which goes on from wherever the records stand."""
+
+    def __init__(
+        self,
+        context: StudyContext,
+        space: Space,
+        limit: TimeLimit = NO_LIMIT,
+        *,
+        looks: bool = True,
+    ) -> None:
+        """Prepare the opening of a study.
+
+        Args:
+            limit: time of the look.
+            looks: whether there is time for a look at all.
+        """
+        self._limit = limit
+        self._looks = looks
+        self._context = context
+        self._plan = context.plan
+        self._space = space
+
+    def run(
+        self, executor: TrialExecutor, planner: RunPlanner, ledger: TrialLedger
+    ) -> list[Suggestion]:
+        """Enqueue what is to be tried before the sampler is asked; return what is new of it."""
+        if self._context.attempts().of(Purpose.SEARCH):
+            return []
+        suggestions = self._experts(self._look(executor, planner))
+        if known := self._remembered():
+            suggestions.insert(0, known)
+        trials = self._plan.spec.budget.trials
+        kept = suggestions if trials is None else suggestions[: trials - 1]
+        for suggestion in kept:
+            ledger.enqueue(suggestion.params, suggestion.reason)
+        return kept
+
+    def _experts(self, seen: dict[str, Any] | None) -> list[Suggestion]:
+        """Return what an expert would try; nothing on top of a baseline that does not run."""
+        if seen is None:
+            return []
+        room = self._room(seen)
+        if room and not room.peak_bytes:
+            return []  # once the baseline has shown what memory it takes
+        baseline = self._plan.baseline
+        found = findings(seen, baseline, self._plan.facts) if seen.get("parts") else []
+        unusable = {*seen.get("unusable", ())}
+        if self._cores_per_rank() < _CORES_FOR_LOADING:
+            unusable.add("loader_workers")  # unless it is loading that holds the step back
+        return experts(self._space, baseline, found, unusable, room)
+
+    def _room(self, seen: dict[str, Any]) -> Room | None:
+        """Return the memory that is left on a device; None on processors, where a launch is cheap."""
+        memory = self._plan.memory_of_rank()
+        return None if memory is None else Room(memory, max(seen.get("peaks", ()), default=0))
+
+    def _cores_per_rank(self) -> float:
+        launcher = self._plan.launcher
+        slot = launcher.slots[0]
+        return float(slot.environment["cores"] * slot.nodes / launcher.workers)
+
+    def _look(self, executor: TrialExecutor, planner: RunPlanner) -> dict[str, Any] | None:
+        """Return what is observed of the baseline's profile; None if it does not run.
+
+        Empty for a command, or without time for a profile.
+        """
+        if self._plan.spec.workload.command or not self._looks:
+            return {}
+        while (profile := self._profile()) is None:
+            baseline = PlannedAttempt(BASELINE, self._plan.baseline, Purpose.PROFILE)
+            executor.run(planner.monitored(baseline, self._limit, ProfileMonitor()))
+        if profile.result.state == AttemptState.PRUNED:
+            return {}  # its steps are too long for a look
+        return self._observed(profile)
+
+    def parts(self) -> dict[str, float]:
+        """Return the shares of the baseline's step by part; empty if it was not profiled."""
+        profile = self._profile()
+        if profile is None or profile.result.state != AttemptState.COMPLETE:
+            return {}
+        told = (self._observed(profile) or {}).get("parts")
+        return breakdown(told) if told else {}
+
+    def _observed(self, profile: StoredAttempt) -> dict[str, Any] | None:
+        blocks = self._context.repository.attempts.blocks(profile.id)
+        return blocks[0].observed if blocks else None
+
+    def _profile(self) -> StoredAttempt | None:
+        return self._context.attempts().of(Purpose.PROFILE).recorded().first
+
+    def _remembered(self) -> Suggestion | None:
+        launcher = self._plan.launcher
+        workload = said(self._plan.spec.workload.model_dump(mode="json"))
+        place = Place(workload, launcher.workers, devices(launcher.slots[0].environment))
+        earlier = self._context.repository.recommendations.of_others(self._context.study.id)
+        return remembered(self._space, self._plan.baseline, earlier, place)

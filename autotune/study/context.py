@@ -1,0 +1,127 @@
+"""Context of a running study: its plan, its records and its clock."""
+
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.analysis.costs import CostRecords, Costs
+from autotune.paths import StudyPaths
+from autotune.runs.plan import Plan
+from autotune.study.attempt_cache import AttemptCache
+from search_spaces.residency import why_not_live
+from storage import (
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Lease,
+    Purpose,
+    Repository,
+    StoredAttempt,
+    StoredNoise,
+    StoredStudy,
+)
+
+BASELINE = 0
+"""Number of its trial."""
+
+
+@dataclass(frozen=True)
+class StudyContext:
+    """Running study: its plan, and the records that it is read from and written to."""
+
+    study: StoredStudy
+    plan: Plan
+    lease: Lease
+    repository: Repository
+    environment_id: int
+
+    @property
+    def paths(self) -> StudyPaths:
+        """Folders of the study's output."""
+        return StudyPaths(Path(self.study.workdir), self.study.name, self.study.key)
+
+    def attempts(self) -> Attempts:
+        """Return the attempts recorded so far."""
+        return self.attempt_cache.all()
+
+    @functools.cached_property
+    def attempt_cache(self) -> AttemptCache:
+        """Cache of the attempts, through which they are written."""
+        baseline, harmless = self.plan.baseline, self.plan.spec.harmless
+        return AttemptCache(self.repository, self.lease, self.study.id, baseline, harmless)
+
+    def say(self, message: str) -> None:
+        """Leave a message for the user."""
+        self.repository.messages.say(self.lease, self.study.id, message)
+
+    def end_search(self, reason: str, messages: Sequence[str]) -> None:
+        """Record why the search has ended, and say so."""
+        self.repository.studies.end_search(self.lease, self.study, reason, messages)
+
+    @property
+    def profile_stays(self) -> bool:
+        """True if the baseline's own trial takes over the ranks in which the baseline was profiled.
+
+        What the profiler leaves behind on a CUDA device has not been measured: there it launches.
+        """
+        on_processors = self.plan.launcher.slots[0].device == "cpu"
+        today = self.plan.baseline
+        return self.builds_workload and on_processors and not why_not_live(today, today)
+
+    @property
+    def builds_workload(self) -> bool:
+        """True if ranks build the workload; scripts and commands build what they train themselves."""
+        workload = self.plan.spec.workload
+        return not (workload.is_script or workload.command)
+
+    def tidy_up(self, attempt: StoredAttempt, result: AttemptResult) -> None:
+        """Drop the output of a run, unless a user may want it.
+
+        Kept is that of the baseline, and of runs that failed or were profiled.
+        """
+        asked_for = attempt.purpose == Purpose.PROFILE or (
+            attempt.purpose == Purpose.SEARCH and attempt.trial == BASELINE
+        )
+        failed = result.state not in (AttemptState.COMPLETE, AttemptState.PRUNED)
+        if not (failed or asked_for or self.plan.spec.logs == "all"):
+            shutil.rmtree(self.paths.attempt(attempt.name).folder, ignore_errors=True)
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload with a digest of its arguments, the key of recorded noise."""
+        spec = self.plan.spec.workload
+        arguments = json.dumps(spec.args, sort_keys=True).encode()
+        return f"{spec.label[:200]} {hashlib.sha256(arguments).hexdigest()[:12]}"
+
+    def known_sigma(self) -> float | None:
+        """Return the run-to-run noise that an earlier study has found here."""
+        known = self.repository.noise.of_others(
+            self.study.id,
+            self.environment_id,
+            workload=self.workload,
+            world_size=self.plan.launcher.workers,
+        )
+        return known.sigma_run if known else None
+
+    def record_noise(self, noise: StoredNoise) -> None:
+        """Record the run-to-run noise that this study has found."""
+        self.repository.noise.record(
+            self.lease,
+            self.study.id,
+            self.environment_id,
+            noise,
+            workload=self.workload,
+            world_size=self.plan.launcher.workers,
+        )
+
+    def costs(self) -> Costs:
+        """Return what runs cost, as far as known by now."""
+        return self._cost_records.by(self.attempts())
+
+    @functools.cached_property
+    def _cost_records(self) -> CostRecords:
+        return CostRecords(self.repository.attempts.blocks, self.plan.launcher.slots[0].device)

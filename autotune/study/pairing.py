@@ -1,0 +1,222 @@
+"""Policy of pairing and interleaving: which runs are resident at once and train in turn."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.analysis.costs import Costs
+from autotune.analysis.unrest import unrest
+from autotune.analysis.wording import duration
+from autotune.measurement.noise import RunNoise
+from autotune.runs.interleaved import INTERLEAVED_BLOCK_SECONDS
+from autotune.study.context import StudyContext
+from autotune.study.slot_pool import SlotPool
+from autotune.worker.protocol import TimeLimit
+from launchers import untimed_steps
+from storage import (
+    DAEMON_DIED,
+    NOT_ITS_OWN,
+    Attempts,
+    AttemptState,
+    Purpose,
+    StoredAttempt,
+)
+
+_MEMORY_SHARE = 0.8
+"""Share of the memory that interleaved runs may take by their peaks: near the limit allocators behave
+otherwise."""
+_GIB = 2**30
+_LONGEST_STEP = 1.0
+"""Seconds of a step above which two blocks are no neighbours any more."""
+_BLOCKS = 4
+"""Fewest blocks of each run: two cycles, or nothing is known of how far the runs differ."""
+_WORTH_TRIALS = 8.0
+"""Trials in warm workers that the launch of the first pair may cost. A trial beside the baseline tells
+about what three or four by themselves do, and a search has some eight."""
+_VAIN = 2
+"""Trials in a row that fail beside the baseline, until no more are paired."""
+
+
+class PairingPolicy:
+    """Policy of one study; it decides from the records, so that a resumed study goes on as it began."""
+
+    def __init__(self, context: StudyContext, pool: SlotPool) -> None:
+        self._context = context
+        self._pool = pool
+        self._baseline = context.plan.baseline
+        self._paired: bool | None = None
+        """True if the latest message said that trials are paired; None: there was none."""
+        self._said = ""
+
+    def baseline_rate(
+        self, trial: int, knobs: Mapping[str, Any], noise: RunNoise, limit: TimeLimit
+    ) -> float | None:
+        """Return the rate of the baseline beside which a trial is to run, in units per second.
+
+        None: the trial runs by itself, as the machine is quiet enough or the two do not fit.
+
+        Args:
+            noise: run-to-run noise as far as known.
+            limit: time limit of the trial.
+        """
+        attempts = self._context.attempts()
+        own = attempts.baseline()
+        if own is None or own.result.throughput is None or knobs == self._baseline:
+            return None
+        if self._context.plan.spec.measurement.baseline_runs < 2:
+            return None  # it is not to run again
+        why = unrest(noise, attempts)
+        if not why or not self.on_one_environment() or _in_vain(attempts):
+            return None
+        if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, limit):
+            return None
+        if not attempts.of(Purpose.PAIRED) and (dear := self._too_dear()):
+            self._say_paired(f"Trials run by themselves, though {why}: {dear}", paired=False)
+            return None
+        self._say_paired(
+            f"Each trial takes turns with the baseline from now on, block by block, and its rate is "
+            f"told by their ratio: {why}, so trials that follow each other would not compare.",
+            paired=True,
+        )
+        return own.result.throughput
+
+    def on_one_environment(self) -> bool:
+        """Return whether all slots are where the baseline's own trial ran.
+
+        On nodes that differ, rates are levelled by the baseline's rate on each instead.
+        """
+        own = self._context.attempts().baseline()
+        return own is not None and {*self._pool.environments} == {own.environment}
+
+    def can_interleave(
+        self, knobs: Sequence[Mapping[str, Any]], peak_bytes: int, limit: TimeLimit
+    ) -> bool:
+        """Return whether the runs of a round may be resident at once; say so when that changes.
+
+        Args:
+            knobs: configuration of each run.
+            peak_bytes: bytes of the largest rank of each, added up; 0: not known.
+            limit: time limit of all of them together.
+        """
+        obstacle = self._obstacle(knobs, peak_bytes, limit)
+        said = (
+            f"they run one after another: {obstacle}"
+            if obstacle
+            else "they are resident at once and take turns, block by block"
+        )
+        if said != self._said:
+            self._said = said
+            self._context.say(f"What is compared with each other: {said}.")
+        return not obstacle
+
+    def _fits(
+        self,
+        knobs: Mapping[str, Any],
+        own: StoredAttempt,
+        attempts: Attempts,
+        limit: TimeLimit,
+    ) -> bool:
+        """Return whether a trial and the baseline may be resident at once."""
+        if self._context.plan.spec.workload.is_script:
+            return False  # a script would be launched anew for each trial, and the baseline with it
+        peaks = [
+            one.result.peak_bytes
+            for one in attempts.searched()
+            if one.knobs["micro_batch"] <= knobs["micro_batch"]
+        ]
+        both = own.result.peak_bytes + max(peaks, default=own.result.peak_bytes)
+        # Time as if both were the baseline: the step of a new trial is not known.
+        beside = dict(self._baseline)
+        if self._on_processors:
+            beside["cpu_affinity"] = knobs["cpu_affinity"]
+        slots = len(self._context.plan.launcher.slots)
+        return not self._obstacle([self._baseline, beside], both, limit, slots)
+
+    @property
+    def _on_processors(self) -> bool:
+        return self._context.plan.launcher.slots[0].device == "cpu"
+
+    def _obstacle(
+        self,
+        knobs: Sequence[Mapping[str, Any]],
+        peak_bytes: int,
+        limit: TimeLimit,
+        slots: int = 1,
+    ) -> str:
+        """Return why runs may not be resident at once; empty if they may.
+
+        Args:
+            slots: number of slots with such runs at a time.
+        """
+        if self._context.plan.spec.workload.command:
+            return "a command that starts its own ranks cannot be paused"
+        if len(knobs) < 2:
+            return "there is only one"
+        if self._on_processors and len({one["cpu_affinity"] for one in knobs}) > 1:
+            return "they differ in cpu_affinity, and who takes turns has processors of its own"
+        costs = self._context.costs()
+        longest = max(map(costs.step, knobs))
+        if longest > _LONGEST_STEP:
+            return f"a step of {longest:.1f} s is too long for turns"
+        if sum(_shortest(costs, one) for one in knobs) > limit.soft:
+            return "there is no time for more"
+        return self._shortage(peak_bytes, slots)
+
+    def _shortage(self, needed: int, slots: int) -> str:
+        """Return what memory is missing for runs that are resident at once; empty if none is.
+
+        Args:
+            needed: bytes of the largest rank of each, added up; 0: not known.
+            slots: number of slots with such runs. On processors they may all be on one node.
+        """
+        plan = self._context.plan
+        there = plan.memory_of_rank()
+        if there is None:
+            slot = plan.launcher.slots[0]
+            there = slot.environment["memory_bytes"] * slot.nodes / (plan.launcher.workers * slots)
+        elif not needed:
+            return "how much memory they need is not known"
+        if needed <= _MEMORY_SHARE * there:
+            return ""
+        shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
+        return f"by their peaks they need {shares} that a rank has"
+
+    def _too_dear(self) -> str:
+        """Return why the first pair is not worth its launch; empty if it is."""
+        costs = self._context.costs()
+        launches, trials = 2 * costs.startup, _WORTH_TRIALS * costs.trained
+        if launches <= trials:
+            return ""
+        return (
+            f"to launch one and the baseline beside it would take {duration(launches)}, in which "
+            f"processes that are there train {launches / costs.trained:.0f} trials."
+        )
+
+    def _say_paired(self, message: str, *, paired: bool) -> None:
+        """Say how trials run from now on, unless that was said last."""
+        if self._paired is not paired:
+            self._paired = paired
+            self._context.say(message)
+
+
+def _shortest(costs: Costs, knobs: Mapping[str, Any]) -> float:
+    """Return seconds of the shortest interleaved run, its warm-up as long as what counts."""
+    step = costs.step(knobs)
+    turn = max(INTERLEAVED_BLOCK_SECONDS, step) + untimed_steps(step) * step
+    return costs.slow_startup + costs.first_step(knobs) + 2 * _BLOCKS * turn
+
+
+def _in_vain(attempts: Attempts) -> bool:
+    """Return whether the latest paired trials were all lost: two may not fit at once."""
+    newest_first = reversed(list(attempts.of(Purpose.SEARCH)))
+    paired = (one.result.state for one in newest_first if attempts.paired_baseline_of(one))
+    latest = list(itertools.islice(paired, _VAIN))
+    return latest == [AttemptState.LOST] * _VAIN
+
+
+def _failed_before(trial: int, attempts: Attempts) -> bool:
+    """Return whether a trial has failed before, maybe because of the run beside it."""
+    launches = [one.result for one in attempts.of(Purpose.SEARCH).of_trial(trial)]
+    lost = (r for r in launches if r.state == AttemptState.LOST)
+    own_fault = any(not result.cause.startswith(NOT_ITS_OWN) for result in lost)
+    return own_fault or any(result.cause == DAEMON_DIED for result in launches)

@@ -1,0 +1,315 @@
+"""Planner of runs: whether the next run is paired, what it takes over, and how long it may measure."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autotune.analysis.levels import Levels
+from autotune.measurement.noise import run_noise, total_half_width
+from autotune.measurement.onset import OnsetBound
+from autotune.measurement.stop_rule import Limits
+from autotune.runs.interleaved import InterleavedSchedule, interleaved
+from autotune.runs.monitors import RunMonitor, TimedMonitor
+from autotune.runs.paired import PairedSchedule
+from autotune.runs.plan import (
+    few_steps,
+    in_short_epochs,
+    on_longest,
+    profiled,
+    stepwise,
+    within,
+)
+from autotune.runs.probe import Shape, as_timed
+from autotune.study.context import BASELINE, StudyContext
+from autotune.study.pairing import PairingPolicy
+from autotune.study.slot_pool import SEARCHING, SlotPool
+from autotune.worker.protocol import TimeLimit, TrialRequest
+from launchers import SoloSchedule, TurnSchedule
+from storage import TRAJECTORIES, AttemptResult, Attempts, AttemptState, Purpose
+
+_SHAPES: dict[Purpose, Shape] = {
+    Purpose.REFERENCE: stepwise,
+    Purpose.NUMERICS: stepwise,
+    Purpose.PROFILE: profiled,
+    Purpose.FIT: few_steps,
+    Purpose.LONGEST: on_longest,
+    Purpose.EPOCHS: in_short_epochs,
+}
+"""Shapes of the requests of runs that are not timed."""
+_MOST_DOUBT = 0.3
+"""Largest relative half-width of a rate: a trial of a step or two has no interval of its own, yet is not
+further off."""
+
+
+class Mode(StrEnum):
+    """How the attempts of a run train."""
+
+    SOLO = "solo"
+    INTERLEAVED = "interleaved"
+    PAIRED = "paired"
+
+
+@dataclass(frozen=True)
+class PlannedAttempt:
+    """Attempt that a run makes."""
+
+    trial: int
+    knobs: dict[str, Any]
+    purpose: Purpose
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Plan of one run; `TrialExecutor.submit` carries it out.
+
+    Attributes:
+        attempts: attempts of the run, in the order in which they train; in a pair the trial first.
+        mode: solo with one attempt, else interleaved or paired.
+        slot: number of the slot.
+        schedule: order of the blocks.
+        monitors: monitor of each attempt.
+        limit: time limit of each attempt, of which `soft` counts from the first step.
+        seed: seed of the training.
+        reuse: True if the run may take over a warm worker.
+        stays: True if its ranks stay as a warm worker.
+    """
+
+    attempts: tuple[PlannedAttempt, ...]
+    mode: Mode
+    slot: int
+    schedule: TurnSchedule
+    monitors: tuple[RunMonitor, ...]
+    limit: TimeLimit
+    seed: int
+    reuse: bool
+    stays: bool
+
+    @property
+    def purpose(self) -> Purpose:
+        """Purpose of the first attempt."""
+        return self.attempts[0].purpose
+
+    @property
+    def searching(self) -> bool:
+        """True if warm workers may wait beside the run."""
+        return self.purpose in SEARCHING
+
+    def request(self, timed: TrialRequest) -> TrialRequest:
+        """Return the request of an attempt, from one that is timed by itself."""
+        shape = _SHAPES.get(self.purpose, as_timed) if self.mode is Mode.SOLO else interleaved
+        shaped = within(shape(timed), self.limit)
+        return dataclasses.replace(shaped, seed=self.seed, stays=self.stays)
+
+
+class RunPlanner:
+    """Planner of the runs of one study.
+
+    Attributes:
+        noise: run-to-run noise as far as known.
+        pairing: policy of what is interleaved.
+    """
+
+    def __init__(self, context: StudyContext, pool: SlotPool) -> None:
+        self._context = context
+        self._pool = pool
+        self.noise = run_noise([])
+        self.pairing = PairingPolicy(context, pool)
+
+    def search(self, trial: int, knobs: dict[str, Any], limit: TimeLimit) -> RunPlan:
+        """Plan a trial of the search: paired where trials by themselves would not compare.
+
+        Args:
+            limit: time limit from the launch, as for all plans; in a pair that of both together.
+        """
+        attempts = self._context.attempts()
+        # The baseline is never stopped early: everything is compared with it.
+        racing = knobs != self._context.plan.baseline
+        levels = Levels.of(attempts)
+        low = _incumbent_low(levels.applied(attempts), self.noise.df) if racing else 0.0
+        rate = self.pairing.baseline_rate(trial, knobs, self.noise, limit)
+        if rate:
+            return self._paired(trial, knobs, rate, low, limit)
+        attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
+        slot = self._choose(attempt)
+        low = levels.at(self._pool.environment_of(slot)).least(low)
+        return self._timed(attempt, slot, limit, low)
+
+    def calibration(
+        self, trial: int, limit: TimeLimit, among: Collection[int] | None = None
+    ) -> RunPlan:
+        """Plan another run of the baseline in the search.
+
+        Args:
+            among: numbers of free slots to choose from; None: all of them.
+        """
+        attempt = PlannedAttempt(trial, self._context.plan.baseline, Purpose.CALIBRATE)
+        return self._timed(attempt, self._choose(attempt, among), limit)
+
+    def timed(self, attempt: PlannedAttempt, limit: TimeLimit) -> RunPlan:
+        """Plan a timed run by itself in new processes."""
+        return self._timed(attempt, self._choose(attempt), limit)
+
+    def monitored(self, attempt: PlannedAttempt, limit: TimeLimit, monitor: RunMonitor) -> RunPlan:
+        """Plan a run by itself in new processes, with a monitor of its own."""
+        slot = self._choose(attempt)
+        return self._solo(attempt, slot, self._after_launch(limit, live=False), monitor)
+
+    def interleaved(
+        self, attempts: Sequence[PlannedAttempt], limit: TimeLimit, peak_bytes: int
+    ) -> RunPlan | None:
+        """Plan the runs of a round as one interleaved run; None if they have to run one by one.
+
+        Args:
+            limit: time limit of all of them together.
+            peak_bytes: bytes of the largest rank of each, added up; 0: not known.
+        """
+        knobs = [attempt.knobs for attempt in attempts]
+        if not self.pairing.can_interleave(knobs, peak_bytes, limit):
+            return None
+        each = self._after_launch(limit.shared(len(attempts)), live=False)
+        group = InterleavedSchedule([self._limits(one.purpose, each) for one in attempts])
+        return RunPlan(
+            attempts=tuple(attempts),
+            mode=Mode.INTERLEAVED,
+            slot=self._choose(attempts[0]),
+            schedule=group,
+            monitors=tuple(group.monitors),
+            limit=each,
+            seed=self._context.plan.spec.seed,
+            reuse=False,
+            stays=False,
+        )
+
+    def _paired(
+        self, trial: int, knobs: dict[str, Any], rate: float, low: float, limit: TimeLimit
+    ) -> RunPlan:
+        """Plan a trial of the search with the baseline beside it.
+
+        Args:
+            rate: rate of the baseline at which trials compare, in units per second.
+            low: lower bound of the best rate so far.
+        """
+        attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
+        beside = PlannedAttempt(BASELINE, self._context.plan.baseline, Purpose.PAIRED, trial)
+        slot = self._choose(attempt)
+        live = self._pool.can_take_over(slot, knobs, interleaved=True)
+        each = self._after_launch(limit.shared(2), live=live)
+        own, its = self._limits(Purpose.SEARCH, each, low), self._limits(Purpose.PAIRED, each)
+        pair = PairedSchedule(own, its, rate)
+        return RunPlan(
+            attempts=(attempt, beside),
+            mode=Mode.PAIRED,
+            slot=slot,
+            schedule=pair,
+            monitors=tuple(pair.monitors),
+            limit=each,
+            seed=self._context.plan.spec.seed,
+            reuse=True,
+            stays=self._stays(Purpose.SEARCH),
+        )
+
+    def _timed(
+        self, attempt: PlannedAttempt, slot: int, limit: TimeLimit, low: float = 0.0
+    ) -> RunPlan:
+        """Plan a timed run by itself.
+
+        Args:
+            low: lower bound of the best rate so far; 0 switches racing off.
+        """
+        reuse = self._may_reuse(attempt)
+        live = reuse and self._pool.can_take_over(slot, attempt.knobs, interleaved=False)
+        left = self._after_launch(limit, live=live)
+        monitor = TimedMonitor(self._limits(attempt.purpose, left, low))
+        return self._solo(attempt, slot, left, monitor, reuse=reuse)
+
+    def _solo(
+        self,
+        attempt: PlannedAttempt,
+        slot: int,
+        limit: TimeLimit,
+        monitor: RunMonitor,
+        *,
+        reuse: bool = False,
+    ) -> RunPlan:
+        other_seed = attempt.round if attempt.purpose in TRAJECTORIES else 0
+        return RunPlan(
+            attempts=(attempt,),
+            mode=Mode.SOLO,
+            slot=slot,
+            schedule=SoloSchedule(monitor),
+            monitors=(monitor,),
+            limit=limit,
+            seed=self._context.plan.spec.seed + other_seed,
+            reuse=reuse,
+            stays=self._stays(attempt.purpose),
+        )
+
+    def _choose(self, attempt: PlannedAttempt, among: Collection[int] | None = None) -> int:
+        free = self._pool.free if among is None else among
+        return self._pool.choose(attempt.purpose, attempt.knobs, free)
+
+    def _may_reuse(self, attempt: PlannedAttempt) -> bool:
+        """Return whether an attempt may take over a warm worker, in which it has not failed before."""
+        if attempt.purpose not in SEARCHING:
+            return False
+        own = self._context.attempts().of(attempt.purpose).of_trial(attempt.trial)
+        lost = own.ended_in(AttemptState.LOST)
+        return all(one.result.resident_of is None for one in lost)
+
+    def _stays(self, purpose: Purpose) -> bool:
+        """Return whether the ranks of a run stay as a warm worker."""
+        if purpose == Purpose.PROFILE:
+            searched = self._context.attempts().of(Purpose.SEARCH)
+            return self._context.profile_stays and not searched
+        return self._context.builds_workload and purpose in SEARCHING
+
+    def _after_launch(self, limit: TimeLimit, *, live: bool) -> TimeLimit:
+        """Return a limit whose soft part is for the steps alone; the launch may be a slow one.
+
+        Args:
+            live: True if the run takes over a warm worker.
+        """
+        costs = self._context.costs()
+        return limit.after_launch(costs.switch if live else costs.slow_startup)
+
+    def _limits(self, purpose: Purpose, limit: TimeLimit, low: float = 0.0) -> Limits:
+        """Return how long to measure.
+
+        Args:
+            limit: time limit whose soft part counts from the first step.
+            low: lower bound of the best rate so far; 0 switches racing off.
+        """
+        plan, noise = self._context.plan, self.noise
+        if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
+            limits = plan.confirm_limits(sigma_run=noise.sigma_run)
+        else:
+            limits = plan.search_limits(
+                incumbent_low=low,
+                sigma_run=noise.sigma_run,
+                run_df=noise.df,
+                settling=self._context.costs().settling if low else OnsetBound(),
+            )
+        return dataclasses.replace(limits, limit=limit)
+
+
+def _incumbent_low(attempts: Attempts, df: float) -> float:
+    """Return the lower bound of the best rate so far; 0 without any.
+
+    Args:
+        df: degrees of freedom of the run-to-run noise.
+    """
+    results = [a.result for a in attempts.searched().complete()]
+    lows = [
+        r.throughput * (1 - min(_half_width(r, df), _MOST_DOUBT))
+        for r in results
+        if r.throughput is not None
+    ]
+    return max(lows, default=0.0)
+
+
+def _half_width(result: AttemptResult, df: float) -> float:
+    own = _MOST_DOUBT if result.block_half_width is None else result.block_half_width
+    return total_half_width(own, result.sigma_run or 0.0, df)

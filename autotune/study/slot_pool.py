@@ -1,0 +1,225 @@
+"""The slots of a study: which are free, what waits on them, and whether they work."""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from autotune.analysis.wording import counted
+from autotune.errors import ClusterAway, LauncherError, StorageUnreachable
+from autotune.study.context import StudyContext
+from autotune.worker.protocol import TrialReport, TrialRequest
+from launchers import Slot
+from search_spaces.residency import why_not_live
+from storage import (
+    NOT_ITS_OWN,
+    AttemptResult,
+    AttemptState,
+    MessageKind,
+    Purpose,
+    StoredAttempt,
+)
+
+SEARCHING = (Purpose.SEARCH, Purpose.CALIBRATE)
+"""Purposes of attempts that take over warm workers where they can. The noise is that of trials
+as they are: where these take over workers, the baseline does as well."""
+_CONCLUSIVE_IF_WARM = (AttemptState.COMPLETE, AttemptState.PRUNED, AttemptState.LOST)
+"""Ends that mean the same in a warm worker as in new processes."""
+
+
+class SlotPool:
+    """Slots of a study by number, with their warm workers."""
+
+    def __init__(self, context: StudyContext) -> None:
+        self._context = context
+        self._slots: list[Slot] = list(context.plan.launcher.slots)
+        self.free = {number for number, slot in enumerate(self._slots) if slot.usable}
+        """Numbers of the slots on which nothing runs."""
+        first = self._slots[0].environment
+        self._environments: list[tuple[dict[str, Any], int]] = [
+            (dict(first), context.environment_id)
+        ]
+        self._launched: dict[str, StoredAttempt] = {}
+        """Attempts that have launched warm workers, by the name of their request."""
+        self._interleaved: set[int] = set()
+        """Slots whose warm workers were interleaved, and take over no other runs."""
+        self._health = SlotHealth(context)
+
+    def __getitem__(self, number: int) -> Slot:
+        return self._slots[number]
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    # Which slots there are
+
+    def open_new(self) -> None:
+        """Take in the slots that the launcher has opened since."""
+        for slot in self._context.plan.launcher.slots[len(self._slots) :]:
+            self.free.add(len(self._slots))
+            self._slots.append(slot)
+            usable = sum(slot.usable for slot in self._slots)
+            self._context.say(
+                f"There is room for {slot.name}: {counted(usable, 'trial')} at a time."
+            )
+
+    @property
+    def environments(self) -> list[int | None]:
+        """Environments of all usable slots, slot by slot."""
+        return [self.environment_of(n) for n, slot in enumerate(self._slots) if slot.usable]
+
+    def environment_of(self, number: int) -> int:
+        """Return the environment of a slot, whose agents are replaced now and then."""
+        slot = self._slots[number]
+        for body, known in self._environments:
+            if body == slot.environment:
+                return known
+        records, lease = self._context.repository.environments, self._context.lease
+        found = records.record(lease, slot.environment)
+        self._environments.append((dict(slot.environment), found))
+        return found
+
+    def free_in(self, environment: int | None) -> set[int]:
+        """Return the free slots in an environment."""
+        return {number for number in self.free if self.environment_of(number) == environment}
+
+    # Choosing, taking and giving back
+
+    def choose(self, purpose: Purpose, knobs: dict[str, Any], among: Collection[int]) -> int:
+        """Return the slot for a run: with a warm worker that it can take over, else without any.
+
+        Of equal slots it is the first, hence the same devices.
+        """
+        return min(among, key=lambda number: (self._cost(purpose, knobs, number), number))
+
+    def _cost(self, purpose: Purpose, knobs: dict[str, Any], number: int) -> int:
+        """Return how many groups of processes are launched or ended for a run on a slot."""
+        waiting = self._slots[number].resident
+        if waiting is None or purpose not in SEARCHING:
+            return 1
+        return 2 if why_not_live(waiting, knobs) else 0
+
+    def can_take_over(self, number: int, knobs: dict[str, Any], *, interleaved: bool) -> bool:
+        """Return whether a run of the search could take over the warm worker of a slot."""
+        waiting = self._slots[number].resident
+        if waiting is None or (number in self._interleaved) != interleaved:
+            return False
+        return not why_not_live(waiting, knobs)
+
+    def take(self, number: int, *, searching: bool) -> None:
+        """Take a slot for a run.
+
+        Args:
+            searching: False ends the warm workers of all free slots, whose memory the run may need.
+        """
+        if not searching:
+            for other in self.free:
+                self._slots[other].dismiss()
+        self.free.discard(number)
+
+    def give_back(self, number: int) -> None:
+        """Free a slot, if it is still usable."""
+        if self._slots[number].usable:
+            self.free.add(number)
+
+    def quarantine(self, number: int) -> None:
+        """Leave a slot alone that cannot be cleared, or has lost a device; the others go on.
+
+        Raises:
+            LauncherError: there is no other.
+        """
+        slot = self._slots[number]
+        if slot.usable:
+            return
+        self.open_new()
+        left = [one for one in self._slots if one.usable]
+        self._context.say(
+            f"Nothing more runs on {slot.name}: {slot.gone or slot.unusable}. "
+            f"{counted(len(left), 'slot')} left."
+        )
+        if not left and slot.gone:
+            raise ClusterAway(slot.gone)
+        if not left:
+            raise LauncherError(f"{slot.name} is out of use: {slot.unusable}")
+
+    # Warm workers
+
+    @property
+    def resident(self) -> dict[str, Any] | None:
+        """Configuration of the warm worker on the first free slot that has one; None if none has."""
+        found = (self._slots[number].resident for number in sorted(self.free))
+        return next(filter(None, found), None)
+
+    def launched(
+        self, number: int, requests: Sequence[TrialRequest], attempts: Sequence[StoredAttempt]
+    ) -> None:
+        """Take in which attempts are launched on a slot."""
+        if requests[0].takes_turns:
+            self._interleaved.add(number)
+        else:
+            self._interleaved.discard(number)
+        for request, attempt in zip(requests, attempts, strict=True):
+            if request.stays:
+                self._launched[request.trial] = attempt
+
+    def with_host(
+        self, attempt: StoredAttempt, report: TrialReport, result: AttemptResult
+    ) -> AttemptResult:
+        """Return a result with the attempt whose warm worker was taken over, if one was.
+
+        A failure in a warm worker may come of what was left in it. Such an attempt is LOST: it is
+        launched again in processes of its own, and only that counts.
+        """
+        if not report.resident_of:
+            return result
+        host = self._launched[report.resident_of]
+        result = dataclasses.replace(result, resident_of=host.id)
+        if result.state in _CONCLUSIVE_IF_WARM:
+            return result
+        whose = f"the processes of trial {host.trial}"
+        if host.trial == attempt.trial and host.purpose == Purpose.PROFILE:
+            whose = "the processes in which it was profiled"
+        cause = f"{NOT_ITS_OWN}{result.state} in {whose}, which it took over: {result.cause}"
+        return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+
+    # Health
+
+    def report_health(self) -> None:
+        """Record how many slots work, if that has changed."""
+        self._health.report()
+
+
+class SlotHealth:
+    """Health of a study's slots, as `status` shows it."""
+
+    def __init__(self, context: StudyContext) -> None:
+        self._context = context
+        self._since: dict[str, float] = {}
+        """Time since when each agent has been away, in seconds since the epoch."""
+        self._reported = ""
+
+    def report(self) -> None:
+        """Record how many slots work and what keeps the others from it, if that has changed."""
+        launcher, now = self._context.plan.launcher, time.time()
+        for news in launcher.notices():
+            self._context.say(news)
+        working, away = 0, dict[str, float]()
+        for slot in list(launcher.slots):
+            why = slot.unreachable()
+            working += slot.usable and not why
+            away |= {text: self._since.get(text, now) for text in why}
+        self._since = away
+        planned = max(launcher.planned, working)
+        health = json.dumps(
+            {"alive": working, "planned": planned, "away": away if working < planned else {}}
+        )
+        if health == self._reported:
+            return
+        context, kind = self._context, MessageKind.SLOTS
+        with contextlib.suppress(StorageUnreachable):  # what runs does not need it
+            context.repository.messages.set_status(
+                context.lease, context.study.id, health, kind=kind
+            )
+            self._reported = health

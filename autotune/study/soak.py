@@ -1,0 +1,82 @@
+"""The soak pair, the last stage of the finals: winner and baseline once each, for minutes.
+
+Clocks and temperatures settle in a long run and not in a short one.
+"""
+
+import dataclasses
+import random
+
+from autotune.analysis.confirmation import Confirmation
+from autotune.runs.monitors import TimedMonitor
+from autotune.study.context import StudyContext
+from autotune.study.executor import TrialExecutor
+from autotune.study.run_planner import PlannedAttempt, RunPlanner
+from autotune.study.schedule import Schedule
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from storage import Purpose
+
+_LONGEST = 600.0
+"""Longest run in seconds: devices have settled by then."""
+_SHORTEST = 120.0
+"""Shortest run in seconds: less shows nothing that the rounds have not."""
+_SHARE_OF_STUDY = 0.25
+"""Largest share of what the study has taken so far for a run of the pair, whatever the budget."""
+_SHARE_OF_REST = 0.4
+"""Share of the time that is left for each of the two."""
+_ALL_BLOCKS = 1_000_000
+"""Fewest blocks of a run, so that no interval ends it."""
+
+
+class SoakPair:
+    """Soak runs of winner and baseline, which go on from wherever the records stand."""
+
+    def __init__(
+        self,
+        context: StudyContext,
+        planner: RunPlanner,
+        executor: TrialExecutor,
+        schedule: Schedule,
+    ) -> None:
+        """Prepare the runs.
+
+        Args:
+            executor: idle.
+        """
+        self._context = context
+        self._planner = planner
+        self._executor = executor
+        self._schedule = schedule
+
+    def run(self, confirmation: Confirmation) -> None:
+        """Measure both, where the winner beats the baseline and there is time."""
+        baseline, chosen = confirmation.baseline, confirmation.choice()
+        if baseline is None or chosen == baseline or not confirmation.rounds:
+            return
+        order = [chosen, baseline]
+        random.Random(f"{self._context.plan.spec.seed}/long").shuffle(order)
+        missing = [trial for trial in order if not self._measured(confirmation, trial)]
+        seconds = self._seconds()
+        if not missing or seconds < _SHORTEST:
+            return
+        for trial in missing:
+            self._measure(confirmation, trial, seconds)
+
+    def _seconds(self) -> float:
+        """Return the length of each run."""
+        rest = _SHARE_OF_REST * self._schedule.left - self._context.costs().startup
+        return min(_LONGEST, _SHARE_OF_STUDY * self._schedule.elapsed, rest)
+
+    def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
+        noise = self._planner.noise.sigma_run
+        limits = self._context.plan.confirm_limits(sigma_run=noise)
+        limits = dataclasses.replace(limits, longest=seconds, fewest=_ALL_BLOCKS)
+        knobs = confirmation.candidates[trial].knobs
+        most = seconds + self._context.costs().shortest(knobs) + limits.warmup
+        limit = TimeLimit(most, most) if self._schedule.limited else NO_LIMIT
+        while not self._measured(confirmation, trial):
+            attempt = PlannedAttempt(trial, knobs, Purpose.LONG)
+            self._executor.run(self._planner.monitored(attempt, limit, TimedMonitor(limits)))
+
+    def _measured(self, confirmation: Confirmation, trial: int) -> bool:
+        own = self._context.attempts().of(Purpose.LONG).of_trial(trial)
+        return bool(own.with_knobs(confirmation.candidates[trial].knobs).recorded())

@@ -1,0 +1,30 @@
+"""The time limit of a run."""
+
+import math
+
+from autotune.runs.plan import within
+from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from tests.trials import knobs, of_one_rank
+
+LIMIT = TimeLimit(soft=30.0, hard=37.5)
+
+
+def test_limit_of_interleaved_runs_divides_the_soft_part_alone() -> None:
+    assert LIMIT.shared(2) == TimeLimit(15.0, 37.5)
+
+
+def test_limit_after_launch_is_never_negative() -> None:
+    assert LIMIT.after_launch(4.0) == TimeLimit(26.0, 37.5)
+    assert LIMIT.after_launch(40.0) == TimeLimit(0.0, 37.5)
+
+
+def test_no_limit_stays_unlimited() -> None:
+    assert NO_LIMIT.shared(3).after_launch(4.0) == NO_LIMIT == TimeLimit(math.inf, math.inf)
+
+
+def test_request_within_a_limit_has_blocks_that_fit() -> None:
+    asked = of_one_rank(knobs())
+    hurried = within(asked, LIMIT)
+    assert hurried.limit == LIMIT
+    assert 0 < hurried.blocks.longest <= LIMIT.soft / 2
+    assert within(asked, NO_LIMIT) == asked

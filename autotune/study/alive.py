@@ -1,12 +1,11 @@
 """How many of a study's slots can work, and what keeps the others from it: told when that changes."""
 
 import contextlib
-import json
 import time
 
 from autotune.errors import StorageUnreachable
 from autotune.study.job import Job
-from storage import MessageKind
+from storage import SlotHealth
 
 
 class Alive:
@@ -16,7 +15,7 @@ class Alive:
         self._job = job
         self._since: dict[str, float] = {}
         """When what is away has gone, in seconds since the epoch."""
-        self._told = ""
+        self._told: SlotHealth | None = None
 
     def tell(self) -> None:
         """Say it, unless it has been said."""
@@ -30,13 +29,10 @@ class Alive:
             away |= {text: self._since.get(text, now) for text in why}
         self._since = away
         planned = max(launcher.planned, working)
-        told = json.dumps(
-            {"alive": working, "planned": planned, "away": away if working < planned else {}}
-        )
+        told = SlotHealth(working, planned, away if working < planned else {})
         if told == self._told:
             return
         job = self._job
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            kind = MessageKind.SLOTS
-            job.repository.messages.set_status(job.lease, job.study.id, told, kind=kind)
+            job.repository.studies.record_slots(job.lease, job.study.id, told)
             self._told = told

@@ -23,10 +23,9 @@ from autotune.study.taking_over import TakingOver, needs_its_own
 from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
-    DAEMON_DIED,
-    NOT_ITS_OWN,
     AttemptResult,
     AttemptState,
+    Fault,
     Purpose,
     StoredAttempt,
     StoredBlock,
@@ -200,7 +199,7 @@ class Bench:
     ) -> None:
         slot = self._slots[number]
         attempts = self._job.attempts()
-        if not self._is_to_blame([one.result.cause for one in attempts.lost_in_vain(attempt)]):
+        if not self._is_to_blame([one.result for one in attempts.lost_in_vain(attempt)]):
             request = self._job.request(attempt, slot, allowed, live=live)
             self._taking_over.launched(request, attempt, number)
             alone = needs_its_own(attempt, attempts)
@@ -375,12 +374,15 @@ class Bench:
         again is the cause of it."""
         if disk.has_failed(result, Path(self._job.study.workdir)):
             cause = f"a disk was full: {result.cause}"
-            result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
-        if result.state != AttemptState.LOST or result.cause.startswith(NOT_ITS_OWN):
+            result = dataclasses.replace(
+                result, state=AttemptState.LOST, cause=cause, fault=Fault.DISK
+            )
+        if result.state != AttemptState.LOST or result.fault.excuses:
             return result
-        before = [one.result.cause for one in self._job.attempts().lost_in_vain(attempt)]
-        causes = [*before, result.cause]
-        if not self._is_to_blame(causes):
+        before = [one.result for one in self._job.attempts().lost_in_vain(attempt)]
+        lost = [*before, result]
+        causes = [one.cause for one in lost]
+        if not self._is_to_blame(lost):
             return result
         self._job.say(
             f"Trial {attempt.trial} is suspected: whatever it was launched on lost its agent, "
@@ -388,12 +390,15 @@ class Bench:
         )
         return dataclasses.replace(result, state=AttemptState.CRASH)
 
-    def _is_to_blame(self, causes: Sequence[str]) -> bool:
-        """Whether a run that has lost its agent or its daemon so often, one after another, is itself the
-        cause. Among several nodes it must have been on more than one, which the causes name."""
-        elsewhere = len(set(causes)) > 1 or DAEMON_DIED in causes
+    def _is_to_blame(self, lost: Sequence[AttemptResult]) -> bool:
+        """Return whether a run that lost its agent or its daemon so often in a row is the cause.
+
+        Among several nodes it must have been on more than one; the causes name the nodes.
+        """
+        daemon_died = any(one.fault == Fault.DAEMON for one in lost)
+        elsewhere = daemon_died or len({one.cause for one in lost}) > 1
         one_node = not self._job.plan.launcher.several_nodes
-        return len(causes) >= MOST_LAUNCHES and (one_node or elsewhere)
+        return len(lost) >= MOST_LAUNCHES and (one_node or elsewhere)
 
     def run(
         self,

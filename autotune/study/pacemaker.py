@@ -10,10 +10,9 @@ from autotune.study.bench import Bench
 from autotune.study.job import Allowance, Job
 from autotune.study.taking_turns import LONGEST_STEP, shortage, shortest
 from storage import (
-    DAEMON_DIED,
-    NOT_ITS_OWN,
     Attempts,
     AttemptState,
+    Fault,
     Purpose,
     StoredAttempt,
 )
@@ -125,5 +124,5 @@ def _failed_before(trial: int, attempts: Attempts) -> bool:
     """Whether it has come to nothing, maybe because of the other one."""
     launches = [one.result for one in attempts.of(Purpose.SEARCH).of_trial(trial)]
     lost = (r for r in launches if r.state == AttemptState.LOST)
-    own_fault = any(not result.cause.startswith(NOT_ITS_OWN) for result in lost)
-    return own_fault or any(result.cause == DAEMON_DIED for result in launches)
+    own_fault = any(not result.fault.excuses for result in lost)
+    return own_fault or any(result.fault == Fault.DAEMON for result in launches)

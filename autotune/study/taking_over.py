@@ -4,14 +4,15 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from autotune.runs.monitors import NOT_ITS_OWN
 from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
 from search_spaces.residency import why_not_live
 from storage import (
-    NOT_ITS_OWN,
     AttemptResult,
     Attempts,
     AttemptState,
+    Fault,
     Purpose,
     StoredAttempt,
 )
@@ -92,7 +93,7 @@ class TakingOver:
         if host.trial == attempt.trial and host.purpose == Purpose.PROFILE:
             whose = "the processes in which it was profiled"
         cause = f"{NOT_ITS_OWN}{result.state} in {whose}, which it took over: {result.cause}"
-        return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+        return dataclasses.replace(result, state=AttemptState.LOST, cause=cause, fault=Fault.WORKER)
 
 
 def needs_its_own(attempt: StoredAttempt, attempts: Attempts) -> bool:

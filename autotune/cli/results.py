@@ -42,19 +42,21 @@ def report(
     """The verdict in full, or before there is one what the study has in hand, and what supports it."""
     from autotune.config import StudySpec
     from autotune.views import paper
-    from autotune.views.in_hand import in_hand
+    from autotune.views.current_verdict import current_verdict
     from autotune.views.recompute import recomputed_verdict
+    from autotune.views.verdict_text import shown as with_text
     from storage import Attempts
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     stored = repository.studies.named(name)
-    verdict = recomputed_verdict(repository, name) if recompute else in_hand(repository, stored)
+    recomputed = recomputed_verdict(repository, name) if recompute else None
+    verdict = recomputed or current_verdict(repository, stored)
     if as_json:
         spec = StudySpec.model_validate(stored.spec)
         attempts = Attempts(repository.attempts.of(stored.id), spec.full_baseline())
         ran = paper.how_it_ran(repository, attempts, verdict, spec)
-        shown = {**verdict.as_dict(), "running": ran and dataclasses.asdict(ran)}
+        shown = {**with_text(verdict), "running": ran and dataclasses.asdict(ran)}
         print(json.dumps(shown, indent=2))
     else:
         print(paper.report(repository, name, verdict))
@@ -87,7 +89,8 @@ def export(
     """Write what a study recommends, or has in hand by now, as best.yaml or in the terms of another
     tool; or all attempts as CSV."""
     from autotune.export import best, formats, offering, writing
-    from autotune.views.in_hand import in_hand
+    from autotune.views.current_verdict import current_verdict
+    from autotune.views.verdict_text import text_of
 
     formats.known(form)
     if trials and form != "yaml":
@@ -103,15 +106,16 @@ def export(
     if trials:
         _write_attempts(repository, name, trials)
         return
-    answer = in_hand(repository, stored)
+    answer = current_verdict(repository, stored)
+    text = text_of(answer)
     if form != "yaml" or output == STANDARD_OUTPUT:
-        _hand_over(best.of(offering.offered(repository, stored, answer)), form, output)
+        _hand_over(best.of(offering.offered(repository, stored, answer, text)), form, output)
         return
     target = output or export_path(stored)
     if output is None and (refused := writing.not_ours(target)):
         raise BadInput(refused)
-    if offering.export(repository, stored, answer, target):
-        print(answer.sentence, file=sys.stderr)
+    if offering.export(repository, stored, answer, text, target):
+        print(text, file=sys.stderr)
     print(target)
 
 

@@ -23,9 +23,9 @@ _WIDTH = 100
 def document(
     *,
     verdict: Verdict,
+    text: str,
     unit: str,
     world_size: int,
-    study: str,
     environment: Mapping[str, Any],
     created: str,
     script: Mapping[str, Any] | None = None,
@@ -33,6 +33,7 @@ def document(
     """The content of best.yaml for a verdict that recommends something.
 
     Args:
+        text: the verdict in words.
         script: of a study over a script: how it comes by the configuration; see export.job.
     """
     assert verdict.throughput is not None and verdict.knobs is not None
@@ -44,9 +45,9 @@ def document(
         "throughput": {**_rounded(verdict.throughput), "unit": unit},
         "speedup": _rounded(verdict.speedup) if verdict.speedup else None,
         "provenance": {
-            "study": study,
+            "study": verdict.study,
             "trial": verdict.trial,
-            "verdict": verdict.sentence,
+            "verdict": text,
             "rounds": verdict.rounds,
             **_memory(verdict),
             "created": created,

@@ -1,14 +1,16 @@
-"""What the dashboard shows of a study as a whole: its note, and its attributes beside the best trial."""
+"""Note and attributes of a study in optuna-dashboard."""
 
 import time
 from collections.abc import Iterator
 
+from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.levels import Levels, levelled
+from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.study.job import Job
-from autotune.views.in_hand import supported
 from autotune.views.notes import study_note, trial_note
+from autotune.views.verdict_text import text_of
 from storage import Purpose, TrialLedger
 
 EVERY_SECONDS = 1.0
@@ -42,7 +44,9 @@ class Board:
             return
         self._updated, self._behind = time.monotonic(), False
         job = self._job
-        self.show(supported(job.repository, job.study, job.attempts()))
+        records = Records.of(job.repository, job.attempts())
+        facts = StudyFacts(job.study.name, ended=False)
+        self.show(build_verdict(records, job.plan.spec, facts))
 
     def show(self, verdict: Verdict) -> None:
         """Show an answer; a verdict also in the notes of those that were measured again for it."""
@@ -56,7 +60,7 @@ class Board:
 
     def _attributes(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
         """Five, as many as are shown beside the best trial without turning a page."""
-        yield "verdict", verdict.sentence
+        yield "verdict", text_of(verdict)
         if verdict.trial is None or verdict.throughput is None:
             return
         changed = difference(verdict.knobs or {}, self._job.plan.baseline)

@@ -9,6 +9,7 @@ from autotune.analysis import attribution, gate
 from autotune.analysis.confirmation import (
     FEWEST_ROUNDS,
     Confirmation,
+    Selection,
     confirmed_alone,
     replay,
 )
@@ -51,6 +52,8 @@ class Finals:
         self._turns = TakingTurns(job)
         self._void: set[int] | None = None
         self._moves = 0
+        self.selection: Selection | None = None
+        """How finalists were last chosen; None before they were."""
 
     def begun(self) -> bool:
         """Return whether the time ended in the middle of the rounds. They go on before anything else:
@@ -65,8 +68,8 @@ class Finals:
             and not confirmation.decided()
         )
 
-    def run(self) -> Confirmation | None:
-        """The confirmation, decided or as far as there was time; None if there is nobody to confirm.
+    def run(self) -> None:
+        """Measure the finals until they are decided, or as far as there is time.
 
         Raises:
             LauncherError: its runs come to be on another machine again and again.
@@ -74,7 +77,7 @@ class Finals:
         while True:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
-                return None
+                return
             self._note_void(confirmation.void)
             if self._check_numerics(confirmation):
                 continue  # whoever is refused makes room for the next
@@ -88,7 +91,7 @@ class Finals:
                 confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
                 LongPair(self._job, self._bench, self._schedule).run(confirmation)
-                return confirmation
+                return
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
         """The same where what was taken back of the chosen one was measured without it."""
@@ -113,26 +116,16 @@ class Finals:
             )
         self._void = void
 
-    def checks(self) -> gate.GateRecord:
-        """What the numerics gate has found."""
-        return gate.record(
-            self._job.attempts(),
-            self._job.repository.attempts.blocks,
-            self._plan.baseline,
-            Rules.of(self._plan.spec),
-        )
-
     def _replay(self) -> Confirmation | None:
         course = Course.of(self._job, self._schedule)
         wanted, attempts = self._plan.spec.measurement, self._job.attempts()
         blocks = self._job.repository.attempts.blocks
+        self.selection = Selection(course.finalists, course.unaffordable, course.same_batch)
         return replay(
             attempts,
-            finalists=course.finalists,
             most_rounds=wanted.rounds,
             barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
-            unaffordable=course.unaffordable,
-            same_batch=course.same_batch,
+            **self.selection._asdict(),
         )
 
     def _take_back(self, confirmation: Confirmation) -> bool:

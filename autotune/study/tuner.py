@@ -1,6 +1,5 @@
 """One study: ask, launch, watch, tell, confirm, conclude. The loop and nothing else."""
 
-import dataclasses
 import statistics
 import threading
 from collections.abc import Iterator
@@ -10,21 +9,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
-from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.conclusion import StudyFacts, build_verdict
+from autotune.analysis.confirmation import Selection
 from autotune.analysis.contenders import error_of
 from autotune.analysis.early import errors_of_early
-from autotune.analysis.effort import Effort
-from autotune.analysis.gate import GateRecord
 from autotune.analysis.levels import Levels
-from autotune.analysis.long_run import with_long_run
-from autotune.analysis.shortfall import lacks_time
-from autotune.analysis.verdict import (
-    Verdict,
-    conclude,
-    end_of_baseline,
-    no_result,
-    not_enough_time,
-)
+from autotune.analysis.provenance import Records
+from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, quantity, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.measurement.noise import total_half_width
@@ -40,8 +31,6 @@ from autotune.study.opening import Opening
 from autotune.study.pacemaker import Pacemaker
 from autotune.study.schedule import Schedule
 from autotune.study.worth import Stakes, Worth
-from autotune.views.machine import measured_on
-from autotune.views.memory import with_memory
 from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
 from storage import (
@@ -132,19 +121,16 @@ class Tuner:
         self._check_baseline()
         try:
             with Bench(self._job, self._signals.check, self.board.update) as bench:
-                confirmation, checks = self._measured(bench)
+                selection = self._measured(bench)
         except (Stopped, LauncherError):
             self.board.catch_up()
             raise
-        verdict = self._conclusion(confirmation, checks)
-        attempts = self._job.attempts()
-        verdict = with_long_run(verdict, attempts)
-        verdict = with_memory(verdict, self._job.repository, attempts, self._spec)
-        where = measured_on(self._job.repository, attempts)
-        return dataclasses.replace(verdict, measured_on=where)
+        self._close_what_is_open()
+        records = Records.of(self._job.repository, self._job.attempts())
+        return build_verdict(records, self._spec, self._facts(selection))
 
-    def _measured(self, bench: Bench) -> tuple[Confirmation | None, GateRecord]:
-        """Opening, search and finals: the confirmation, and what the numerics gate has found."""
+    def _measured(self, bench: Bench) -> Selection | None:
+        """Measure opening, search and finals; return how the finalists were chosen."""
         bench.noise = self._calibration.noise(self._job.attempts())
         allowed = self._schedule.for_opening()
         looks = self._schedule.pays_to_look()
@@ -155,19 +141,20 @@ class Tuner:
             self._sampler.see(self._plan.baseline, parts)
         finals = Finals(self._job, bench, self._schedule)
         self._end_search(_PROOF_FIRST if finals.begun() else self._search(bench))
-        return finals.run(), finals.checks()
+        finals.run()
+        return finals.selection
 
-    def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
-        self._close_what_is_open()
-        attempts = self._job.attempts()
-        schedule = self._schedule
-        effort = Effort.of(confirmation, schedule.proof(attempts), schedule.wall_time)
-        if lacks_time(confirmation, attempts, limited=schedule.limited):
-            return not_enough_time(attempts, self.unit, effort)
-        if confirmation is None:
-            return no_result(attempts, self._job.study.name)
-        end = end_of_baseline(attempts)
-        return conclude(confirmation, self.unit, self._workers, checks, end, effort)
+    def _facts(self, selection: Selection | None) -> StudyFacts:
+        proof = self._schedule.proof(self._job.attempts())
+        wall_time = self._schedule.wall_time
+        return StudyFacts(
+            self._job.study.name,
+            ended=True,
+            left=wall_time.left if wall_time else None,
+            selection=selection,
+            reserved=proof.reserved,
+            needed=proof.needed,
+        )
 
     @property
     def unit(self) -> str:

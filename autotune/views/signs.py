@@ -7,7 +7,7 @@ from autotune.analysis.wording import duration
 from storage import Repository, StoredAttempt
 
 NO_SIGNS = {"progress_seconds": None, "slots": None}
-"""Of one that does not run."""
+"""Signs of a study that does not run."""
 
 
 def signs_of(
@@ -41,7 +41,7 @@ def _slots(repository: Repository, study_id: int, now: float) -> dict[str, Any] 
 
 
 def described(status: dict[str, Any]) -> list[str]:
-    """The same for a person, a line each."""
+    """Return the signs as lines for a person."""
     lines, slots = [], status["slots"]
     if slots:
         away = [f"; {what} {duration(ago)} ago" for what, ago in slots["away"].items()]

@@ -1,5 +1,6 @@
 """A database of an older version is brought to this one when it is opened, and keeps what it held."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from alembic.config import Config
 from sqlalchemy import Engine, create_engine, text
 
 import storage
+from autotune.analysis.verdict import Verdict
+from autotune.measurement.estimate import Ratio
+from autotune.views.verdict_text import text_of
 from search_spaces import defaults
 from storage import (
     AttemptResult,
@@ -98,6 +102,11 @@ insert into autotune_attempt (study_id, environment_id, trial, purpose, round, a
 insert into autotune_message (study_id, at, kind, text)
     values (1, 117.0, 'slots', '{"alive": 1, "planned": 2, "away": {"b lost": 116.5}}');
 """,
+    "0010": """
+update autotune_study set verdict = '{"kind": "better", "sentence": "2.00x yours", "trial": 1,
+    "rounds": 5, "knobs": {"micro_batch": 4}, "speedup": {"value": 2.0, "low": 1.9, "high": null},
+    "finalists": []}';
+""",
 }
 
 
@@ -184,6 +193,17 @@ def test_upgrade_from_causes_in_words_gives_each_attempt_its_fault(repository: R
         *(Fault.TRIAL, Fault.TRIAL),  # complete, running
         *(Fault.NODE, Fault.WORKER, Fault.DISK, Fault.DAEMON, Fault.TRIAL),
     ]
+
+
+@pytest.mark.parametrize("repository", ["0010"], indirect=True)
+def test_upgrade_from_verdict_in_words_keeps_its_text_and_its_data(repository: Repository) -> None:
+    stored = repository.studies.named("first").verdict
+    assert stored is not None
+    assert "sentence" not in stored
+    found = Verdict.from_dict(stored)
+    assert (found.version, found.study, found.kind, found.rounds) == (1, "first", "better", 5)
+    assert found.speedup == Ratio(2.0, 1.9, math.inf)
+    assert text_of(found) == "2.00x yours"
 
 
 @FROM_THE_NINTH

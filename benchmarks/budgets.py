@@ -21,6 +21,8 @@ from typing import Any
 
 import yaml
 
+from autotune.analysis.verdict import Verdict
+from autotune.views.verdict_text import shown
 from storage import Database, Purpose, Repository
 
 ROOT = Path(__file__).parent.parent
@@ -101,7 +103,9 @@ def _kept(model: str, seconds: float, repository: Repository, command: float) ->
     attempts = repository.attempts.of(study.id)
     own = [a.id for a in attempts if a.trial == 0 and a.result.throughput is not None]
     blocks = [b for number in own for b in repository.attempts.blocks(number) if b.kept]
-    verdict = study.verdict or {"kind": str(study.state), "sentence": study.error}
+    verdict: dict[str, Any] = {"kind": str(study.state), "sentence": study.error}
+    if study.verdict:
+        verdict = shown(Verdict.from_dict(study.verdict))
     return Kept(
         model=model,
         budget=seconds,

@@ -23,6 +23,7 @@ import yaml
 
 from autotune.analysis.verdict import Kind
 from autotune.views.recompute import recomputed_verdict
+from autotune.views.verdict_text import text_of
 from storage import Database, Repository
 
 STUDY = Path(__file__).parent.parent / "examples" / "quickstart.yaml"
@@ -59,7 +60,7 @@ def quickstart() -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "verdict": verdict.kind,
         "speedup": None if speedup is None else [speedup.value, speedup.low, speedup.high],
-        "sentence": verdict.sentence,
+        "sentence": text_of(verdict),
         "split": [knobs.get("micro_batch"), knobs.get("accumulation_steps")],
     }
 

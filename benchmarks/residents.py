@@ -16,10 +16,12 @@ from typing import Any
 
 import yaml
 
+from autotune.analysis.verdict import Verdict
 from autotune.config import load
 from autotune.runs.plan import launcher_of
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.submission import submit
+from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Launcher, Slot, TurnSchedule
 from storage import AttemptState, Database, Purpose, Repository
@@ -83,7 +85,7 @@ def searched(folder: Path, opened: Any, trials: int, build: float) -> dict[str, 
     assert found.verdict is not None, found.error
     attempts = [a for a in repository.attempts.of(found.id) if a.purpose == Purpose.SEARCH]
     return {
-        "verdict": found.verdict["sentence"],
+        "verdict": text_of(Verdict.from_dict(found.verdict)),
         "trials": sum(a.recorded for a in attempts),
         "launches": sum(a.result.resident_of is None for a in attempts),
         "launched_again": sum(a.result.state == AttemptState.LOST for a in attempts),

@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import ALIKE, Confirmation, replay
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.verdict import Kind, conclude
+from autotune.analysis.verdict import Kind
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -219,15 +220,13 @@ def _judged(
     rounds: int,
     runs: int,
 ) -> Found:
-    verdict = conclude(confirmation, "samples/s", 2, GateRecord())
+    verdict = conclude(confirmation.result(), 2, GateRecord())
     best = max(world.truth(*pair) for pair in itertools.product(BUCKETS, LOGGING))
     assert verdict.trial is not None
     chosen = world.truth(*pairs[verdict.trial])
     shown, compared = verdict.speedup, chosen
-    if verdict.kind == Kind.UNDECIDED:
-        contender = confirmation.contender()
-        assert contender is not None
-        shown, compared = confirmation.gain(contender), world.truth(*pairs[contender])
+    if verdict.contender is not None:
+        shown, compared = verdict.contender.gain, world.truth(*pairs[verdict.contender.trial])
     better = verdict.kind == Kind.BETTER
     printed = shown if shown and shown.low < shown.high else None
     return Found(

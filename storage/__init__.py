@@ -5,18 +5,18 @@ from storage.database import Database
 from storage.history import Attempts
 from storage.names import study_names
 from storage.records import (
-    DAEMON_DIED,
-    NOT_ITS_OWN,
     TRAJECTORIES,
     UNTIMED,
     AttemptResult,
     AttemptState,
+    Fault,
     Lease,
     LeaseState,
     MessageKind,
     Purpose,
     Recommended,
     Retry,
+    SlotHealth,
     StoredAttempt,
     StoredBlock,
     StoredMessage,
@@ -29,8 +29,6 @@ from storage.repository import Repository
 from storage.trials import TrialLedger
 
 __all__ = [
-    "DAEMON_DIED",
-    "NOT_ITS_OWN",
     "TRAJECTORIES",
     "UNTIMED",
     "AttemptFeed",
@@ -38,6 +36,7 @@ __all__ = [
     "AttemptState",
     "Attempts",
     "Database",
+    "Fault",
     "Lease",
     "LeaseState",
     "MessageKind",
@@ -45,6 +44,7 @@ __all__ = [
     "Recommended",
     "Repository",
     "Retry",
+    "SlotHealth",
     "StoredAttempt",
     "StoredBlock",
     "StoredMessage",

@@ -11,9 +11,9 @@ from autotune.errors import LeaseLost
 from search_spaces import KnobValue, defaults
 from storage.models import AttemptRow, BlockRow
 from storage.records import (
-    DAEMON_DIED,
     AttemptResult,
     AttemptState,
+    Fault,
     Lease,
     Purpose,
     StoredAttempt,
@@ -28,6 +28,8 @@ _NAMES = (
 )
 _COLUMNS = [getattr(AttemptRow, name) for name in _NAMES]
 """Selected one by one: a study may have ten thousand attempts, and objects take twice the time."""
+
+_DAEMON_DIED = "its daemon died"
 
 
 class AttemptRecords:
@@ -199,7 +201,7 @@ def abandon(
     )
     if orphaned_before is not None:
         orphans = given_up.where(AttemptRow.epoch < orphaned_before)
-        session.execute(orphans.values(cause=DAEMON_DIED))
+        session.execute(orphans.values(cause=_DAEMON_DIED, fault=Fault.DAEMON))
     session.execute(given_up)
 
 
@@ -212,7 +214,8 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         values: column values in the order of _NAMES.
     """
     id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
-    state, *result = rest
+    state, *others, fault = rest
+    result: list[Any] = [AttemptState(state), *others, Fault(fault)]
     return StoredAttempt(
         id_,
         trial,
@@ -222,7 +225,7 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         {**known, **knobs},
         started,
         ended,
-        AttemptResult(AttemptState(state), *result),
+        AttemptResult(*result),
         environment,
     )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from storage.records import DAEMON_DIED, NOT_ITS_OWN, AttemptState, Purpose, StoredAttempt
+from storage.records import AttemptState, Fault, Purpose, StoredAttempt
 
 Knobs = Mapping[str, Any]
 
@@ -173,8 +173,8 @@ class Attempts:
 
 def _ended_in_vain(one: StoredAttempt) -> bool:
     lost = one.result.state == AttemptState.LOST
-    return (lost and not one.result.cause.startswith(NOT_ITS_OWN)) or _orphaned(one)
+    return (lost and not one.result.fault.excuses) or _orphaned(one)
 
 
 def _orphaned(one: StoredAttempt) -> bool:
-    return one.result.state == AttemptState.ABANDONED and one.result.cause == DAEMON_DIED
+    return one.result.state == AttemptState.ABANDONED and one.result.fault == Fault.DAEMON

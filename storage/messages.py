@@ -21,13 +21,9 @@ class Messages:
             at = self._transactions.now(session)
             session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def set_status(
-        self, lease: Lease, study_id: int, text: str, *, kind: MessageKind = MessageKind.DOING
-    ) -> None:
-        """Replace the study's status message of this kind.
-
-        DOING says how far the running attempts have come, SLOTS how many slots can work.
-        """
+    def set_status(self, lease: Lease, study_id: int, text: str) -> None:
+        """Replace the study's status message: how far the running attempts have come."""
+        kind = MessageKind.DOING
         with self._transactions.fenced(lease) as session:
             at = self._transactions.now(session)
             own = (MessageRow.study_id == study_id, MessageRow.kind == kind)
@@ -37,8 +33,9 @@ class Messages:
             if not written.rowcount:
                 session.add(MessageRow(study_id=study_id, at=at, kind=kind, text=text))
 
-    def status(self, study_id: int, kind: MessageKind = MessageKind.DOING) -> StoredMessage | None:
-        """Return the latest status message of this kind; None if there is none."""
+    def status(self, study_id: int) -> StoredMessage | None:
+        """Return the latest status message; None if there is none."""
+        kind = MessageKind.DOING
         with self._transactions.reading() as session:
             row = session.scalar(
                 select(MessageRow).where(MessageRow.study_id == study_id, MessageRow.kind == kind)
@@ -53,7 +50,7 @@ class Messages:
                 .where(
                     MessageRow.study_id == study_id,
                     MessageRow.id > after,
-                    MessageRow.kind.not_in([MessageKind.DOING, MessageKind.SLOTS]),
+                    MessageRow.kind != MessageKind.DOING,
                 )
                 .order_by(MessageRow.id)
             )

@@ -45,6 +45,7 @@ class StudyRow(Base):
     error: Mapped[str | None] = mapped_column(AnyText)
     verdict: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)
     facts: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # search_spaces.Facts
+    slots: Mapped[dict[str, Any] | None] = mapped_column(AnyJson)  # storage.records.SlotHealth
     search_ended: Mapped[str | None] = mapped_column(AnyText)  # why; None while it goes on
     elapsed: Mapped[float] = mapped_column(Float, default=0.0)  # seconds that a daemon ran it
     retry_at: Mapped[float | None] = mapped_column(Float)  # not before; database time
@@ -92,6 +93,7 @@ class AttemptRow(Base):
     peak_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     wall_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     resident_of: Mapped[int | None] = mapped_column(Integer)  # id of the attempt that launched it
+    fault: Mapped[str] = mapped_column(String(16), default="trial", server_default="trial")
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
 

@@ -164,12 +164,25 @@ class AttemptState(StrEnum):
         return self not in (AttemptState.RUNNING, AttemptState.ABANDONED, AttemptState.LOST)
 
 
-NOT_ITS_OWN = "not of its own making: "
-"""Prefix of the cause of an attempt that was lost with its node or its cluster.
+class Fault(StrEnum):
+    """Part of the system that the failure of an attempt is attributed to."""
 
-Such an attempt counts against nothing."""
-DAEMON_DIED = "its daemon died"
-"""Cause of an attempt that was abandoned because its daemon died, not on request."""
+    TRIAL = "trial"
+    """The attempt itself: its configuration, its script, or an agent that died under it."""
+    WORKER = "worker"
+    """The warm worker of another attempt that it reused."""
+    NODE = "node"
+    """Its node or its cluster, which stalled or was lost."""
+    DAEMON = "daemon"
+    """The daemon, which died."""
+    DISK = "disk"
+    """A disk without room."""
+
+    @property
+    def excuses(self) -> bool:
+        """True if such a failure counts against no configuration, however often it occurs."""
+        return self in (Fault.WORKER, Fault.NODE)
+
 
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
@@ -207,6 +220,7 @@ class AttemptResult:
         sigma_run: relative standard deviation between runs, as estimated at that time.
         contended: True if disturbed blocks count, because all repetitions were disturbed too.
         resident_of: id of the attempt whose worker processes it reused; None: it had its own.
+        fault: what a failure is attributed to; meaningless where nothing failed.
     """
 
     state: AttemptState
@@ -222,6 +236,7 @@ class AttemptResult:
     peak_bytes: int = 0
     wall_seconds: float = 0.0
     resident_of: int | None = None
+    fault: Fault = Fault.TRIAL
 
 
 @dataclass(frozen=True)
@@ -265,6 +280,21 @@ class Recommended:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class SlotHealth:
+    """Slots of a running study.
+
+    Attributes:
+        alive: number of slots that can work.
+        planned: number of slots that the study is to have.
+        away: what is unreachable, in words, and since when, in seconds since the epoch.
+    """
+
+    alive: int
+    planned: int
+    away: dict[str, float]
+
+
 class MessageKind(StrEnum):
     """Kind of a message."""
 
@@ -274,8 +304,6 @@ class MessageKind(StrEnum):
     """Reason why the study waits."""
     DOING = "doing"
     """Progress of the running attempts: one message, replaced at each change."""
-    SLOTS = "slots"
-    """Number of slots that work, see autotune.study.alive: one message, replaced likewise."""
 
 
 @dataclass(frozen=True)

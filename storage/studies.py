@@ -22,7 +22,7 @@ from storage.models import (
     RecommendationRow,
     StudyRow,
 )
-from storage.records import Lease, MessageKind, Retry, StoredStudy, StudyState
+from storage.records import Lease, MessageKind, Retry, SlotHealth, StoredStudy, StudyState
 from storage.transactions import Transactions
 
 _FARTHEST_RETRY = 900.0
@@ -229,6 +229,18 @@ class Studies:
         """
         with self._transactions.fenced(lease) as session:
             session.execute(update(StudyRow).where(StudyRow.id == study_id).values(facts=facts))
+
+    def record_slots(self, lease: Lease, study_id: int, slots: SlotHealth) -> None:
+        """Replace what is known of a study's slots."""
+        with self._transactions.fenced(lease) as session:
+            own = StudyRow.id == study_id
+            session.execute(update(StudyRow).where(own).values(slots=vars(slots)))
+
+    def slots(self, study_id: int) -> SlotHealth | None:
+        """Return what was last recorded of a study's slots; None if nothing was."""
+        with self._transactions.reading() as session:
+            body = session.scalar(select(StudyRow.slots).where(StudyRow.id == study_id))
+            return SlotHealth(**body) if body else None
 
     def end_search(
         self, lease: Lease, study: StoredStudy, reason: str, messages: Sequence[str]

@@ -1,12 +1,11 @@
-"""Where any global batch may win: the best of each, and what is gained at the user's own. Pure."""
+"""Best configuration of each global batch, and gain at the user's own one. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.confirmation_result import ConfirmationResult
 from autotune.analysis.levels import levelled
-from autotune.analysis.wording import difference
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.constraints import global_batch
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
@@ -16,7 +15,7 @@ Knobs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class BatchBest:
-    """The fastest configuration with one global batch.
+    """Fastest configuration with one global batch.
 
     Attributes:
         global_batch: samples per optimizer step over all ranks.
@@ -36,9 +35,31 @@ class BatchBest:
     rounds: int
 
 
+@dataclass(frozen=True)
+class BatchChange:
+    """Change of the global batch, which wants another learning rate.
+
+    Attributes:
+        before: global batch of the baseline.
+        after: global batch of the recommended configuration.
+        compared: True if rounds were searched for a gain without the change.
+        best_knobs: fastest configuration that keeps the batch and is surely faster than the baseline;
+            None if there is none.
+        best_gain: its speed-up; None likewise.
+    """
+
+    before: int
+    after: int
+    compared: bool = False
+    best_knobs: dict[str, Any] | None = None
+    best_gain: Ratio | None = None
+
+
 def best_per_batch(attempts: Attempts, world_size: int) -> list[BatchBest]:
-    """The best of every global batch that was tried, the smallest first; trials that were stopped early
-    are among them, what the numerics gate has refused is not."""
+    """Return the best configuration of every global batch that was tried, the smallest batch first.
+
+    Trials that were stopped early count; trials that the numerics gate has refused do not.
+    """
     refused = {
         a.trial for a in attempts.of(Purpose.NUMERICS) if a.result.state == AttemptState.REFUSED
     }
@@ -52,7 +73,7 @@ def best_per_batch(attempts: Attempts, world_size: int) -> list[BatchBest]:
 
 
 def _worth(one: BatchBest) -> tuple[bool, float]:
-    """What was measured in rounds is compared first: of many seen once the luckiest looks best."""
+    """Return a key that prefers what rounds have measured: of many seen once the luckiest leads."""
     return one.rounds > 0, one.speedup.value if one.speedup else one.throughput
 
 
@@ -78,37 +99,29 @@ def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchB
     )
 
 
-def change(knobs: Knobs, today: Knobs, world_size: int) -> str:
-    """That the global batch becomes another, in a sentence that begins with a space; empty if it does
-    not."""
+def batch_change(knobs: Knobs, today: Knobs, world_size: int) -> BatchChange | None:
+    """Return the change of the global batch; None if there is none."""
     before, after = global_batch(today, world_size), global_batch(knobs, world_size)
-    if before == after:
-        return ""
-    return f" The global batch changes from {before} to {after}: adjust the learning rate."
+    return BatchChange(before, after) if before != after else None
 
 
-def at_both(confirmation: Confirmation, chosen: int, baseline: int, world_size: int) -> str:
-    """What is gained at the baseline's global batch, and what if it may change, in a sentence; empty
-    where the chosen one keeps it."""
-    today = confirmation.candidates[baseline].knobs
-    text = change(confirmation.candidates[chosen].knobs, today, world_size)
-    if not text:
-        return ""
-    before = global_batch(today, world_size)
-    after = global_batch(confirmation.candidates[chosen].knobs, world_size)
+def compared_batches(result: ConfirmationResult, world_size: int) -> BatchChange | None:
+    """Return the change of the global batch, with the best configuration that needs none.
+
+    None: the choice keeps the batch.
+    """
+    assert result.baseline is not None
+    today = result.finalists[result.baseline].knobs
+    change = batch_change(result.chosen.knobs, today, world_size)
+    if change is None:
+        return None
     rivals = [
-        (gain, candidate.knobs)
-        for trial, candidate in confirmation.candidates.items()
-        if trial != baseline and trial not in confirmation.failed
-        if global_batch(candidate.knobs, world_size) == before
-        if confirmation.rates(trial) and (gain := confirmation.gain(trial)).low > 1
+        (one.gain, one.knobs)
+        for trial, one in result.finalists.items()
+        if trial != result.baseline and global_batch(one.knobs, world_size) == change.before
+        if one.gain is not None and one.gain.low > 1
     ]
     if not rivals:
-        return f"{text} At your {before} nothing that was tried is surely faster."
-    best, knobs = max(rivals, key=lambda one: one[0].value)
-    direction = "grow" if after > before else "shrink"
-    larger = confirmation.gain(chosen).value
-    return (
-        f"{text} {best.value:.2f}x ({best.low:.2f} to {best.high:.2f}) at your {before}, with "
-        f"{difference(knobs, today)}; {larger:.2f}x if it may {direction} to {after}."
-    )
+        return replace(change, compared=True)
+    gain, knobs = max(rivals, key=lambda one: one[0].value)
+    return replace(change, compared=True, best_knobs=knobs, best_gain=gain)

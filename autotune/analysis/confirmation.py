@@ -1,9 +1,9 @@
-"""Who is still in, as finalists and baseline are measured again round by round. Pure.
+"""Confirmation: finalists and baseline are measured again, round by round. Pure.
 
-First rounds of all finalists and the baseline choose: after each from the third on is looked whether
-somebody beats the baseline, with an error that is spent over all looks and finalists, and who cannot be
-the best any more drops out. Then rounds of the chosen one and the baseline alone tell by how much: what
-came before is flattered by the choice.
+First, rounds of all finalists and the baseline choose. From the third round on, each ends with a look:
+does a finalist beat the baseline? Its error is spent over all looks and finalists. A finalist that
+cannot be the best drops out. Then fresh rounds of the choice and the baseline alone tell by how much it
+is faster, because the choice flatters the rounds before.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
 from autotune.analysis.contenders import most_promising_first
 from autotune.analysis.levels import levelled
 from autotune.measurement.contrasts import Contrast, contrast
@@ -24,14 +25,14 @@ FEWEST_ROUNDS = 3
 ALIKE = 0.02
 """Once the leader is surely at most 2 % slower than the best, finalists are told apart no further."""
 _TIED = 0.01
-"""One that is surely at most so much slower than the best may be taken for what else speaks for it."""
+"""A finalist that is surely at most so much slower than the best may win for its memory."""
 _NO_GAIN = 0.005
 """Where no finalist can bring more than this there is nothing left to prove; nor to choose, where taking
 the leader loses no more on average."""
 _ERROR = 0.025
-"""One-sided: so often may a study whose finalists are no better than the baseline say that one is."""
+"""One-sided error rate of a study whose finalists are no better than the baseline."""
 _APART_ERROR = 0.05
-"""So often may somebody be further behind the best, or ahead of the baseline, than is said at most."""
+"""Error rate of the largest distance to the best, and of the largest gain over the baseline."""
 _HOPELESS = 0.02
 """A finalist that is faster than the leader with no more than this probability drops out."""
 _FINEST, _COARSEST, _SHARE_OF_GAIN = 0.01, 0.04, 1 / 3
@@ -43,7 +44,7 @@ Rounds = dict[int, dict[int, float]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial that takes part in the confirmation."""
+    """Trial that takes part in the confirmation."""
 
     trial: int
     knobs: dict[str, Any]
@@ -51,16 +52,17 @@ class Candidate:
 
 
 class Confirmation:
-    """Who is still in, given what the rounds have shown so far.
+    """State of a confirmation: which finalists are still in, given the rounds so far.
 
     Attributes:
-        rounds: of all that were still in: they choose.
-        fresh: of the chosen one and the baseline alone, after the choice: they tell by how much.
-        chosen: who has beaten the baseline and is measured against it alone; None while rounds choose.
-        taken_back: changes of the chosen one that bring nothing, with the values that they had in it: it
+        rounds: rounds of all finalists that were still in, which choose.
+        fresh: rounds of the choice and the baseline alone, which tell by how much it is faster.
+        chosen: trial that has beaten the baseline and is measured against it alone; None while rounds
+            choose.
+        taken_back: changes of the choice that bring nothing, with the values that they had in it; it
             is measured alone without them.
-        failed: who failed in a round, in order.
-        void: numbers of rounds that count for nothing: they were not run where the last one was.
+        failed: trials that failed in a round, in order.
+        void: numbers of rounds that do not count, because they ran elsewhere than the last one.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Confirmation:
         self._first_round = first_round
 
     def members(self) -> list[int]:
-        """Trials that the next round measures."""
+        """Return the trials that the next round measures."""
         if self.chosen is not None:
             return [t for t in (self.baseline, self.chosen) if t is not None]
         return self._in_choice()
@@ -99,10 +101,10 @@ class Confirmation:
         return self._first_round + self._closed + len(self.void)
 
     def runs_to_come(self, good_rounds: int) -> int:
-        """Runs of the rounds that may follow the next one, about.
+        """Return the approximate number of runs in the rounds that may follow the next one.
 
         Args:
-            good_rounds: that are worth more than longer runs; beyond them there is one more at a time.
+            good_rounds: number of rounds that are worth more than longer runs.
         """
         if self.chosen is not None:
             planned = max(good_rounds, len(self.fresh) + 2)
@@ -117,7 +119,7 @@ class Confirmation:
         return max(0, FEWEST_ROUNDS - len(done))
 
     def recorded(self, attempts: Attempts) -> dict[int, float | None]:
-        """What is recorded of the next round: throughput per trial, None where it failed."""
+        """Return what is recorded of the next round: throughput by trial, None where it failed."""
         members = self.members()
         runs = attempts.of(Purpose.CONFIRM).in_round(self.next_round).recorded()
         return {
@@ -125,8 +127,10 @@ class Confirmation:
         }
 
     def is_void(self, attempts: Attempts) -> bool:
-        """Whether a run of the next round was made in another environment than the last run of all: then
-        machines would be compared, and not configurations."""
+        """Return whether a run of the next round was made elsewhere than the last run of all.
+
+        Such a round would compare machines, and not configurations.
+        """
         runs = attempts.of(Purpose.CONFIRM).recorded()
         last = runs.last
         own = runs.in_round(self.next_round)
@@ -145,12 +149,12 @@ class Confirmation:
         for trial in failed:
             self.dropped[trial] = self._closed
         self.failed += failed
-        # Whoever fails when it is measured alone is no choice: the others are looked at once more.
+        # A choice that fails when it is measured alone is none: the others are looked at once more.
         self.chosen, self.fresh = None, {}
         self._look()
 
     def _look(self) -> None:
-        """Drop who cannot be the best, and see whether it is time to measure the choice alone."""
+        """Drop finalists that cannot be the best; choose if the rounds are enough for that."""
         if len(self.rounds) >= FEWEST_ROUNDS and self.members():
             self._drop_hopeless()
         if self.members() and self._has_chosen():
@@ -176,14 +180,14 @@ class Confirmation:
         self.chosen, self._fresh_wanted = best, wanted
 
     def take_back(self, knobs: Mapping[str, Any]) -> None:
-        """The chosen one is measured alone like this: without the changes that bring nothing."""
+        """Have the choice measured alone without the changes that bring nothing."""
         assert self.chosen is not None
         winner = self.candidates[self.chosen]
         self.taken_back = {n: v for n, v in winner.knobs.items() if knobs[n] != v}
         self.candidates[self.chosen] = replace(winner, knobs=dict(knobs))
 
     def decided(self) -> bool:
-        """Whether another round would change nothing that matters, or is not allowed."""
+        """Return whether another round would change nothing that matters, or is not allowed."""
         if self.chosen is None:
             return self._has_chosen()
         if len(self.fresh) < self._fresh_wanted:
@@ -202,7 +206,7 @@ class Confirmation:
         return not self.rounds_left
 
     def _has_chosen(self) -> bool:
-        """Whether the rounds of all need not go on."""
+        """Return whether the rounds of all finalists are over."""
         if not self.members() or len(self.rounds) >= self._most_rounds:
             return True
         if len(self.rounds) < FEWEST_ROUNDS:
@@ -213,15 +217,17 @@ class Confirmation:
         return self.behind(leader) <= ALIKE or self._risk(leader) <= _NO_GAIN
 
     def most_gain(self) -> float:
-        """What the best of the finalists may gain over the baseline at most, in logarithms; that of the
-        chosen one by the rounds after the choice, if there are enough."""
+        """Return the highest gain over the baseline that the rounds leave possible, in logarithms.
+
+        It is that of the choice by its fresh rounds, if there are enough.
+        """
         assert self.baseline is not None
         if self.chosen is not None and self.measured_alone:
             return math.log(self.gain(self.chosen).high)
         return self._beyond(self.baseline, self._rivals())
 
     def contender(self) -> int | None:
-        """The finalist that may gain most over the baseline; None if there is none left."""
+        """Return the finalist that may gain most over the baseline; None if none is left."""
         if self.chosen is not None:
             return self.chosen
         assert self.baseline is not None
@@ -229,17 +235,18 @@ class Confirmation:
         return max(self._rivals(), key=lambda trial: self._beyond(today, [trial]), default=None)
 
     def _rivals(self) -> list[int]:
-        """Of the baseline."""
         return [trial for trial in self._in_choice() if trial != self.baseline]
 
     def behind(self, trial: int) -> float:
-        """How much slower than the best of the finalists this one is at most, in logarithms: Hsu's
-        multiple comparison with the best."""
+        """Return the largest distance of a trial to the best of the finalists, in logarithms.
+
+        This is Hsu's multiple comparison with the best.
+        """
         rivals = [t for t in self._in_choice() if t not in (trial, self.baseline)]
         return max(0.0, self._beyond(trial, rivals))
 
     def _beyond(self, trial: int, rivals: Sequence[int]) -> float:
-        """By how much the fastest of them is ahead at most, whichever look it is said at."""
+        """Return the largest lead of the fastest rival over a trial, at whichever look."""
         found = [self.contrast(rival, trial) for rival in rivals]
         sure = 1 - self._spent(_APART_ERROR, len(self.rounds))
         return max(
@@ -248,12 +255,12 @@ class Confirmation:
         )
 
     def _risk(self, trial: int) -> float:
-        """What taking this one loses on average to others of the finalists, in logarithms, at most."""
+        """Return the largest expected loss of a trial to the other finalists, in logarithms."""
         rivals = [t for t in self._in_choice() if t not in (trial, self.baseline)]
         return math.fsum(self.contrast(trial, rival).risk for rival in rivals)
 
     def leader(self) -> int:
-        """The fastest of those still in, by the rounds that all of them ran."""
+        """Return the fastest trial that is still in, by the rounds that all of them ran."""
         if self.chosen is not None:
             return self.chosen
         return max(self.members(), key=lambda trial: math.fsum(map(math.log, self._seen(trial))))
@@ -263,41 +270,40 @@ class Confirmation:
 
     @property
     def basis(self) -> Rounds:
-        """The rounds that figures are taken from: those after the choice, once there are enough."""
+        """Rounds that figures are taken from: the fresh ones, once there are enough."""
         return self.fresh if self.measured_alone else self.rounds
 
     @property
     def measured_alone(self) -> bool:
-        """Whether rounds after the choice are enough to tell by how much."""
+        """True if fresh rounds are enough to tell by how much the choice is faster."""
         return bool(self.fresh) and len(self.fresh) >= min(FEWEST_ROUNDS, self._fresh_wanted)
 
     def rates(self, trial: int) -> list[float]:
-        """A trial's throughput, round by round, those after the choice last, where they tell enough."""
+        """Return a trial's throughput, round by round; fresh rounds come last, if they are enough."""
         fresh = self.fresh.values() if self.measured_alone else ()
         return [rates[trial] for rates in (*self.rounds.values(), *fresh) if trial in rates]
 
     def basis_rates(self, trial: int) -> list[float]:
-        """A trial's throughput in the rounds that figures are taken from; in all, if it ran in none."""
+        """Return a trial's throughput in the rounds of `basis`; in all, if it ran in none of them."""
         own = [rates[trial] for rates in self.basis.values() if trial in rates]
         return own or self.rates(trial)
 
     def contrast(self, trial: int, other: int) -> Contrast:
-        """How much faster a trial is than another in the rounds that choose, in logarithms."""
+        """Return how much faster a trial is than another in the rounds that choose, in logarithms."""
         return contrast(self.rounds, trial, other)
 
     def ratio(self, trial: int, other: int) -> Ratio:
-        """How many times faster a trial is than another in the rounds that choose, with the interval of
-        a single comparison."""
+        """Return the ratio of two trials in the rounds that choose, with a single comparison's CI."""
         if trial == other:
             return Ratio(1.0, 1.0, 1.0)
         return self.contrast(trial, other).ratio((1 - CONFIDENCE) / 2)
 
     def gain(self, trial: int) -> Ratio:
-        """How many times faster than the baseline, as it may be printed.
+        """Return a trial's speed-up over the baseline, as it may be printed.
 
-        Of the rounds after the choice, if there are enough: Student's interval. Else the interval holds
-        for all looks and finalists at once (a repeated confidence interval): it excludes 1 where the
-        trial has beaten the baseline, and not elsewhere.
+        Fresh rounds, if there are enough, give Student's interval. Else the interval holds for all looks
+        and finalists at once (a repeated confidence interval): it excludes 1 only where the trial has
+        beaten the baseline.
         """
         assert self.baseline is not None
         if trial == self.chosen and self.measured_alone:
@@ -306,20 +312,22 @@ class Confirmation:
         return self.contrast(trial, self.baseline).ratio(self.level(len(self.rounds)))
 
     def level(self, rounds: int) -> float:
-        """One-sided, of the look after so many rounds at one of the finalists."""
+        """Return the one-sided level of one finalist's look after so many rounds."""
         finalists = len(self.candidates) - (self.baseline is not None)
         return self._spent(_ERROR / max(1, finalists), rounds)
 
     def _spent(self, error: float, rounds: int) -> float:
-        """What the look after so many rounds may have of an error of all looks."""
+        """Return the share of an error of all looks that the look after so many rounds may spend."""
         return look_level(
             looks_after_each_round(FEWEST_ROUNDS, rounds), max(self._most_rounds, rounds), error
         )
 
     def choice(self) -> int:
-        """Return the one to recommend: of those that are at most 1 % slower than the best the one with
-        the least memory, then the nearest to the baseline; the baseline, if none beats it, or rounds
-        after the choice do not bear it out."""
+        """Return the trial to recommend.
+
+        Among those at most 1 % slower than the best it is the one with the least memory, then the
+        nearest to the baseline. It is the baseline if none beats it, or if fresh rounds contradict.
+        """
         leader = self.leader()
         if self.chosen is not None and self.baseline is not None:
             return self.baseline if self.contradicted else leader
@@ -338,6 +346,60 @@ class Confirmation:
             return self.gain(self.chosen).low <= 1
         both = [r for r in self.fresh.values() if self.chosen in r and self.baseline in r]
         return math.fsum(math.log(r[self.chosen] / r[self.baseline]) for r in both) <= 0
+
+    def result(self) -> ConfirmationResult:
+        """Return what the rounds say; at least one candidate must have finished one."""
+        choice, baseline = self.choice(), self.baseline
+        fails = baseline is None or baseline in self.dropped or not self.rates(baseline)
+        stays = choice == baseline and not fails
+        contradicts = stays and self.contradicted and not self.measured_alone
+        now = {} if self.chosen is None else self.candidates[self.chosen].knobs
+        return ConfirmationResult(
+            choice=choice,
+            baseline=baseline,
+            baseline_fails=fails,
+            finalists={t: self._result_of(t, choice, fails=fails) for t in self.candidates},
+            rounds=len(self.basis),
+            chosen_in=len(self.rounds) if self.measured_alone else 0,
+            contender=self.contender() if stays else None,
+            most_gain=math.expm1(self.most_gain()) if stays else None,
+            behind=None if stays or fails else self._relative_distance(choice),
+            contradicted_by=len(self.fresh) if contradicts else 0,
+            exhausted=self.exhausted,
+            reverted={name: now[name] for name in self.taken_back if now},
+            failed=tuple(trial for trial in self.failed if trial != baseline),
+        )
+
+    def _result_of(self, trial: int, choice: int, *, fails: bool) -> FinalistResult:
+        rates = self.rates(trial)
+        compared = rates and not fails and trial not in self.failed
+        return FinalistResult(
+            trial=trial,
+            knobs=self.candidates[trial].knobs,
+            rates=tuple(rates),
+            figures=tuple(self.basis_rates(trial)),
+            gain=self._gain_of(trial) if compared else None,
+            ratio_to_choice=self._ratio_to(choice, trial) if rates else None,
+            dropped_after_round=self.dropped.get(trial),
+        )
+
+    def _gain_of(self, trial: int) -> Ratio:
+        return Ratio(1.0, 1.0, 1.0) if trial == self.baseline else self.gain(trial)
+
+    def _ratio_to(self, choice: int, trial: int) -> Ratio:
+        """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
+        alone = self.chosen
+        if alone is not None and self.measured_alone:
+            if (trial, choice) == (alone, self.baseline):
+                return self.gain(alone)
+            if (trial, choice) == (self.baseline, alone):
+                return _inverse(self.gain(alone))
+        return self.ratio(trial, choice)
+
+    def _relative_distance(self, trial: int) -> float | None:
+        behind = self.behind(trial)
+        several = len(self.candidates) > 2
+        return -math.expm1(-behind) if several and math.isfinite(behind) else None
 
     def _as_good(self, trial: int) -> bool:
         if trial == self.baseline or self.behind(trial) > _TIED:
@@ -363,8 +425,12 @@ class Confirmation:
         return sum(value != today[name] for name, value in self.candidates[trial].knobs.items())
 
 
+def _inverse(ratio: Ratio) -> Ratio:
+    return Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
+
+
 def _out_of_time(run: StoredAttempt) -> bool:
-    """Whether it was ended before it could show anything: it says nothing about its configuration."""
+    """Return whether a run was ended before it could show anything about its configuration."""
     return run.result.state == AttemptState.PRUNED and run.result.throughput is None
 
 
@@ -377,29 +443,24 @@ def replay(
     unaffordable: Collection[int] = (),
     same_batch: bool = True,
 ) -> Confirmation | None:
-    """The confirmation as the records show it, less a round that is not complete.
+    """Return the confirmation as the records show it, without an incomplete round.
 
-    Trials that the numerics gate has refused are no candidates. Rounds that were measured before the
-    search went on (with a larger budget) do not count: what is compared must have been measured in
-    turn. Nor do rounds that were measured, or begun, in another environment than the last run. Once a
-    second round was begun, whoever ran in the first one takes part, whatever there is time for by then.
-    The chosen one is without what was taken back of it where figures are of that.
+    Trials that the numerics gate has refused are no candidates. Rounds from before the search went on
+    do not count, because only interleaved rounds compare; nor do rounds that ran elsewhere than the last
+    run. Once a second round has begun, the trials of the first one take part, whatever the time allows.
 
     Args:
-        attempts: of a study whose search has ended.
-        finalists: the most candidates besides the baseline and the one of `same_batch`.
+        attempts: attempts of a study whose search has ended.
+        finalists: see Selection; `unaffordable` and `same_batch` likewise.
         most_rounds: see measurement.rounds.
         barred: trials that are no candidates either.
-        unaffordable: trials for whose check there is no time; who has begun goes on.
-        same_batch: where all finalists have other global batches, the fastest that has the baseline's
-            takes part as well.
 
     Returns:
         None if no trial of the search is complete.
     """
     first = first_round(attempts)
-    affordable = _Affordable(finalists, unaffordable, same_batch, first)
-    candidates, baseline_trial = _candidates(attempts, barred, affordable)
+    selection = Selection(finalists, tuple(unaffordable), same_batch)
+    candidates, baseline_trial = _candidates(attempts, barred, selection, first)
     if not candidates:
         return None
     confirmation = Confirmation(candidates, baseline_trial, most_rounds, first)
@@ -418,7 +479,7 @@ def replay(
 
 
 def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:
-    """The last run of the chosen one in rounds after the choice; None if there is none."""
+    """Return the last run of the choice in fresh rounds; None if there is none."""
     if confirmation.chosen is None:
         return None
     runs = attempts.of(Purpose.CONFIRM).of_trial(confirmation.chosen).recorded()
@@ -428,7 +489,7 @@ def confirmed_alone(confirmation: Confirmation, attempts: Attempts) -> StoredAtt
 
 
 def first_round(attempts: Attempts) -> int:
-    """Number of the first round after the search has last gone on."""
+    """Return the number of the first round after the search has last gone on."""
     last_search = attempts.of(Purpose.SEARCH).last
     before = [
         a.round for a in attempts.of(Purpose.CONFIRM) if last_search and a.id < last_search.id
@@ -436,30 +497,31 @@ def first_round(attempts: Attempts) -> int:
     return 1 + max(before, default=0)
 
 
-class _Affordable(NamedTuple):
-    """How many may take part, and who may not, until the first round is over.
+class Selection(NamedTuple):
+    """Choice of finalists by the time that there is for them.
 
     Attributes:
-        finalists: at most.
-        unaffordable: trials.
-        same_batch: one more may, if need be, for the sake of the baseline's global batch.
-        first: number of the first round.
+        finalists: highest number besides the baseline and the one of `same_batch`.
+        unaffordable: trials for whose check there is no time.
+        same_batch: True if the fastest trial with the baseline's global batch takes part as well where
+            all others have another one.
     """
 
     finalists: int
-    unaffordable: Collection[int]
-    same_batch: bool
-    first: int
+    unaffordable: tuple[int, ...] = ()
+    same_batch: bool = True
 
 
 def ranked(attempts: Attempts) -> list[StoredAttempt]:
-    """Complete trials of the search that the numerics gate has not refused, the fastest first; all as
-    if on one node."""
+    """Return complete trials of the search that the gate has not refused, the fastest first.
+
+    All rates are as if on one node.
+    """
     return _fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
 
 
 def shown(attempts: Attempts) -> list[StoredAttempt]:
-    """The same and those that were stopped early, as far as they were timed."""
+    """Return what `ranked` does, and timed trials that were stopped early."""
     return _fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
 
 
@@ -476,9 +538,10 @@ def _fastest_first(several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
 def of_same_batch(
     today: StoredAttempt | None, measured: Iterable[StoredAttempt], members: Sequence[StoredAttempt]
 ) -> list[StoredAttempt]:
-    """The first of those measured, the fastest, with the baseline's global batch, where finalists have
-    others only: nobody should have to search twice to learn what is gained without another learning
-    rate. It may have been stopped early, as others were faster."""
+    """Return the fastest trial with the baseline's global batch, if no finalist has that.
+
+    It shows what is gained without another learning rate. It may have been stopped early.
+    """
     own = global_batch(today.knobs, 1) if today else None
     if today is None or any(global_batch(a.knobs, 1) == own for a in members):
         return []
@@ -486,7 +549,7 @@ def of_same_batch(
 
 
 def _candidates(
-    attempts: Attempts, barred: Collection[int], affordable: _Affordable
+    attempts: Attempts, barred: Collection[int], selection: Selection, first: int
 ) -> tuple[list[Candidate], int | None]:
     today = attempts.baseline()
     complete = [a for a in ranked(attempts) if a.trial not in barred]
@@ -495,13 +558,13 @@ def _candidates(
     today = today if today in complete else None
     measured = [a for a in shown(attempts) if a is not today and a.trial not in barred]
     rounds = attempts.of(Purpose.CONFIRM).recorded()
-    if any(run.round > affordable.first for run in rounds):
-        took_part = {run.trial for run in rounds.in_round(affordable.first)}
+    if any(run.round > first for run in rounds):
+        took_part = {run.trial for run in rounds.in_round(first)}
         others = [a for a in measured if a.trial in took_part]
     else:
-        may = [a for a in measured if a.trial not in affordable.unaffordable]
-        others = most_promising_first(may)[: affordable.finalists]
-        if affordable.same_batch:
+        may = [a for a in measured if a.trial not in selection.unaffordable]
+        others = most_promising_first(may)[: selection.finalists]
+        if selection.same_batch:
             others += of_same_batch(today, may, others)
     members = [today, *others] if today else others
     candidates = [Candidate(a.trial, a.knobs, a.result.peak_bytes) for a in members]

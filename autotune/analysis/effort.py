@@ -1,12 +1,12 @@
-"""What a study has cost, what it would still take, and when it has paid. Pure."""
+"""Cost of a study, time that it would still take, and benefit of its recommendation. Pure."""
 
 from dataclasses import dataclass
 from typing import Self
 
 from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.outcomes import Failure
 from autotune.analysis.proof import Proof
 from autotune.analysis.shortfall import WallTime, shortfall
-from autotune.analysis.wording import duration
 
 _HOURS_OF_A_DAY = 24.0
 _SECONDS_PER_HOUR = 3600.0
@@ -14,19 +14,19 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Effort:
-    """Of one study.
+    """Cost of a study.
 
     Attributes:
         spent: seconds of all of its runs together, each on all ranks.
         missing: seconds of wall time that would lead further; None: none would, or it is not known.
         step: seconds of a step of the configuration that it recommends.
-        hindrance: why time does not help, in words; empty where nothing is known to stand in the way.
+        hindrance: failure or reason because of which no time would help; None if none is known.
     """
 
     spent: float = 0.0
     missing: float | None = None
     step: float = 0.0
-    hindrance: str = ""
+    hindrance: Failure | None = None
 
     @classmethod
     def of(
@@ -49,7 +49,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Price:
-    """What a recommendation has cost, and what it brings.
+    """Cost and benefit of a recommendation.
 
     Attributes:
         device_hours: of all runs of the study.
@@ -63,20 +63,11 @@ class Price:
 
     @classmethod
     def of(cls, effort: Effort, speedup: float, world_size: int) -> Self | None:
-        """Of a configuration that is so many times faster; None where its steps were not timed."""
+        """Return the price of a configuration with this speed-up; None if its steps were not timed."""
         if not effort.step or not effort.spent or speedup <= 1:
             return None
         return cls(
             effort.spent * world_size / _SECONDS_PER_HOUR,
             _HOURS_OF_A_DAY * (1 - 1 / speedup),
             max(1, round(effort.spent / (effort.step * (speedup - 1)))),
-        )
-
-    @property
-    def sentence(self) -> str:
-        """For the user."""
-        saved = duration(self.hours_saved_per_day * _SECONDS_PER_HOUR)
-        return (
-            f" The study cost {self.device_hours:.2g} device hours; it saves {saved} of every day of "
-            f"training, and has paid after {self.steps_to_pay:,} steps."
         )

@@ -1,4 +1,4 @@
-"""What holds a configuration back, and which knobs answer it. Pure functions over a profile."""
+"""Bottlenecks of a configuration, and knobs that answer them. Pure functions over a profile."""
 
 import dataclasses
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _OFTEN = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that holds a configuration back.
+    """Bottleneck of a configuration.
 
     Attributes:
         name: of the bottleneck: a part of the step, or straggler, batch, memory, layout, logging.
@@ -44,7 +44,7 @@ _TEXTS = {
     "synchronisation": "the host waits for the device to read the loss",
     "launching": "the device waits for the host: Python and kernel launches",
 }
-"""What to say of each part of a profiled step."""
+"""Text for each part of a profiled step."""
 
 
 def findings(
@@ -53,7 +53,7 @@ def findings(
     facts: Facts,
     rising: float | None = None,
 ) -> list[Finding]:
-    """Everything worth saying, the largest share of the step first.
+    """Return all findings, the largest share of the step first.
 
     Args:
         profile: what was observed of a profiled block, see autotune.worker.protocol.Observed; further
@@ -125,7 +125,7 @@ def _beside(
     facts: Facts,
     rising: float | None,
 ) -> list[Finding]:
-    """What has no share of the step."""
+    """Return findings that have no share of the step."""
     findings = []
     if made["idle"] >= _WORTH_SAYING:
         text = f"the device does nothing in {made['idle']:.0%} of the time"

@@ -1,4 +1,4 @@
-"""What a pair of long runs says of a verdict that rests on short ones. Pure.
+"""Comparison of a pair of long runs with a verdict that rests on short ones. Pure.
 
 Clocks and temperatures settle over minutes.
 """
@@ -7,17 +7,14 @@ import dataclasses
 import math
 
 from autotune.analysis.verdict import Finalist, Kind, LongRun, Verdict
-from autotune.analysis.wording import difference
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import run_df, total_half_width
-from storage import Attempts, AttemptState, Purpose, StoredAttempt
-
-_SECONDS_PER_MINUTE = 60.0
+from storage import Attempts, Purpose, StoredAttempt
 
 
 def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
-    """What the pair has shown of the recommended configuration; None if there is none."""
-    if verdict.kind != Kind.BETTER or verdict.speedup is None or verdict.knobs is None:
+    """Return the result of the pair for the recommended configuration; None if there is none."""
+    if verdict.speedup is None or verdict.knobs is None:
         return None
     runs = attempts.of(Purpose.LONG).complete()
     own = runs.of_trial(verdict.trial).with_knobs(verdict.knobs).last
@@ -36,19 +33,16 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     return LongRun(seconds, _around(log, width), _around(log - math.log(short.value), beyond))
 
 
-def with_long_run(verdict: Verdict, attempts: Attempts) -> Verdict:
-    """The same with what the long pair says. Where it contradicts the short runs its figure is the one
-    that holds; where it does not show the change to be faster any more, yours is kept."""
-    found = long_run(attempts, verdict)
-    if found is None or verdict.knobs is None:
-        return dataclasses.replace(verdict, sentence=verdict.sentence + _failed(verdict, attempts))
-    if not found.contradicts:
-        sentence = f"{verdict.sentence} {_figure(found)}."
-        return dataclasses.replace(verdict, long_run=found, sentence=sentence)
-    first = f"{_figure(found)}: the longer runs count. In short ones: {verdict.sentence}"
-    if found.ratio.low > 1:
+def overruled(verdict: Verdict, pair: LongRun, attempts: Attempts) -> Verdict:
+    """Return a verdict with a pair of long runs, whose ratio counts where it contradicts the short runs.
+
+    Where it does not show the change to be faster, the baseline is kept.
+    """
+    if not pair.contradicts:
+        return dataclasses.replace(verdict, long_run=pair)
+    if pair.ratio.low > 1:
         return dataclasses.replace(
-            verdict, long_run=found, speedup=found.ratio, price=None, sentence=first
+            verdict, long_run=pair, speedup=pair.ratio, price=None, by_rounds=verdict
         )
     today = attempts.baseline()
     assert today is not None  # it is one of the pair
@@ -65,43 +59,19 @@ def with_long_run(verdict: Verdict, attempts: Attempts) -> Verdict:
         ),
         numerics=None,
         price=None,
-        long_run=found,
-        sentence=(
-            f"Keep your configuration: {difference(verdict.knobs, today.knobs)} was faster in short "
-            f"runs, but does not stay so. {first}"
-        ),
+        long_run=pair,
+        by_rounds=verdict,
     )
 
 
 def _reversed(finalist: Finalist, verdict: Verdict) -> Ratio | None:
-    """Its ratio to the baseline by the rounds of the verdict, which recommended another; None of those
-    that were not compared with the baseline alone."""
+    """Return a finalist's ratio to the baseline by the rounds of a verdict that recommends another.
+
+    None: it was not compared with the baseline alone.
+    """
     if finalist.baseline:
         return Ratio(1, 1, 1)
     return verdict.speedup if finalist.trial == verdict.trial else None
-
-
-def _failed(verdict: Verdict, attempts: Attempts) -> str:
-    """That the recommended configuration did not last, in a sentence; empty where it did."""
-    if verdict.kind != Kind.BETTER or verdict.knobs is None:
-        return ""
-    runs = attempts.of(Purpose.LONG).of_trial(verdict.trial).with_knobs(verdict.knobs).recorded()
-    well = (AttemptState.COMPLETE, AttemptState.PRUNED)
-    if runs.last is None or runs.last.result.state in well:
-        return ""
-    result = runs.last.result
-    return f" See why before you rely on it: a run for minutes ended in {result.state}: {result.cause}."
-
-
-def _figure(found: LongRun) -> str:
-    """'In runs of 8 minutes: 1.52x (1.50 to 1.54), 0.8 % less than in short ones (...)'."""
-    ratio, shift = found.ratio, found.shift
-    change = "less" if shift.value < 1 else "more"
-    return (
-        f"In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {ratio.value:.2f}x (95 % "
-        f"interval {ratio.low:.2f} to {ratio.high:.2f}), {abs(shift.value - 1):.1%} {change} than in "
-        f"short ones ({shift.low - 1:+.1%} to {shift.high - 1:+.1%})"
-    )
 
 
 def _log(run: StoredAttempt) -> float:
@@ -109,7 +79,7 @@ def _log(run: StoredAttempt) -> float:
 
 
 def _width(run: StoredAttempt, freedom: float) -> float:
-    """Half of the 95 % interval, with Student's t for the noise between runs, of which few tell."""
+    """Return half of the 95 % interval, with Student's t for a noise that few runs tell."""
     own = run.result.block_half_width
     return 1.0 if own is None else total_half_width(own, run.result.sigma_run or 0.0, freedom)
 

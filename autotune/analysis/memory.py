@@ -1,4 +1,4 @@
-"""What a configuration takes of a rank's memory, also with the longest samples of its data. Pure.
+"""Memory of a rank, also with the longest samples of the data. Pure.
 
 A run of a minute sees few of the longest samples, a month sees all of them.
 """
@@ -9,22 +9,20 @@ from typing import Any
 
 from autotune.analysis import gate
 from autotune.analysis.sameness import Comparison, Rules
-from autotune.analysis.wording import counted, difference
+from autotune.config.sections import ResourcesSpec
 from storage import Attempts, AttemptState, Purpose, StoredBlock
-
-_GIB, _MIB = 2**30, 2**20
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a rank, in bytes.
+    """Memory of a rank, in bytes.
 
     Attributes:
-        peak: in its timed runs.
-        longest: peak with the longest samples; None: it was not run with them.
-        limit: what a rank has; None: not known, or not to compare with (on the CPU, where the limit is
-            for what a rank has asked for, and its peak what it has touched).
-        untold: why it was not run with the longest samples, or not to the end; empty where it was.
+        peak: peak of its timed runs.
+        longest: peak with the longest samples; None if it was not run with them.
+        limit: what a rank has; None if unknown, or not comparable (on the CPU, the limit counts what a
+            rank has asked for, and the peak what it has touched).
+        untold: reason why it was not run with the longest samples, or not to the end; empty if it was.
     """
 
     peak: int
@@ -32,29 +30,51 @@ class Memory:
     limit: int | None = None
     untold: str = ""
 
-    @property
-    def sentence(self) -> str:
-        """Begins with a space; empty where there is nothing to hold against anything."""
-        if not self.peak or (self.limit is None and self.longest is None):
-            return ""
-        unit, name = (_GIB, "GiB") if (self.limit or self.peak) >= _GIB else (_MIB, "MiB")
-        of = "" if self.limit is None else f" of {self.limit / unit:.1f}"
-        text = f" At its peak a rank takes {self.peak / unit:.1f}{of} {name}"
-        if self.longest is not None:
-            text += f", {self.longest / unit:.1f} with the longest samples"
-        return f"{text}."
+
+@dataclass(frozen=True)
+class Outgrown:
+    """Trials refused because they run out of memory with the longest samples.
+
+    Attributes:
+        count: number of trials.
+        knobs: configuration of the first.
+    """
+
+    count: int
+    knobs: dict[str, Any]
+
+    @classmethod
+    def of(cls, attempts: Attempts) -> "Outgrown | None":
+        """Return what is recorded; None if there are none."""
+        several = list(outgrown(attempts).values())
+        return cls(len(several), several[0]) if several else None
+
+
+def limit_of_rank(environment: Mapping[str, Any], resources: ResourcesSpec) -> float | None:
+    """Return the bytes that a rank has on a device; None on the CPU.
+
+    Args:
+        environment: machine of the measurements.
+        resources: what the study may use.
+    """
+    devices = [int(device["memory_bytes"]) for device in environment.get("devices", ())]
+    if not devices:
+        return None
+    share = 1.0 if resources.gpus_per_worker is None else min(1.0, resources.gpus_per_worker)
+    own = min(devices) * share
+    return min(own, resources.memory_per_worker or own)
 
 
 def memory_of(
     attempts: Attempts, trial: int, knobs: Mapping[str, Any], limit: float | None, *, told: bool
 ) -> Memory:
-    """What is recorded of a configuration.
+    """Return what is recorded of a configuration.
 
     Args:
-        trial: whose it is.
-        knobs: as it is recommended.
-        limit: bytes that a rank has; None: not known.
-        told: the workload says which samples are the longest.
+        trial: its trial.
+        knobs: the configuration as it is recommended.
+        limit: bytes that a rank has; None if unknown.
+        told: True if the workload says which samples are the longest.
     """
     own = attempts.of_trial(trial).with_knobs(knobs)
     timed = own.of(Purpose.SEARCH, Purpose.CONFIRM).recorded()
@@ -72,13 +92,13 @@ def memory_of(
 def tells_longest(
     attempts: Attempts, trial: int, blocks: Callable[[int], Sequence[StoredBlock]]
 ) -> bool:
-    """Whether the workload of this trial has said that it knows its longest samples."""
+    """Return whether the workload of this trial has said that it knows its longest samples."""
     searched = attempts.of(Purpose.SEARCH).of_trial(trial).recorded()
     return any(block.observed.get("tells_longest") for run in searched for block in blocks(run.id))
 
 
 def outgrown(attempts: Attempts) -> dict[int, dict[str, Any]]:
-    """Trials that run out of memory with the longest samples, and the knobs with which they did."""
+    """Return trials that run out of memory with the longest samples, and their knobs."""
     runs = attempts.of(Purpose.LONGEST).recorded()
     return {run.trial: run.knobs for run in runs if run.result.state == AttemptState.OOM}
 
@@ -102,14 +122,3 @@ def barred(
     other = Comparison(attempts, blocks, today, rules).refused()
     memory = dict.fromkeys(outgrown(attempts), "it takes more memory than there is")
     return {**memory, **unchecked, **other}
-
-
-def refused_for_memory(attempts: Attempts, today: Mapping[str, Any]) -> str:
-    """The same in a sentence, which begins with a space; empty where there are none."""
-    several = list(outgrown(attempts).values())
-    if not several:
-        return ""
-    return (
-        f" {counted(len(several), 'faster trial')} refused: {difference(several[0], today)} runs out of "
-        "memory with the longest samples."
-    )

@@ -1,4 +1,4 @@
-"""What a study lacks for a verdict, and how long that would take. Pure."""
+"""Shortfall of a study: the time that a verdict would still take. Pure."""
 
 import math
 import statistics
@@ -9,17 +9,18 @@ import numpy as np
 from scipy import special
 
 from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, ranked
+from autotune.analysis.outcomes import Failure
 from autotune.analysis.proof import Proof
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 _MOST_ROUNDS = 50
 _FEWEST_TRIALS = 2
-"""Of a search that has found nothing to compare with: the first may fail, or start slowly."""
+"""Trials asked for where a search has no rival: the first may fail, or start slowly."""
 _MARGIN = 1.1
-"""Of what is asked for over what is planned: a study that goes on starts its launcher again."""
+"""Time asked for over time planned: a study that goes on starts its launcher again."""
 _CAUTION = 1.5
-"""Of the rounds that are asked for over those expected: few tell little of how far they scatter."""
+"""Rounds asked for over rounds expected: a few tell little of how far they scatter."""
 _ROUNDED_TO = 10.0
 """Seconds."""
 
@@ -32,16 +33,16 @@ class WallTime(NamedTuple):
 
 
 class Shortfall(NamedTuple):
-    """What a study lacks for a verdict.
+    """Shortfall of a study.
 
     Attributes:
-        seconds: of wall time with which it would come to one; None: no time would do, or it is not
-            known how much.
-        hindrance: why time does not help, in words; empty where nothing is known to stand in the way.
+        seconds: wall time with which it would come to a verdict; None if no time would do, or it is
+            unknown.
+        hindrance: failure or reason because of which no time would help; None if none is known.
     """
 
     seconds: float | None = None
-    hindrance: str = ""
+    hindrance: Failure | None = None
 
 
 def shortfall(
@@ -95,23 +96,21 @@ def _asked(seconds: float) -> float:
     return _ROUNDED_TO * max(1, math.ceil(seconds / _ROUNDED_TO))
 
 
-def _hindrance(proof: Proof) -> str:
-    """Return why trials that there were can never be recommended, in words; empty where there were none,
-    or they only had no time."""
+def _hindrance(proof: Proof) -> Failure | None:
+    """Return why trials that there were can never be recommended.
+
+    None: there were none, or they only had no time.
+    """
     timed = [a for a in ranked(proof.attempts) if a.knobs != proof.baseline]
     if timed:
-        return f"more time would not help, as {proof.barred[timed[0].trial]}"
+        trial = timed[0].trial
+        return Failure(trial, AttemptState.COMPLETE, proof.barred[trial])
     failed = [
         a
         for a in proof.attempts.searched()
         if a.knobs != proof.baseline and a.result.state != AttemptState.PRUNED
     ]
-    if not failed:
-        return ""
-    return (
-        f"more time would not help, as what was tried failed: trial {failed[0].trial}, "
-        f"{failed[0].result.state}: {failed[0].result.cause}"
-    )
+    return Failure.of(failed[0]) if failed else None
 
 
 def _in_a_round(knobs: Mapping[str, Any], proof: Proof) -> float:
@@ -123,10 +122,10 @@ def _in_a_round(knobs: Mapping[str, Any], proof: Proof) -> float:
 
 
 def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited: bool) -> bool:
-    """Whether it was for want of time that nothing could be confirmed.
+    """Return whether nothing could be confirmed for lack of time.
 
     Args:
-        limited: there is an end to the time.
+        limited: True if the time has an end.
     """
     if not limited or (confirmation is not None and not confirmation.members()):
         return False
@@ -138,7 +137,7 @@ def lacks_time(confirmation: Confirmation | None, attempts: Attempts, *, limited
 
 
 def _judged(trial: StoredAttempt) -> bool:
-    """Whether it has shown anything before its time was over."""
+    """Return whether a trial has shown anything before its time was over."""
     return trial.result.state != AttemptState.PRUNED or trial.result.throughput is not None
 
 
@@ -170,14 +169,14 @@ def _differences(confirmation: Confirmation) -> list[float]:
 
 
 class _Seen(NamedTuple):
-    """How much faster the one is, in logarithms: mean and standard deviation of rounds."""
+    """Lead of the contender in logarithms: mean and standard deviation of rounds."""
 
     mean: float
     spread: float
 
 
 def _would_tell(confirmation: Confirmation, seen: _Seen, rounds: int) -> bool:
-    """Whether so many rounds would; by the test that is to decide."""
+    """Return whether so many rounds would tell, by the test that is to decide."""
     if confirmation.chosen is None:
         level = confirmation.level(rounds)
         beyond = float(special.stdtrit(rounds - 1, 1 - level)) * seen.spread / math.sqrt(rounds)

@@ -9,7 +9,7 @@ from storage import AttemptState
 
 
 def rate_text(rate: Ratio, unit: str) -> str:
-    """'1,234 samples/s (95 % interval 1,200 to 1,268)'."""
+    """Return for example '1,234 samples/s (95 % interval 1,200 to 1,268)'."""
     return (
         f"{quantity(rate.value)} {unit} (95 % interval {quantity(rate.low)} to "
         f"{quantity(rate.high)})"
@@ -17,24 +17,24 @@ def rate_text(rate: Ratio, unit: str) -> str:
 
 
 def quantity(value: float) -> str:
-    """A rate with as many digits as mean something."""
+    """Return a rate with its meaningful digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """'micro_batch=32, precision=bf16': what is not the same as in the other configuration."""
+    """Return what differs from another configuration, as 'micro_batch=32, precision=bf16'."""
     changed = {name: value for name, value in knobs.items() if other.get(name) != value}
     return ", ".join(f"{name}={written(value)}" for name, value in changed.items()) or "no change"
 
 
 def counted(number: int, noun: str) -> str:
-    """'1 trial', '3 trials'."""
+    """Return for example '1 trial' or '3 trials'."""
     ending = "es" if noun.endswith("ch") else "s"
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 
 def duration(seconds: float) -> str:
-    """'45 s', '12 min', '3.5 h'."""
+    """Return for example '45 s', '12 min' or '3.5 h'."""
     if seconds < 100:
         return f"{max(seconds, 0.0):.0f} s"
     minutes = seconds / 60

@@ -42,19 +42,21 @@ def report(
     """Print the verdict in full, or the provisional one, and its evidence."""
     from autotune.config import StudySpec
     from autotune.views import paper
-    from autotune.views.in_hand import in_hand
+    from autotune.views.current_verdict import current_verdict
     from autotune.views.recompute import recomputed_verdict
+    from autotune.views.verdict_text import shown as with_text
     from storage import Attempts
 
     url, name = located(study, storage)
     repository = open_storage(url, existing=True)
     stored = repository.studies.named(name)
-    verdict = recomputed_verdict(repository, name) if recompute else in_hand(repository, stored)
+    recomputed = recomputed_verdict(repository, name) if recompute else None
+    verdict = recomputed or current_verdict(repository, stored)
     if as_json:
         spec = StudySpec.model_validate(stored.spec)
         attempts = Attempts(repository.attempts.of(stored.id), spec.full_baseline())
         ran = paper.how_it_ran(repository, attempts, verdict, spec)
-        shown = {**verdict.as_dict(), "running": ran and dataclasses.asdict(ran)}
+        shown = {**with_text(verdict), "running": ran and dataclasses.asdict(ran)}
         print(json.dumps(shown, indent=2))
     else:
         print(paper.report(repository, name, verdict))
@@ -89,7 +91,8 @@ def export(
     With --trials, write all attempts as CSV instead.
     """
     from autotune.export import best, formats, publish, writing
-    from autotune.views.in_hand import in_hand
+    from autotune.views.current_verdict import current_verdict
+    from autotune.views.verdict_text import text_of
 
     formats.known(form)
     if trials and form != "yaml":
@@ -105,15 +108,16 @@ def export(
     if trials:
         _write_attempts(repository, name, trials)
         return
-    answer = in_hand(repository, stored)
+    answer = current_verdict(repository, stored)
+    text = text_of(answer)
     if form != "yaml" or output == STANDARD_OUTPUT:
-        _hand_over(best.of(publish.current_content(repository, stored, answer)), form, output)
+        _hand_over(best.of(publish.current_content(repository, stored, answer, text)), form, output)
         return
     target = output or export_path(stored)
     if output is None and (refused := writing.not_ours(target)):
         raise BadInput(refused)
-    if publish.export(repository, stored, answer, target):
-        print(answer.sentence, file=sys.stderr)
+    if publish.export(repository, stored, answer, text, target):
+        print(text, file=sys.stderr)
     print(target)
 
 

@@ -18,6 +18,7 @@ def content_of(
     study: StoredStudy,
     spec: StudySpec,
     *,
+    text: str,
     world_size: int,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -27,14 +28,15 @@ def content_of(
         verdict: to write.
         study: of the verdict.
         spec: of the study.
+        text: the verdict in words.
         world_size: ranks that it was measured with.
         environment: that it was measured in.
     """
     content = document(
         verdict=verdict,
+        text=text,
         unit=spec.unit,
         world_size=world_size,
-        study=study.name,
         environment=environment,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         script=script_of(spec, verdict.knobs, Path(study.workdir), world_size),
@@ -42,36 +44,41 @@ def content_of(
     return {**content, "own": sorted({*spec.values(), *spec.baseline})}
 
 
-def current_content(repository: Repository, study: StoredStudy, in_hand: Verdict) -> dict[str, Any]:
+def current_content(
+    repository: Repository, study: StoredStudy, answer: Verdict, text: str
+) -> dict[str, Any]:
     """Return the content of best.yaml.
 
     Args:
         repository: with the study.
         study: to export.
-        in_hand: its present verdict.
+        answer: its present verdict.
+        text: the verdict in words.
 
     Raises:
         BadInput: nothing is recommended.
     """
     recommended = repository.recommendations.newest_of(study.id)
     if recommended is None:
-        return _provisional(repository, study, in_hand)
+        return _provisional(repository, study, answer, text)
     return of_today(recommended)
 
 
-def export(repository: Repository, study: StoredStudy, in_hand: Verdict, target: Path) -> bool:
+def export(
+    repository: Repository, study: StoredStudy, answer: Verdict, text: str, target: Path
+) -> bool:
     """Write best.yaml; return whether it is provisional.
 
     Args:
         repository: with the study.
         study: to export.
-        in_hand: its present verdict.
-        target: file to write.
+        answer: its present verdict.
+        text: the verdict in words.
 
     Raises:
         BadInput: nothing is recommended, or the file cannot be written.
     """
-    content = current_content(repository, study, in_hand)
+    content = current_content(repository, study, answer, text)
     _write(target, content)
     if not content.get("provisional"):
         return False
@@ -84,9 +91,11 @@ def export(repository: Repository, study: StoredStudy, in_hand: Verdict, target:
     return False
 
 
-def _provisional(repository: Repository, study: StoredStudy, verdict: Verdict) -> dict[str, Any]:
+def _provisional(
+    repository: Repository, study: StoredStudy, verdict: Verdict, text: str
+) -> dict[str, Any]:
     if verdict.trial is None:
-        raise BadInput(f"{study.name} recommends nothing: {verdict.sentence}")
+        raise BadInput(f"{study.name} recommends nothing: {text}")
     spec = StudySpec.model_validate(study.spec)
     attempts = Attempts(repository.attempts.of(study.id), spec.full_baseline(), spec.harmless)
     ran = attempts.of_trial(verdict.trial).measured().last
@@ -95,6 +104,7 @@ def _provisional(repository: Repository, study: StoredStudy, verdict: Verdict) -
         verdict,
         study,
         spec,
+        text=text,
         world_size=repository.attempts.blocks(ran.id)[0].workers,
         environment=repository.environments.of_attempt(ran.id) or {},
     )

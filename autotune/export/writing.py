@@ -23,9 +23,9 @@ _WIDTH = 100
 def document(
     *,
     verdict: Verdict,
+    text: str,
     unit: str,
     world_size: int,
-    study: str,
     environment: Mapping[str, Any],
     created: str,
     script: Mapping[str, Any] | None = None,
@@ -34,6 +34,7 @@ def document(
 
     Args:
         verdict: with throughput and knobs.
+        text: the verdict in words.
         unit: of the throughput.
         world_size: ranks that it was measured with.
         study: name of the study.
@@ -50,9 +51,9 @@ def document(
         "throughput": {**_rounded(verdict.throughput), "unit": unit},
         "speedup": _rounded(verdict.speedup) if verdict.speedup else None,
         "provenance": {
-            "study": study,
+            "study": verdict.study,
             "trial": verdict.trial,
-            "verdict": verdict.sentence,
+            "verdict": text,
             "rounds": verdict.rounds,
             **_memory(verdict),
             "created": created,

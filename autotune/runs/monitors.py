@@ -17,7 +17,10 @@ from autotune.measurement.numerics import (
 )
 from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Knobs, TrialReport
-from storage import NOT_ITS_OWN, AttemptResult, AttemptState
+from storage import AttemptResult, AttemptState, Fault
+
+NOT_ITS_OWN = "not of its own making: "
+"""First words of the cause of a failure that counts against no configuration."""
 
 
 class RunMonitor(Protocol):
@@ -186,7 +189,7 @@ class FitMonitor(_FullRunMonitor):
 def _failure(report: TrialReport) -> AttemptResult | None:
     if report.not_its_own:
         cause = f"{NOT_ITS_OWN}{report.not_its_own}"
-        return AttemptResult(AttemptState.LOST, cause, **_common(report))
+        return AttemptResult(AttemptState.LOST, cause, fault=Fault.NODE, **_common(report))
     if report.lost_agent:
         return AttemptResult(AttemptState.LOST, report.cause, **_common(report))
     if report.outcome is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from optuna.exceptions import StorageInternalError
 
+from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec, withheld
 from autotune.errors import (
@@ -34,7 +35,7 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Stopped, Tuner
-from autotune.views.machine import measured_in
+from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival
 from launchers.node_compat import device_kind, from_agent
 from storage import Lease, MessageKind, Repository, StoredStudy, StudyState
@@ -443,6 +444,7 @@ class _Session:
             verdict,
             self._study,
             self._spec,
+            text=text_of(verdict),
             world_size=launcher.workers,
             environment=self._measured_in() or launcher.slots[0].environment,
         )
@@ -467,7 +469,8 @@ class _Session:
 
         By now the launcher may have agents elsewhere.
         """
-        return measured_in(self._repository, self._repository.attempts.of(self._study.id))
+        attempts = self._repository.attempts.of(self._study.id)
+        return measured_in(attempts, self._repository.environments.of_attempt)
 
     def _is_of_another_study(self, target: Path) -> bool:
         return target.exists() and not writing.is_of(target, self._study.name)

@@ -11,9 +11,10 @@ from rich.markup import escape
 from autotune.analysis.verdict import Verdict
 from autotune.errors import StorageUnreachable
 from autotune.export import writing
-from autotune.views.in_hand import in_hand
+from autotune.views.current_verdict import current_verdict
 from autotune.views.progress import ProgressLines
 from autotune.views.terminal import plain
+from autotune.views.verdict_text import text_of
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import full, is_full
 
@@ -145,7 +146,7 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
     """Return the message when a study has ended or is stopped, with its current answer."""
     if study.state == StudyState.DONE and study.verdict:
         verdict = Verdict.from_dict(study.verdict)
-        text = f"\n{verdict.sentence}"
+        text = f"\n{text_of(verdict)}"
         text += f"\nMeasured on {verdict.measured_on}." if verdict.measured_on else ""
         if verdict.trial is not None and writing.is_of(exported, study.name):
             text += f"\n{exported}: load it with autotune.load()."
@@ -153,9 +154,9 @@ def conclusion(repository: Repository, study: StoredStudy, exported: Path) -> st
     text = f"\nFailed: {study.error}"
     if study.state == StudyState.STOPPED:
         text = f"\nStopped. `autotune resume {study.name}` goes on where it stood."
-    answer = in_hand(repository, study)
+    answer = current_verdict(repository, study)
     if answer.trial is not None:
-        text += f"\n{answer.sentence}\n`autotune export {study.name}` writes that."
+        text += f"\n{text_of(answer)}\n`autotune export {study.name}` writes that."
     return text
 
 

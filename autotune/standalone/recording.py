@@ -32,7 +32,7 @@ from launchers.replay.tables import (
     shown_value,
     write_table,
 )
-from storage import NOT_ITS_OWN, AttemptState, disk
+from storage import AttemptState, disk
 
 _PASS = "pass"
 _STATES = {"COMPLETE": "COMPLETE", "OOM": "OOM"}
@@ -229,7 +229,7 @@ class _Recorder:
                 break
         if disk.has_failed(result, self._probe.folder):
             raise LauncherError(f"a disk is full: {result.cause}; {_GO_ON}")
-        if result.state == AttemptState.LOST and result.cause.startswith(NOT_ITS_OWN):
+        if result.state == AttemptState.LOST and result.fault.excuses:
             raise LauncherError(f"{result.cause}; {_GO_ON}")
         state = _STATES.get(result.state, "ERROR")
         return Run(number, params, result.throughput, result.wall_seconds, state)

@@ -25,6 +25,7 @@ from autotune.search.space import Space
 from autotune.search.splits import MICRO_BATCH
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
+from autotune.views.verdict_text import text_of
 from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
 from launchers.replay.behaviours import noisy, recorded
@@ -235,7 +236,7 @@ def _run(
         seconds=launcher.clock(),
         missing=missing,
         verdict=verdict.kind,
-        sentence=verdict.sentence,
+        sentence=text_of(verdict),
         recommended=difference(verdict.knobs, spec.full_baseline()) if verdict.knobs else None,
         throughput=row[THROUGHPUT] if row else None,
         best=table.best,

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Iterator
 
+from autotune.analysis.conclusion import StudyFacts, build_verdict
 from autotune.analysis.levels import Levels, levelled
+from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.study.context import StudyContext
-from autotune.views.in_hand import supported
 from autotune.views.notes import study_note, trial_note
+from autotune.views.verdict_text import text_of
 from storage import Purpose, TrialLedger
 
 EVERY_SECONDS = 1.0
@@ -42,7 +44,9 @@ class DashboardSync:
             return
         self._updated, self._behind = time.monotonic(), False
         context = self._context
-        self.show(supported(context.repository, context.study, context.attempts()))
+        records = Records.of(context.repository, context.attempts())
+        facts = StudyFacts(context.study.name, ended=False)
+        self.show(build_verdict(records, context.plan.spec, facts))
 
     def show(self, verdict: Verdict) -> None:
         """Show an answer; a verdict also in the notes of those that were measured again for it."""
@@ -56,7 +60,7 @@ class DashboardSync:
 
     def _attributes(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
         """Yield the five attributes that fit beside the best trial on one page."""
-        yield "verdict", verdict.sentence
+        yield "verdict", text_of(verdict)
         if verdict.trial is None or verdict.throughput is None:
             return
         changed = difference(verdict.knobs or {}, self._context.plan.baseline)

@@ -19,10 +19,9 @@ from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
 from launchers import Slot
 from storage import (
-    DAEMON_DIED,
-    NOT_ITS_OWN,
     AttemptResult,
     AttemptState,
+    Fault,
     StoredAttempt,
     StoredBlock,
     disk,
@@ -121,7 +120,7 @@ class TrialExecutor:
         known, suspect = self._context.attempts(), False
         if plan.mode is Mode.SOLO:
             suspect = known.saw_daemon_die(attempts[0])
-            losses = [one.result.cause for one in known.lost_in_vain(attempts[0])]
+            losses = [one.result for one in known.lost_in_vain(attempts[0])]
             if self._is_to_blame(losses):
                 futures[0].set_result(_not_launched(attempts[0]))
         if not futures[0].done():
@@ -212,12 +211,15 @@ class TrialExecutor:
         """
         if disk.has_failed(result, Path(self._context.study.workdir)):
             cause = f"a disk was full: {result.cause}"
-            result = dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
-        if result.state != AttemptState.LOST or result.cause.startswith(NOT_ITS_OWN):
+            result = dataclasses.replace(
+                result, state=AttemptState.LOST, cause=cause, fault=Fault.DISK
+            )
+        if result.state != AttemptState.LOST or result.fault.excuses:
             return result
-        before = [one.result.cause for one in self._context.attempts().lost_in_vain(attempt)]
-        causes = [*before, result.cause]
-        if not self._is_to_blame(causes):
+        before = [one.result for one in self._context.attempts().lost_in_vain(attempt)]
+        lost = [*before, result]
+        causes = [one.cause for one in lost]
+        if not self._is_to_blame(lost):
             return result
         self._context.say(
             f"Trial {attempt.trial} is suspected: whatever it was launched on lost its agent, "
@@ -225,14 +227,15 @@ class TrialExecutor:
         )
         return dataclasses.replace(result, state=AttemptState.CRASH)
 
-    def _is_to_blame(self, causes: Sequence[str]) -> bool:
+    def _is_to_blame(self, lost: Sequence[AttemptResult]) -> bool:
         """Return whether a run that has lost its agent or its daemon this often in a row is the cause.
 
         Among several nodes it must have been on more than one, which the causes name.
         """
-        elsewhere = len(set(causes)) > 1 or DAEMON_DIED in causes
+        daemon_died = any(one.fault == Fault.DAEMON for one in lost)
+        elsewhere = daemon_died or len({one.cause for one in lost}) > 1
         one_node = not self._context.plan.launcher.several_nodes
-        return len(causes) >= MOST_LAUNCHES and (one_node or elsewhere)
+        return len(lost) >= MOST_LAUNCHES and (one_node or elsewhere)
 
     def abandon(self) -> None:
         """End what runs without recording it, and wait until it is gone."""

@@ -11,6 +11,7 @@ from autotune.analysis import attribution, gate
 from autotune.analysis.confirmation import (
     FEWEST_ROUNDS,
     Confirmation,
+    Selection,
     confirmed_alone,
     replay,
 )
@@ -60,6 +61,8 @@ class Finals:
         self._schedule = schedule
         self._void: set[int] | None = None
         self._moves = 0
+        self.selection: Selection | None = None
+        """How finalists were last chosen; None before they were."""
 
     def begun(self) -> bool:
         """Return whether the time ended in the middle of the rounds.
@@ -76,8 +79,8 @@ class Finals:
             and not confirmation.decided()
         )
 
-    def run(self) -> Confirmation | None:
-        """Return the confirmation, decided or as far as there was time; None without finalists.
+    def run(self) -> None:
+        """Measure the finals until they are decided, or as far as there is time.
 
         Raises:
             LauncherError: its runs come to be on another machine again and again.
@@ -85,7 +88,7 @@ class Finals:
         while True:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
-                return None
+                return
             self._note_void(confirmation.void)
             if self._check_numerics(confirmation):
                 continue  # a refused finalist makes room for the next
@@ -101,7 +104,7 @@ class Finals:
                 SoakPair(self._context, self._planner, self._executor, self._schedule).run(
                     confirmation
                 )
-                return confirmation
+                return
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
         """Return the confirmation of the reduced winner, where that was measured alone."""
@@ -126,26 +129,16 @@ class Finals:
             )
         self._void = void
 
-    def checks(self) -> gate.GateRecord:
-        """Return the findings of the numerics gate."""
-        return gate.record(
-            self._context.attempts(),
-            self._context.repository.attempts.blocks,
-            self._plan.baseline,
-            Rules.of(self._plan.spec),
-        )
-
     def _replay(self) -> Confirmation | None:
-        finals_plan = FinalsPlan.of(self._context, self._schedule)
+        plan = FinalsPlan.of(self._context, self._schedule)
         wanted, attempts = self._plan.spec.measurement, self._context.attempts()
         blocks = self._context.repository.attempts.blocks
+        self.selection = Selection(plan.finalists, plan.unaffordable, plan.same_batch)
         return replay(
             attempts,
-            finalists=finals_plan.finalists,
             most_rounds=wanted.rounds,
             barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
-            unaffordable=finals_plan.unaffordable,
-            same_batch=finals_plan.same_batch,
+            **self.selection._asdict(),
         )
 
     def _take_back(self, confirmation: Confirmation) -> bool:

@@ -14,10 +14,9 @@ from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit
 from launchers import untimed_steps
 from storage import (
-    DAEMON_DIED,
-    NOT_ITS_OWN,
     Attempts,
     AttemptState,
+    Fault,
     Purpose,
     StoredAttempt,
 )
@@ -218,5 +217,5 @@ def _failed_before(trial: int, attempts: Attempts) -> bool:
     """Return whether a trial has failed before, maybe because of the run beside it."""
     launches = [one.result for one in attempts.of(Purpose.SEARCH).of_trial(trial)]
     lost = (r for r in launches if r.state == AttemptState.LOST)
-    own_fault = any(not result.cause.startswith(NOT_ITS_OWN) for result in lost)
-    return own_fault or any(result.cause == DAEMON_DIED for result in launches)
+    own_fault = any(not result.fault.excuses for result in lost)
+    return own_fault or any(result.fault == Fault.DAEMON for result in launches)

@@ -2,23 +2,23 @@
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from autotune.analysis.wording import counted
 from autotune.errors import ClusterAway, LauncherError, StorageUnreachable
+from autotune.runs.monitors import NOT_ITS_OWN
 from autotune.study.context import StudyContext
 from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
 from search_spaces.residency import why_not_live
 from storage import (
-    NOT_ITS_OWN,
     AttemptResult,
     AttemptState,
-    MessageKind,
+    Fault,
     Purpose,
+    SlotHealth,
     StoredAttempt,
 )
 
@@ -45,7 +45,7 @@ class SlotPool:
         """Attempts that have launched warm workers, by the name of their request."""
         self._interleaved: set[int] = set()
         """Slots whose warm workers were interleaved, and take over no other runs."""
-        self._health = SlotHealth(context)
+        self._health = SlotHealthReporter(context)
 
     def __getitem__(self, number: int) -> Slot:
         return self._slots[number]
@@ -182,7 +182,7 @@ class SlotPool:
         if host.trial == attempt.trial and host.purpose == Purpose.PROFILE:
             whose = "the processes in which it was profiled"
         cause = f"{NOT_ITS_OWN}{result.state} in {whose}, which it took over: {result.cause}"
-        return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+        return dataclasses.replace(result, state=AttemptState.LOST, cause=cause, fault=Fault.WORKER)
 
     # Health
 
@@ -191,7 +191,7 @@ class SlotPool:
         self._health.report()
 
 
-class SlotHealth:
+class SlotHealthReporter:
     """Health of a study's slots, as `status` shows it."""
 
     def __init__(self, context: StudyContext) -> None:
@@ -212,14 +212,10 @@ class SlotHealth:
             away |= {text: self._since.get(text, now) for text in why}
         self._since = away
         planned = max(launcher.planned, working)
-        health = json.dumps(
-            {"alive": working, "planned": planned, "away": away if working < planned else {}}
-        )
+        health = SlotHealth(working, planned, away if working < planned else {})
         if health == self._reported:
             return
-        context, kind = self._context, MessageKind.SLOTS
+        context = self._context
         with contextlib.suppress(StorageUnreachable):  # what runs does not need it
-            context.repository.messages.set_status(
-                context.lease, context.study.id, health, kind=kind
-            )
+            context.repository.studies.record_slots(context.lease, context.study.id, health)
             self._reported = health

@@ -1,6 +1,5 @@
 """The loop of a study: ask, launch, watch, tell, confirm, conclude."""
 
-import dataclasses
 import statistics
 import threading
 from collections.abc import Iterator
@@ -10,21 +9,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis import baseline
 from autotune.analysis.calibration import Calibration
-from autotune.analysis.confirmation import Confirmation
+from autotune.analysis.conclusion import StudyFacts, build_verdict
+from autotune.analysis.confirmation import Selection
 from autotune.analysis.contenders import error_of
 from autotune.analysis.early import errors_of_early
-from autotune.analysis.effort import Effort
-from autotune.analysis.gate import GateRecord
 from autotune.analysis.levels import Levels
-from autotune.analysis.long_run import with_long_run
-from autotune.analysis.shortfall import lacks_time
-from autotune.analysis.verdict import (
-    Verdict,
-    conclude,
-    end_of_baseline,
-    no_result,
-    not_enough_time,
-)
+from autotune.analysis.provenance import Records
+from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference, quantity, too_slow
 from autotune.errors import BadInput, BaselineFails, LauncherError, LeaseLost
 from autotune.search.outline import outline
@@ -40,8 +31,6 @@ from autotune.study.run_planner import RunPlanner
 from autotune.study.schedule import Schedule
 from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
-from autotune.views.machine import measured_on
-from autotune.views.memory import with_memory
 from autotune.views.notes import trial_note
 from search_spaces.constraints import refused_global_batch
 from storage import (
@@ -135,19 +124,16 @@ class Tuner:
             with TrialExecutor(
                 self._context, self._pool, self._signals.check, self.dashboard.update
             ) as executor:
-                confirmation, checks = self._measured(executor)
+                selection = self._measured(executor)
         except (Stopped, LauncherError):
             self.dashboard.catch_up()
             raise
-        verdict = self._conclusion(confirmation, checks)
-        attempts = self._context.attempts()
-        verdict = with_long_run(verdict, attempts)
-        verdict = with_memory(verdict, self._context.repository, attempts, self._spec)
-        where = measured_on(self._context.repository, attempts)
-        return dataclasses.replace(verdict, measured_on=where)
+        self._close_what_is_open()
+        records = Records.of(self._context.repository, self._context.attempts())
+        return build_verdict(records, self._spec, self._facts(selection))
 
-    def _measured(self, executor: TrialExecutor) -> tuple[Confirmation | None, GateRecord]:
-        """Run opening, search and finals; return the confirmation and the findings of the gate."""
+    def _measured(self, executor: TrialExecutor) -> Selection | None:
+        """Run opening, search and finals; return how the finalists were chosen."""
         planner = self._planner
         planner.noise = self._calibration.noise(self._context.attempts())
         limit = self._schedule.for_opening()
@@ -159,19 +145,20 @@ class Tuner:
             self._sampler.see(self._plan.baseline, parts)
         finals = Finals(self._context, planner, executor, self._schedule)
         self._end_search(_PROOF_FIRST if finals.begun() else self._search(executor))
-        return finals.run(), finals.checks()
+        finals.run()
+        return finals.selection
 
-    def _conclusion(self, confirmation: Confirmation | None, checks: GateRecord) -> Verdict:
-        self._close_what_is_open()
-        attempts = self._context.attempts()
-        schedule = self._schedule
-        effort = Effort.of(confirmation, schedule.proof(attempts), schedule.wall_time)
-        if lacks_time(confirmation, attempts, limited=schedule.limited):
-            return not_enough_time(attempts, self.unit, effort)
-        if confirmation is None:
-            return no_result(attempts, self._context.study.name)
-        end = end_of_baseline(attempts)
-        return conclude(confirmation, self.unit, self._workers, checks, end, effort)
+    def _facts(self, selection: Selection | None) -> StudyFacts:
+        proof = self._schedule.proof(self._context.attempts())
+        wall_time = self._schedule.wall_time
+        return StudyFacts(
+            self._context.study.name,
+            ended=True,
+            left=wall_time.left if wall_time else None,
+            selection=selection,
+            reserved=proof.reserved,
+            needed=proof.needed,
+        )
 
     @property
     def unit(self) -> str:

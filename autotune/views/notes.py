@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.analysis.confirmation import FEWEST_ROUNDS
+from autotune.analysis.conclusion import mean_rate
 from autotune.analysis.levels import AT_HOME, Level
-from autotune.analysis.verdict import Finalist, Verdict, mean_rate
+from autotune.analysis.verdict import Finalist, Verdict
 from autotune.analysis.wording import counted, difference, quantity, rate_text
 from autotune.measurement.estimate import Ratio
+from autotune.views.verdict_text import text_of
 from search_spaces.knob import written
 from storage import AttemptResult, StoredAttempt
 
@@ -23,11 +24,11 @@ def trial_note(
     confirmed: Sequence[float] = (),
     level: Level = AT_HOME,
 ) -> str:
-    """What one trial has shown: throughput with interval, memory, cause of failure.
+    """Return the note of a trial: throughput with interval, memory, cause of failure.
 
     Args:
-        confirmed: its throughput, round by round, if it was measured again.
-        level: by which its throughput has been multiplied already.
+        confirmed: its throughput by round, if it was measured again.
+        level: factor of its node, by which the throughput has been multiplied already.
     """
     lines = [f"### {result.state}"]
     if result.throughput is not None and result.half_width is not None:
@@ -71,9 +72,9 @@ def trial_note(
 
 
 def study_note(verdict: Verdict) -> str:
-    """The verdict, or the provisional answer, with the configuration and what it rests on."""
+    """Return the note of a study: its answer, the configuration, and what supports it."""
     lines = ["## Provisional answer" if verdict.provisional else "## Verdict", ""]
-    lines += [verdict.sentence, ""]
+    lines += [text_of(verdict), ""]
     lines += [f"Measured on {verdict.measured_on}.", ""] if verdict.measured_on else []
     if verdict.knobs:
         lines += ["### For now" if verdict.provisional else "### Recommended", ""]
@@ -94,14 +95,13 @@ def study_note(verdict: Verdict) -> str:
 
 
 def _how_compared(verdict: Verdict) -> str:
-    """A provisional answer rests on rounds in turn only once there are enough of them."""
-    if not verdict.provisional or verdict.rounds >= FEWEST_ROUNDS:
+    if verdict.confirmed:
         return "Finalists, measured again in turn"
     return "What supports it: the fastest so far, by all their runs"
 
 
 def _basis(verdict: Verdict) -> str:
-    """Which rounds compare whom."""
+    """Return which rounds compare which finalists."""
     pair = [one for one in verdict.finalists if len(one.rates) > verdict.chosen_in]
     which = " and ".join("the baseline" if one.baseline else f"trial {one.trial}" for one in pair)
     text = f"By {counted(verdict.rounds, 'round')} of {which} alone"

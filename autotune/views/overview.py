@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import duration, quantity
 from autotune.config import StudySpec
 from autotune.views.outlook import Outlook, outlook
 from autotune.views.progress import standing
 from autotune.views.signs import NO_SIGNS, described, signs_of
+from autotune.views.verdict_text import shown
 from storage import MessageKind, Repository, StoredAttempt, StoredStudy, StudyState
 from storage.disk import full, is_full
 
@@ -17,7 +19,7 @@ _UNFINISHED = ("RUNNING", "QUEUED")
 
 
 def status_of(repository: Repository, name: str) -> dict[str, Any]:
-    """Where a study stands, JSON-ready."""
+    """Return the standing of a study, for JSON."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     now = standing(repository.attempts.summary(study.id), spec.full_baseline())
@@ -58,13 +60,13 @@ def status_of(repository: Repository, name: str) -> dict[str, Any]:
         "best": now.best,
         "best_trial": now.best_trial,
         "speedup_in_search": now.speedup,
-        "verdict": study.verdict,
+        "verdict": study.verdict and shown(Verdict.from_dict(study.verdict)),
         "error": study.error if study.state.ended else None,
     }
 
 
 def _postponed(study: StoredStudy) -> str | None:
-    """Why a study in the queue is tried again later, and when; None: it is not."""
+    """Return why a queued study is tried again later, and when; None if it is not."""
     if study.retry_at is None:
         return None
     at = time.strftime("%H:%M:%S", time.localtime(study.retry_at))
@@ -75,7 +77,7 @@ def _postponed(study: StoredStudy) -> str | None:
 def _outlook(
     attempts: Sequence[StoredAttempt], study: StoredStudy, spec: StudySpec, *, served: bool
 ) -> Outlook | None:
-    """What it does, and what comes next, if a daemon runs it; None before it has run."""
+    """Return what a study does, and what comes next; None before it has run."""
     if study.facts is None:
         return None
     seen = outlook(
@@ -91,7 +93,7 @@ def _outlook(
 
 
 def describe(status: dict[str, Any]) -> str:
-    """The same for a person."""
+    """Return the standing of a study as text."""
     unit = status["unit"]
     counted = ", ".join(f"{count} {state}" for state, count in status["trials_by_state"].items())
     lines = [

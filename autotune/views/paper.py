@@ -7,14 +7,16 @@ from autotune.analysis.attribution import Contribution, contributions
 from autotune.analysis.batches import BatchBest, best_per_batch
 from autotune.analysis.findings import of_other_jobs
 from autotune.analysis.levels import Levels
+from autotune.analysis.memory import limit_of_rank
+from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import counted, difference, duration, quantity
 from autotune.config import StudySpec
 from autotune.measurement.noise import FEWEST_FOR_DRIFT, SHORTEST_FOR_DRIFT, total_half_width
 from autotune.views.composition import composition_table, held_back, recorded_facts
-from autotune.views.memory import limit_of_rank, memory_lines
 from autotune.views.notes import study_note
 from autotune.views.running import Racing, Running, racing, running
+from autotune.views.verdict_text import memory_lines
 from search_spaces import Facts
 from search_spaces.constraints import global_batch
 from search_spaces.knob import written
@@ -48,7 +50,7 @@ def report(repository: Repository, name: str, verdict: Verdict) -> str:
 
 
 def _standing(study: StoredStudy, verdict: Verdict) -> Iterator[str]:
-    """That a study has not come to its end, and how to have it go on."""
+    """Yield why a study has not ended, and how to resume it."""
     if study.state == StudyState.DONE:
         return
     yield f"The study is {study.state}" + (f": {study.error}" if study.error else ".")
@@ -61,7 +63,7 @@ def _standing(study: StoredStudy, verdict: Verdict) -> Iterator[str]:
 def _attribution(
     spec: StudySpec, attempts: Attempts, verdict: Verdict, facts: Facts | None
 ) -> Iterator[str]:
-    """What each knob of the winner brings."""
+    """Yield the gain of each knob of the winner."""
     today = spec.full_baseline()
     gains = contributions(attempts, verdict.knobs, today, facts) if verdict.knobs else []
     if not gains:
@@ -164,7 +166,8 @@ def how_it_ran(
     reference = attempts.of(Purpose.REFERENCE)
     blocks = {a.id: repository.attempts.blocks(a.id) for a in [*confirmed, *reference]}
     environment = repository.environments.of_attempt(confirmed.last.id) if confirmed.last else None
-    limit = limit_of_rank(repository, attempts, spec)
+    machine = measured_in(attempts, repository.environments.of_attempt)
+    limit = limit_of_rank(machine or {}, spec.resources)
     return running(confirmed, reference, blocks, (environment or {}).get("devices", []), limit)
 
 
@@ -225,7 +228,7 @@ def _measurement(attempts: Attempts, noise: StoredNoise | None, raced: Racing) -
 
 
 def _lacks_for_drift(attempts: Attempts) -> str:
-    """What would have to be measured for it."""
+    """Return what would have to be measured for the drift."""
     own = attempts.baseline()
     runs = [a for a in [own, *attempts.of(Purpose.CALIBRATE).complete()] if a]
     span = max(a.started for a in runs) - min(a.started for a in runs) if runs else 0.0

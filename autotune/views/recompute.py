@@ -5,21 +5,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.analysis import gate
-from autotune.analysis.confirmation import replay
-from autotune.analysis.costs import CostRecords
-from autotune.analysis.effort import Effort
-from autotune.analysis.long_run import with_long_run
-from autotune.analysis.memory import barred
-from autotune.analysis.proof import Proof
-from autotune.analysis.sameness import Rules
-from autotune.analysis.shortfall import WallTime, lacks_time
-from autotune.analysis.verdict import (
-    Verdict,
-    conclude,
-    end_of_baseline,
-    no_result,
-    not_enough_time,
-)
+from autotune.analysis.conclusion import StudyFacts, build_verdict
+from autotune.analysis.provenance import Records
+from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate, estimate
@@ -27,9 +15,6 @@ from autotune.measurement.noise import total_half_width
 from autotune.measurement.units import units
 from autotune.runs.interleaved import turn_blocks
 from autotune.runs.paired import ratio_to_baseline
-from autotune.views.in_hand import supported
-from autotune.views.machine import measured_on
-from autotune.views.memory import with_memory
 from storage import (
     Attempts,
     AttemptState,
@@ -37,7 +22,6 @@ from storage import (
     Repository,
     StoredAttempt,
     StoredBlock,
-    StudyState,
 )
 
 
@@ -50,7 +34,7 @@ def estimate_of(blocks: list[StoredBlock], *, counts: str) -> Estimate | None:
 
 
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:
-    """All attempts, each with the throughput that its blocks give."""
+    """Return all attempts, each with the throughput that its blocks give."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     counts = spec.counts
@@ -89,7 +73,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
 def _at_pace(
     attempt: StoredAttempt, every: Attempts, beside: Mapping[int, Sequence[cycles.TurnBlock]]
 ) -> StoredAttempt:
-    """A trial that took turns with the baseline, at the pace of the baseline's own."""
+    """Return a paired trial with its rate referred to the baseline's own trial."""
     own, pacer = every.baseline(), every.paired_baseline_of(attempt)
     known = (
         ratio_to_baseline(beside.get(attempt.id, ()), beside.get(pacer.id, ())) if pacer else None
@@ -101,7 +85,7 @@ def _at_pace(
 
 
 def _rates(group: dict[int, list[StoredBlock]], counts: str) -> Iterable[tuple[int, float]]:
-    """Of attempts that took turns with each other, by their ids."""
+    """Return the rates of interleaved attempts, by their ids."""
     found = cycles.rates([turn_blocks(blocks, counts=counts) for blocks in group.values()])
     return zip(group, found, strict=True) if found else ()
 
@@ -114,49 +98,15 @@ def _at_rate(attempt: StoredAttempt, rate: float | None) -> StoredAttempt:
 
 
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:
-    """The verdict that the recorded blocks give; the provisional answer, as long as there is none."""
+    """Return the verdict that the recorded blocks give, or the provisional answer before the end."""
     study = repository.studies.named(name)
     spec = StudySpec.model_validate(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
-    if study.state != StudyState.DONE:
-        return supported(repository, study, attempts)
-    verdict = _concluded(repository, name, spec, attempts)
-    verdict = with_long_run(verdict, attempts)
-    verdict = with_memory(verdict, repository, attempts, spec)
-    return dataclasses.replace(verdict, measured_on=measured_on(repository, attempts))
-
-
-def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Attempts) -> Verdict:
-    wanted = spec.measurement
-    baseline = spec.full_baseline()
-    out = barred(attempts, repository.attempts.blocks, baseline, Rules.of(spec))
-    confirmation = replay(
-        attempts, finalists=wanted.finalists, most_rounds=wanted.rounds, barred=out
-    )
-    costs = CostRecords(repository.attempts.blocks).by(attempts)
-    proof = Proof(attempts, costs, baseline, out)
-    whole, elapsed = spec.budget.wall_time, repository.studies.named(name).elapsed
-    wall_time = None if whole is None else WallTime(whole, whole - elapsed)
-    effort = Effort.of(confirmation, proof, wall_time)
-    if lacks_time(confirmation, attempts, limited=whole is not None):
-        return not_enough_time(attempts, spec.unit, effort)
-    if confirmation is None or not confirmation.members() or not confirmation.rounds:
-        return no_result(attempts, name)
-    measured = attempts.measured().first
-    assert measured is not None  # there are rounds
-    world_size = repository.attempts.blocks(measured.id)[0].workers
-    checks = gate.record(
-        attempts,
-        repository.attempts.blocks,
-        baseline,
-        Rules.of(spec),
-    )
-    end = end_of_baseline(attempts)
-    return conclude(confirmation, spec.unit, world_size, checks, end, effort)
+    return build_verdict(Records.of(repository, attempts), spec, StudyFacts.of(study, spec))
 
 
 def judged_again(attempts: Attempts, repository: Repository) -> Attempts:
-    """The same attempts; whether a loss trajectory is refused is decided anew."""
+    """Return the attempts; whether a loss trajectory is refused is decided anew."""
     return attempts.each(lambda attempt: _judged_again(attempt, attempts, repository))
 
 

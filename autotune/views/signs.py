@@ -1,14 +1,13 @@
 """Signs of life of a study that runs: when something has last come of it, how many of its slots work."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from autotune.analysis.wording import duration
-from storage import MessageKind, Repository, StoredAttempt
+from storage import Repository, StoredAttempt
 
 NO_SIGNS = {"progress_seconds": None, "slots": None}
-"""Of one that does not run."""
+"""Signs of a study that does not run."""
 
 
 def signs_of(
@@ -34,16 +33,15 @@ def signs_of(
 
 
 def _slots(repository: Repository, study_id: int, now: float) -> dict[str, Any] | None:
-    told = repository.messages.status(study_id, MessageKind.SLOTS)
-    if told is None:
+    found = repository.studies.slots(study_id)
+    if found is None:
         return None
-    found: dict[str, Any] = json.loads(told.text)
-    ago = {what: round(max(0.0, now - since), 1) for what, since in found["away"].items()}
-    return {**found, "away": ago}
+    ago = {what: round(max(0.0, now - since), 1) for what, since in found.away.items()}
+    return {"alive": found.alive, "planned": found.planned, "away": ago}
 
 
 def described(status: dict[str, Any]) -> list[str]:
-    """The same for a person, a line each."""
+    """Return the signs as lines for a person."""
     lines, slots = [], status["slots"]
     if slots:
         away = [f"; {what} {duration(ago)} ago" for what, ago in slots["away"].items()]

@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader
 from typer.main import get_command
 
 import autotune as library
+from autotune.analysis.verdict import Verdict
 from autotune.cli import app
 from autotune.config import load
+from autotune.views.verdict_text import shown
 from search_spaces import preset_names, preset_summary
 from storage import StoredAttempt
 from tests.steering import (
@@ -166,8 +168,16 @@ def test_a_space_of_one_configuration_is_tried_once(tiny: StudyFolder) -> None:
 # A finished study
 
 
+def answer(study: StudyFolder) -> dict[str, Any]:
+    """Return the study's verdict as commands print it in JSON."""
+    stored = study.study().verdict
+    assert stored is not None
+    body: dict[str, Any] = json.loads(json.dumps(shown(Verdict.from_dict(stored))))
+    return body
+
+
 def test_start_prints_a_verdict_and_writes_best_yaml(finished: Any) -> None:
-    verdict = finished.study().verdict
+    verdict = answer(finished)
     assert verdict["sentence"] in finished.started_output
     assert "best.yaml" in finished.started_output
     finished.assert_complete(trials=3)
@@ -184,8 +194,8 @@ def test_start_of_a_finished_study_prints_its_verdict_again(finished: StudyFolde
     before = finished.attempts()
     found = finished.ask("start", "study.yaml", "--json")
     assert found.returncode == 0
-    assert json.loads(found.stdout)["verdict"] == finished.study().verdict
-    assert finished.study().verdict["sentence"] in found.stderr  # type: ignore[index]
+    assert json.loads(found.stdout)["verdict"] == answer(finished)
+    assert answer(finished)["sentence"] in found.stderr
     assert finished.attempts() == before
 
 
@@ -231,7 +241,7 @@ def test_status_and_list(finished: StudyFolder) -> None:
     assert status["state"] == "DONE"
     assert status["trials"] == 3
     assert sum(status["trials_by_state"].values()) == 3
-    assert status["verdict"] == finished.study().verdict
+    assert status["verdict"] == answer(finished)
     text = finished.ask("status", "study.yaml").stdout
     assert "tiny: DONE" in text
     assert status["verdict"]["sentence"] in text
@@ -254,8 +264,7 @@ def test_logs_of_study_and_trial(finished: StudyFolder) -> None:
 
 
 def test_report_and_its_recomputation_from_the_blocks(finished: StudyFolder) -> None:
-    verdict = finished.study().verdict
-    assert verdict is not None
+    verdict = answer(finished)
     assert verdict["sentence"] in finished.ask("report", "tiny").stdout
     again = json.loads(finished.ask("report", "tiny", "--recompute", "--json").stdout)
     ran = again.pop("running")
@@ -445,7 +454,7 @@ def test_ctrl_c_leaves_the_study_running(tiny: StudyFolder) -> None:
     assert tiny.study().state == "RUNNING"
     watched = tiny.run("watch", "tiny")
     assert watched.returncode == 0, watched.stdout + watched.stderr
-    assert tiny.study().verdict["sentence"] in watched.stdout  # type: ignore[index]
+    assert answer(tiny)["sentence"] in watched.stdout
     tiny.assert_complete(trials=3)
 
 

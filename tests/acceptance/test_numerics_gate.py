@@ -1,7 +1,6 @@
 """A configuration that is fast and computes something else is never recommended."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,6 @@ def test_a_planted_fault_is_refused(tiny: StudyFolder, fault: str, reason: str) 
     [refused] = verdict["refused"]
     assert refused["knobs"]["precision"] == "bf16"
     assert reason in refused["reason"]
-    assert "refused" in verdict["sentence"]
     [fast] = [a for a in tiny.attempts(Purpose.SEARCH) if a.knobs["precision"] == "bf16"]
     [slow] = [a for a in tiny.attempts(Purpose.SEARCH) if a.knobs["precision"] == "fp32"]
     assert fast.result.throughput > 1.5 * slow.result.throughput  # type: ignore[operator]
@@ -61,7 +59,7 @@ def test_an_honest_bf16_passes_and_the_verdict_says_how_closely(tiny: StudyFolde
     assert verdict["refused"] == []
     assert verdict["numerics"]["loss_distance"] < 0.01
     assert verdict["numerics"]["norm_ratio"] == pytest.approx(1, abs=0.05)
-    assert re.search(r"of fp32 over \d+ steps", verdict["sentence"])
+    assert verdict["numerics"]["steps"] > 0
     again = tiny.run("report", tiny.name, "--recompute", "--json")
     assert json.loads(again.stdout)["numerics"] == verdict["numerics"]
     [reference] = tiny.attempts(Purpose.REFERENCE)

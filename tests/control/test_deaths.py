@@ -20,6 +20,7 @@ COMMITS = [
     Commit("Environments.record", 1),
     Commit("Messages.say", 3),
     Commit("Messages.set_status", 1),
+    Commit("Studies.record_slots", 1),
     Commit("Studies.end_search", 1),
     Commit("AttemptRecords.begin", 3),
     Commit("AttemptRecords.finish", 3),

@@ -12,6 +12,7 @@ from autotune.views import paper
 from autotune.views.frame import attempts_frame
 from autotune.views.overview import describe, status_of
 from autotune.views.recompute import recomputed_verdict
+from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Launch
 from launchers.replay.behaviours import noisy, running_at, where
@@ -59,8 +60,7 @@ def test_what_computes_something_else_is_refused(
     refused = played.recorded("numerics")
     assert len(refused) == 2
     assert all(reason in a.result.cause for a in refused)
-    assert " 2 trials refused: " in verdict["sentence"]
-    assert "faster trial" not in verdict["sentence"], "nobody has looked at how fast they are"
+    assert len(verdict["refused"]) == 2
     assert set(played.states("numerics")) == {"CRASH" if "outcome" in changes else "REFUSED"}
     assert all(a.knobs["precision"] == "fp32" for a in played.recorded("confirm"))
     assert reason in json.dumps(verdict)
@@ -96,7 +96,7 @@ def test_what_could_not_be_checked_is_not_recommended(played: Replayed) -> None:
     assert played.attempts("numerics") == []
     assert verdict["knobs"]["precision"] == "fp32"
     assert {r["knobs"]["precision"] for r in verdict["refused"]} == {"bf16"}
-    assert "could not be checked (the reference ended in ERROR: rank 0: no" in verdict["sentence"]
+    assert "the reference ended in ERROR: rank 0: no" in verdict["refused"][0]["reason"]
     assert all(a.knobs["precision"] == "fp32" for a in played.recorded("confirm"))
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
@@ -109,7 +109,7 @@ def test_what_could_not_be_checked_is_recommended_if_the_study_says_so(played: R
     )
     assert verdict["knobs"]["precision"] == "bf16"
     assert "no reference" in verdict["numerics"]["unchecked"]
-    assert "could not be checked: compare a longer run" in verdict["sentence"]
+    assert verdict["touched"] == ["precision"]
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
     played.assert_complete(trials=4)
@@ -207,10 +207,9 @@ def test_what_people_read_of_a_study(played: Replayed) -> None:
     verdict = played.on(noisy(PLAIN, run=0.02, block=0.01)).run(budget={"trials": 6})
     status = status_of(played.repository, played.name)
     assert json.loads(json.dumps(status))["state"] == "DONE"
-    assert verdict["sentence"] in describe(status)
-    assert verdict["sentence"] in paper.report(
-        played.repository, played.name, Verdict.from_dict(verdict)
-    )
+    text = text_of(Verdict.from_dict(verdict))
+    assert text in describe(status)
+    assert text in paper.report(played.repository, played.name, Verdict.from_dict(verdict))
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict
     assert len(attempts_frame(played.repository, played.name)) == len(played.attempts())
@@ -235,7 +234,7 @@ def test_a_change_that_brings_nothing_goes_back_before_the_rounds_that_tell_by_h
     searched = next(a for a in played.recorded("search") if a.trial == verdict["trial"])
     assert (searched.knobs["micro_batch"], searched.knobs["log_interval"]) == (16, 1)
     assert (verdict["knobs"]["micro_batch"], verdict["knobs"]["log_interval"]) == (16, 10)
-    assert "What brought nothing is back as you have it: log_interval=10." in verdict["sentence"]
+    assert verdict["reverted"] == {"log_interval": 10}
     own = [a for a in played.recorded("confirm") if a.trial == verdict["trial"]]
     assert [a.knobs["log_interval"] for a in own] == [1] * verdict["chosen_in"] + [10] * verdict[
         "rounds"
@@ -267,8 +266,8 @@ def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played:
     assert (searched.knobs["log_interval"], searched.knobs["bucket_cap_mb"]) == (50, 100)
     kept = (verdict["knobs"]["log_interval"], verdict["knobs"]["bucket_cap_mb"])
     assert kept in [(50, 25), (10, 100)]
-    gone = "bucket_cap_mb=25" if kept == (50, 25) else "log_interval=10"
-    assert f"What brought nothing is back as you have it: {gone}." in verdict["sentence"]
+    gone = {"bucket_cap_mb": 25} if kept == (50, 25) else {"log_interval": 10}
+    assert verdict["reverted"] == gone
     assert verdict["speedup"]["value"] == pytest.approx(1.2, abs=0.002)
     own = [a for a in played.recorded("confirm") if a.trial == verdict["trial"]]
     alone = [

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Outcome
 from launchers.replay import Behaviour, Launch
@@ -31,7 +33,8 @@ def test_a_speed_up_that_stays_is_told_with_its_shift(played: Replayed) -> None:
     runs = played.recorded("long")
     assert {run.knobs["micro_batch"] for run in runs} == {2, 4}
     assert all(120 <= run.result.wall_seconds <= 720 for run in runs)
-    assert "minutes: 1.5" in verdict["sentence"].split(" In runs of ")[1]
+    assert verdict["long_run"]["ratio"]["value"] == pytest.approx(1.5, abs=0.1)
+    assert verdict["by_rounds"] is None
     assert verdict["long_run"]["shift"]["low"] < 1 < verdict["long_run"]["shift"]["high"]
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
@@ -43,8 +46,7 @@ def test_one_that_shrinks_over_minutes_is_told_as_the_long_runs_have_it(played: 
     assert found["shift"]["high"] < 1
     assert verdict["kind"] == "better"
     assert verdict["speedup"] == found["ratio"]
-    assert verdict["sentence"].startswith("In runs of ")
-    assert "the longer runs count" in verdict["sentence"]
+    assert verdict["by_rounds"]["speedup"]["value"] > verdict["speedup"]["value"]
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
 
@@ -54,7 +56,7 @@ def test_one_that_does_not_stay_is_not_recommended(played: Replayed) -> None:
     assert verdict["kind"] == "undecided"
     assert verdict["knobs"]["micro_batch"] == 2
     assert verdict["speedup"]["value"] == 1
-    assert verdict["sentence"].startswith("Keep your configuration: micro_batch=4 was faster")
+    assert verdict["by_rounds"]["knobs"]["micro_batch"] == 4
     ratios = {one["baseline"]: one["ratio_to_recommended"] for one in verdict["finalists"]}
     assert ratios[True]["value"] == 1, "it is the recommended one"
     assert ratios[False] is None or ratios[False]["value"] > 1
@@ -70,7 +72,8 @@ def test_one_that_fails_after_minutes_is_told(played: Replayed) -> None:
 
     leaking = where(CALM, for_minutes, outcome=Outcome.OOM, cause="rank 0: no memory", after=50)
     verdict = studied(played, leaking)
-    assert "a run for minutes ended in OOM: rank 0: no memory." in verdict["sentence"]
+    failure = verdict["long_failure"]
+    assert (failure["state"], failure["cause"]) == ("OOM", "rank 0: no memory")
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
 

@@ -30,7 +30,6 @@ def test_the_verdict_says_what_the_longest_samples_take(played: Replayed) -> Non
     runs = played.recorded("longest")
     assert len(runs) == 2
     assert verdict["knobs"] in [run.knobs for run in runs]
-    assert "a rank takes 10.0 of 16.0 GiB, 13.0 with the longest samples." in verdict["sentence"]
     known = {"peak": 10 * GIB, "longest": 13 * GIB, "limit": 16 * GIB, "untold": ""}
     assert verdict["memory"] == known
     again = recomputed_verdict(played.repository, played.name)
@@ -39,7 +38,7 @@ def test_the_verdict_says_what_the_longest_samples_take(played: Replayed) -> Non
     assert "| peak memory with the longest samples | 13,312 MiB |" in text
     assert "| memory left free by them | 18.8% |" in text
     written = document(
-        verdict=again, unit="samples/s", world_size=2, study="s", environment={}, created="now"
+        verdict=again, text="", unit="samples/s", world_size=2, environment={}, created="now"
     )
     wanted = {"peak": 10 * GIB, "longest_samples": 13 * GIB, "limit": 16 * GIB}
     assert written["provenance"]["memory_bytes"] == wanted
@@ -51,8 +50,8 @@ def test_what_outgrows_the_memory_is_no_choice(played: Replayed) -> None:
     verdict = played.on(outgrown, environment=ON_GPU).run(search_space=SPACE)
     assert played.states("longest") == ["OOM", "COMPLETE", "COMPLETE"]
     assert verdict["knobs"]["micro_batch"] == 4
-    refused = "1 faster trial refused: micro_batch=8 runs out of memory with the longest samples."
-    assert refused in verdict["sentence"]
+    assert verdict["outgrown"]["count"] == 1
+    assert verdict["outgrown"]["knobs"]["micro_batch"] == 8
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
 
@@ -61,6 +60,6 @@ def test_where_nobody_knows_them_nothing_runs_and_the_report_says_so(played: Rep
     mute = where(KNOWN, lambda _: True, tells_longest=False)
     verdict = played.on(mute, environment=ON_GPU).run(search_space=SPACE)
     assert played.attempts("longest") == []
-    assert "a rank takes 10.0 of 16.0 GiB." in verdict["sentence"]
+    assert (verdict["memory"]["peak"], verdict["memory"]["longest"]) == (10 * GIB, None)
     text = report(played.repository, played.name, Verdict.from_dict(verdict))
     assert "not run: the workload does not say which they are" in text

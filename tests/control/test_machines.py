@@ -1,10 +1,11 @@
 """Figures of one machine are never compared with those of another."""
 
+import json
 from typing import Any
 
 import pytest
 
-from autotune.views.in_hand import in_hand
+from autotune.views.current_verdict import current_verdict
 from autotune.views.paper import report
 from autotune.views.recompute import recomputed_verdict
 from launchers.replay import ENVIRONMENT, Answer, Launch
@@ -72,13 +73,13 @@ def test_only_rounds_of_the_machine_that_came_last_count(played: Replayed, move:
     assert verdict["speedup"]["value"] == pytest.approx(own), "nothing of it is the machine's"
     assert "What ran on another machine is not compared" in played.said()
     again = recomputed_verdict(played.repository, played.name)
-    assert (again.sentence, again.measured_on) == (verdict["sentence"], verdict["measured_on"])
+    assert json.loads(json.dumps(again.as_dict())) == verdict
 
 
 def test_the_verdict_says_what_it_was_measured_on(played: Replayed) -> None:
     played.submit(**SHORT)
     played.on(Moving(played, 4)).serve()
-    verdict = in_hand(played.repository, played.study())
+    verdict = current_verdict(played.repository, played.study())
     assert verdict.measured_on == "an old one (slower, PyTorch none)"
     assert "Measured on an old one (slower" in report(played.repository, played.name, verdict)
     recommended = played.repository.recommendations.newest_of(played.study().id)

@@ -47,7 +47,7 @@ def test_the_risk_of_a_static_graph_stands_in_the_verdict(played: Replayed) -> N
     )
     assert verdict["kind"] == "better"
     assert verdict["knobs"]["find_unused_parameters"] is False
-    assert "find_unused_parameters=false holds only while" in verdict["sentence"]
+    assert "find_unused_parameters=false holds only while" in verdict["risks"]
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
 
@@ -63,7 +63,8 @@ def test_another_micro_batch_under_batch_normalisation_needs_to_be_allowed(
         objective={"batch_dependent": rule},
     )
     assert verdict["kind"] == kind
-    assert "BatchNorm" in verdict["sentence"]
+    reasons = [verdict["risks"], *(one["reason"] for one in verdict["refused"])]
+    assert "BatchNorm" in " ".join(reasons)
 
 
 def in_short_epochs(launch: Launch) -> bool:
@@ -85,4 +86,4 @@ def test_workers_that_stay_are_looked_at_in_short_epochs(
     )
     assert [run.knobs["persistent_workers"] for run in played.recorded("epochs")] == [True]
     assert verdict["kind"] == kind
-    assert "Not verified" not in verdict["sentence"]
+    assert "Not verified" not in verdict["risks"]

@@ -55,7 +55,6 @@ def test_the_wall_time_is_kept_and_the_end_is_a_verdict(played: Replayed, step, 
     assert {a.purpose for a in attempts} >= {"search"}
     assert len(played.attempts("search")) > 1, "there is something to compare the baseline with"
     if verdict["kind"] in ("undecided", "not_enough_time"):
-        assert "s more would do" in verdict["sentence"]
         assert verdict["missing_seconds"] > 0
     else:
         assert verdict["kind"] == "better"
@@ -92,7 +91,7 @@ def test_the_search_leaves_time_for_rounds(played: Replayed, budget, seed) -> No
         measurement=measurement,
     )
     assert played.seconds <= 1.1 * budget
-    assert verdict["rounds"] >= 3, verdict["sentence"]
+    assert verdict["rounds"] >= 3, verdict
 
 
 def test_a_check_that_takes_too_long_leaves_its_finalist_out(played: Replayed) -> None:

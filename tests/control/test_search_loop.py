@@ -137,7 +137,7 @@ def test_a_baseline_without_memory_is_said_and_the_rest_is_searched(played: Repl
     verdict = played.on(broken).run(budget={"trials": 6})
     assert played.states()[0] == "OOM"
     assert verdict["trial"] not in (None, 0)
-    assert "no memory" in verdict["sentence"]
+    assert verdict["baseline_failure"]["cause"] == "rank 0: no memory"
     played.assert_complete()
 
 

@@ -81,7 +81,7 @@ def test_study_without_time_for_the_proof_ends_as_soon_as_it_has_a_rival(
     assert played.attempts("confirm") == []
     assert played.states().count("COMPLETE") >= 2
     assert played.seconds < 50
-    assert f"About {verdict['missing_seconds']:.0f} s more would do" in verdict["sentence"]
+    assert verdict["missing_seconds"] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -125,4 +125,3 @@ def test_no_time_is_asked_for_where_none_would_help(played: Replayed) -> None:
     verdict = run(played.on(flat), 150, search_space=space)
     assert verdict["kind"] != "better"
     assert verdict["missing_seconds"] is None
-    assert "s more would" not in verdict["sentence"]

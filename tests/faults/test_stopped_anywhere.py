@@ -8,7 +8,7 @@ import pytest
 
 import autotune
 from autotune.analysis.verdict import Verdict
-from tests.control.test_in_hand import assert_agrees
+from tests.control.test_current_verdict import assert_agrees
 from tests.steering import StudyFolder, quick_measurement
 from tests.waiting import wait_for
 

@@ -24,7 +24,7 @@ THOROUGH = settings(max_examples=100)
 
 VERDICT = {
     "kind": "better",
-    "sentence": "1.31x your configuration: micro_batch=32 reaches 1,234 samples/s.",
+    "study": "tiny",
     "trial": 7,
     "knobs": {**defaults(), "micro_batch": 32, "precision": "bf16"},
     "throughput": {"value": 1234.56789, "low": 1200.0, "high": 1268.123456},
@@ -33,12 +33,15 @@ VERDICT = {
 }
 
 
-def content(**changes: Any) -> dict[str, Any]:
+TEXT = "1.31x your configuration: micro_batch=32 reaches 1,234 samples/s."
+
+
+def content(text: str = TEXT, **changes: Any) -> dict[str, Any]:
     return writing.document(
         verdict=Verdict.from_dict({**VERDICT, **changes}),
+        text=text,
         unit="samples/s",
         world_size=2,
-        study="tiny",
         environment={"cpu": "Some CPU", "devices": [], "torch": "2.6.0"},
         created="2031-02-03T04:05:06+00:00",
     )
@@ -75,7 +78,7 @@ def test_what_is_written_is_read_back(folder):
     assert found.provenance == {
         "study": "tiny",
         "trial": 7,
-        "verdict": VERDICT["sentence"],
+        "verdict": TEXT,
         "rounds": 5,
         "created": "2031-02-03T04:05:06+00:00",
         "environment": {"cpu": "Some CPU", "devices": [], "torch": "2.6.0"},
@@ -104,13 +107,13 @@ RATES = st.floats(min_value=1e-6, max_value=1e12)
 
 
 @THOROUGH
-@given(study=TEXTS, sentence=TEXTS, rate=RATES, environment=st.dictionaries(TEXTS, TEXTS))
-def test_any_text_and_any_rate_survive(folder, study, sentence, rate, environment):
-    document = content(sentence=sentence, throughput={"value": rate, "low": rate, "high": rate})
+@given(study=TEXTS, text=TEXTS, rate=RATES, environment=st.dictionaries(TEXTS, TEXTS))
+def test_any_text_and_any_rate_survive(folder, study, text, rate, environment):
+    document = content(text, throughput={"value": rate, "low": rate, "high": rate})
     document["provenance"].update(study=study, environment=environment)
     found = written(folder, document)
     assert found.provenance["study"] == study
-    assert found.provenance["verdict"] == sentence
+    assert found.provenance["verdict"] == text
     assert found.provenance["environment"] == environment
     assert math.isclose(found.throughput["value"], rate, rel_tol=1e-5)
 

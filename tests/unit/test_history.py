@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from search_spaces import defaults
-from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
-from storage.records import DAEMON_DIED
+from storage import AttemptResult, Attempts, AttemptState, Fault, Purpose, StoredAttempt
 
 LOST, ABANDONED = AttemptState.LOST, AttemptState.ABANDONED
 COMPLETE, RUNNING = AttemptState.COMPLETE, AttemptState.RUNNING
@@ -24,7 +23,7 @@ def attempt(
 
 def orphan(started: float, ended: float) -> StoredAttempt:
     given_up = attempt(ABANDONED, started, ended)
-    return dataclasses.replace(given_up, result=AttemptResult(ABANDONED, DAEMON_DIED))
+    return dataclasses.replace(given_up, result=AttemptResult(ABANDONED, fault=Fault.DAEMON))
 
 
 NOW = attempt(RUNNING, 100.0, None)

@@ -1,4 +1,4 @@
-"""From rounds to one sentence."""
+"""From rounds to a verdict."""
 
 import dataclasses
 import json
@@ -7,14 +7,16 @@ import math
 import numpy as np
 import pytest
 
+from autotune.analysis.batches import BatchChange
+from autotune.analysis.conclusion import conclude
 from autotune.analysis.confirmation import Candidate, Confirmation, replay
 from autotune.analysis.effort import Effort, Price
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.provisional import provisional
+from autotune.analysis.outcomes import Failure, Outcomes
+from autotune.analysis.provisional import by_all_runs
 from autotune.analysis.shortfall import rounds_missing
-from autotune.analysis.verdict import Verdict, conclude, no_result
+from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference
-from autotune.config.sections import MeasurementSpec
 from autotune.views.notes import study_note
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
@@ -35,6 +37,10 @@ def confirmed(rates, candidates, baseline=0, rounds=5):
     return confirmation
 
 
+def concluded(confirmation, **known):
+    return conclude(confirmation.result(), 2, GateRecord(), **known)
+
+
 def noisy(level, seed, rounds=12, noise=0.004):
     generator = np.random.default_rng(seed)
     return list(level * (1 + noise * generator.standard_normal(rounds)))
@@ -42,32 +48,31 @@ def noisy(level, seed, rounds=12, noise=0.004):
 
 def test_a_clear_winner():
     candidates = [candidate(0), candidate(1, micro_batch=64)]
-    found = conclude(
-        confirmed({0: noisy(100, 1), 1: noisy(150, 2)}, candidates), "samples/s", 2, GateRecord()
-    )
+    found = concluded(confirmed({0: noisy(100, 1), 1: noisy(150, 2)}, candidates))
     assert found.kind == "better"
     assert found.trial == 1
     assert found.speedup.low > 1.4
-    assert "1.5" in found.sentence
-    assert "micro_batch=64" in found.sentence
-    assert "global batch changes from 16 to 128" in found.sentence
+    assert found.knobs["micro_batch"] == 64
+    assert (found.batch.before, found.batch.after) == (16, 128)
 
 
 def test_what_is_gained_at_the_users_global_batch_is_said_beside_it():
     candidates = [candidate(0), candidate(1, micro_batch=64), candidate(2, precision="bf16")]
     rates = {0: [100.0, 101.0, 99.0], 1: [199.0, 200.0, 198.0], 2: [135.0, 136.5, 133.8]}
-    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
+    found = concluded(confirmed(rates, candidates))
     assert found.trial == 1
-    assert "1.35x (1.34 to 1.37)" in found.sentence
-    assert "at your 16, with precision=bf16; 1.99x if it may grow to 128." in found.sentence
+    assert (found.batch.before, found.batch.after) == (16, 128)
+    assert found.batch.best_knobs["precision"] == "bf16"
+    gain = found.batch.best_gain
+    assert (round(gain.value, 2), round(gain.low, 2), round(gain.high, 2)) == (1.35, 1.34, 1.37)
+    assert found.speedup.value == pytest.approx(1.99, abs=0.005)
 
 
 def test_a_gain_at_the_users_global_batch_must_be_sure():
     candidates = [candidate(0), candidate(1, micro_batch=4), candidate(2, precision="bf16")]
     rates = {0: noisy(100, 1), 1: noisy(150, 2), 2: noisy(98, 3)}
-    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
-    assert "changes from 16 to 8: adjust" in found.sentence
-    assert "At your 16 nothing that was tried is surely faster." in found.sentence
+    found = concluded(confirmed(rates, candidates))
+    assert found.batch == BatchChange(16, 8, compared=True)
 
 
 def test_a_gain_at_the_users_global_batch_is_of_one_that_does_not_fail():
@@ -80,8 +85,8 @@ def test_a_gain_at_the_users_global_batch_is_of_one_that_does_not_fail():
         shown = {0: 100 * level, 1: 200.0, 2: 120.0, 3: None if number else 150.0}
         confirmation.close_round({t: shown[t] for t in confirmation.members()})
         number += 1
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
-    assert "at your 16, with precision=bf16; " in found.sentence
+    found = concluded(confirmation)
+    assert found.batch.best_knobs["precision"] == "bf16"
 
 
 def test_the_baseline_is_compared_by_the_rounds_that_the_figure_is_of():
@@ -91,7 +96,7 @@ def test_the_baseline_is_compared_by_the_rounds_that_the_figure_is_of():
         level = 150.0 if confirmation.chosen is None else 120.0
         luck = 1 + 0.002 * (-1) ** confirmation.next_round
         confirmation.close_round({0: 100.0, 1: level * luck})
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     yours, own = found.finalists
     assert found.chosen_in
     assert found.speedup.value == pytest.approx(1.2, rel=0.01)
@@ -109,7 +114,7 @@ def test_yours_that_is_kept_after_all_is_compared_by_the_rounds_since():
         level = 108.0 if confirmation.chosen is None else 95.0
         luck = 1 + 0.002 * (-1) ** confirmation.next_round
         confirmation.close_round({0: 100.0, 1: level * luck})
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     assert (found.kind, found.trial) == ("nothing_better", 0)
     other = found.finalists[1]
     assert other.ratio_to_recommended.value == pytest.approx(0.95, rel=0.01)
@@ -118,29 +123,27 @@ def test_yours_that_is_kept_after_all_is_compared_by_the_rounds_since():
 
 def test_nothing_beats_the_baseline():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
-    found = conclude(
-        confirmed({0: noisy(100, 1), 1: noisy(97, 2)}, candidates), "samples/s", 2, GateRecord()
-    )
+    found = concluded(confirmed({0: noisy(100, 1), 1: noisy(97, 2)}, candidates))
     assert found.kind == "nothing_better"
     assert found.trial == 0
-    assert "Nothing" in found.sentence
 
 
 def test_a_lead_of_the_baseline_that_noise_may_have_made_is_no_proof():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     rates = {0: [100, 100, 112], 1: [104, 103, 98]}
-    found = conclude(confirmed(rates, candidates, rounds=3), "samples/s", 2, GateRecord())
+    found = concluded(confirmed(rates, candidates, rounds=3))
     assert found.kind == "undecided"
     assert found.trial == 0
-    assert "3 rounds of bucket_cap_mb=5 against yours tell too little" in found.sentence
+    assert found.contender.knobs["bucket_cap_mb"] == 5
+    assert found.contender.gain.vague
 
 
 def test_how_much_there_may_be_left_is_said():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     rates = {0: [100.0, 101.0, 99.5, 100.2], 1: [100.3, 100.9, 99.1, 100.0]}
-    found = conclude(confirmed(rates, candidates, rounds=4), "samples/s", 2, GateRecord())
+    found = concluded(confirmed(rates, candidates, rounds=4))
     assert found.kind == "nothing_better"
-    assert "beats your configuration by more than 0." in found.sentence
+    assert 0.0005 < found.most_gain < 0.01
 
 
 def rounds_of(pair, count, most):
@@ -164,16 +167,16 @@ def test_as_many_rounds_are_said_to_be_missing_as_the_decision_takes():
 def test_an_advantage_within_the_noise_is_none():
     candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
     rates = {0: [100, 103, 98, 101, 99], 1: [101, 100, 102, 99, 101]}
-    assert conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 0
+    assert concluded(confirmed(rates, candidates)).trial == 0
 
 
 def test_what_the_noise_hides_is_called_undecided():
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     rates = {0: [490, 298, 147, 300, 300], 1: [762, 300, 200, 260, 330]}
-    found = conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord())
+    found = concluded(confirmed(rates, candidates))
     assert found.kind == "undecided"
     assert found.trial == 0
-    assert "Cannot tell" in found.sentence
+    assert found.contender.trial == 1
 
 
 @pytest.mark.parametrize(
@@ -191,12 +194,9 @@ def test_an_interval_that_is_wider_than_its_figure_asks_for_time_instead(rates):
         confirmation.close_round({trial: rates[trial][number] for trial in (0, 1)})
     assert not confirmation.decided()
     effort = Effort(spent=100.0, missing=75.0)
-    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    found = concluded(confirmation, effort=effort)
     assert (found.kind, found.trial, found.missing_seconds) == ("undecided", 0, 75.0)
-    assert "About 75 s more would do" in found.sentence
-    ratio = confirmation.ratio(1, 0)
-    assert f"{ratio.value:.2f}" not in found.sentence
-    assert f"{ratio.high:.2f}" not in found.sentence
+    assert found.contender.gain.vague
 
 
 def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known():
@@ -208,10 +208,9 @@ def test_what_is_surely_faster_is_recommended_even_if_by_how_much_is_not_known()
     assert len(confirmation.fresh) == 4
     assert not confirmation.decided()
     effort = Effort(spent=100.0, missing=75.0)
-    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    found = concluded(confirmation, effort=effort)
     assert (found.kind, found.trial, found.missing_seconds) == ("better", 1, 75.0)
-    assert found.sentence.startswith(f"At least {found.speedup.low:.2f}x your configuration")
-    assert "By how much it is faster, about 75 s more would tell" in found.sentence
+    assert found.speedup.vague
 
 
 def test_what_a_study_cost_and_when_it_has_paid():
@@ -219,10 +218,8 @@ def test_what_a_study_cost_and_when_it_has_paid():
     candidates = [candidate(0), candidate(1, micro_batch=64)]
     confirmation = confirmed({0: [100.0] * 5, 1: [200.0] * 5}, candidates)
     effort = Effort(spent=1800.0, step=0.5)
-    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    found = concluded(confirmation, effort=effort)
     assert found.price == Price(device_hours=1.0, hours_saved_per_day=12.0, steps_to_pay=3600)
-    assert "cost 1 device hours; it saves 12.0 h of every day" in found.sentence
-    assert "has paid after 3,600 steps" in found.sentence
     assert Verdict.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
@@ -233,7 +230,7 @@ def test_of_equals_the_one_with_less_memory():
         candidate(2, micro_batch=32, peak=4 << 30),
     ]
     rates = {0: noisy(100, 1), 1: noisy(150.3, 2, noise=0.001), 2: noisy(150, 3, noise=0.001)}
-    assert conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 2
+    assert concluded(confirmed(rates, candidates)).trial == 2
 
 
 def test_of_equals_with_the_same_memory_the_nearest_to_the_baseline():
@@ -243,7 +240,7 @@ def test_of_equals_with_the_same_memory_the_nearest_to_the_baseline():
         candidate(2, micro_batch=64),
     ]
     rates = {0: noisy(100, 1), 1: noisy(150.3, 2, noise=0.001), 2: noisy(150, 3, noise=0.001)}
-    assert conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 2
+    assert concluded(confirmed(rates, candidates)).trial == 2
 
 
 def test_a_slower_finalist_drops_out_after_three_rounds():
@@ -260,16 +257,16 @@ def test_a_finalist_that_fails_when_run_again_is_not_recommended():
     confirmation = Confirmation(candidates, 0, 5)
     for _ in range(5):
         confirmation.close_round({t: None if t == 1 else 100.0 for t in confirmation.members()})
-    assert conclude(confirmation, "samples/s", 2, GateRecord()).trial == 0
+    assert concluded(confirmation).trial == 0
 
 
 def test_without_a_baseline_the_best_is_named_and_no_speed_up_claimed():
     candidates = [candidate(3, micro_batch=4), candidate(5, micro_batch=2)]
     rates = {3: noisy(100, 1), 5: noisy(90, 2)}
-    found = conclude(confirmed(rates, candidates, baseline=None), "samples/s", 2, GateRecord())
+    found = concluded(confirmed(rates, candidates, baseline=None))
     assert found.kind == "no_baseline"
     assert found.speedup is None
-    assert "does not run" in found.sentence
+    assert found.baseline_rounds == 0
 
 
 def test_a_baseline_that_fails_as_it_is_measured_again_is_beaten_by_nobody():
@@ -278,10 +275,10 @@ def test_a_baseline_that_fails_as_it_is_measured_again_is_beaten_by_nobody():
     confirmation.close_round({0: None, 1: 88.5})
     while not confirmation.decided():
         confirmation.close_round({1: 88.0})
-    found = conclude(confirmation, "samples/s", 2, GateRecord(), "CRASH: why")
+    found = concluded(confirmation, failure=Failure(0, AttemptState.CRASH, "why"))
     assert found.kind == "no_baseline"
     assert found.speedup is None
-    assert "fails after 1 run in turn (CRASH: why)" in found.sentence
+    assert (found.baseline_rounds, found.baseline_failure.cause) == (1, "why")
 
 
 def test_who_is_looked_at_early_is_further_behind_at_most():
@@ -311,8 +308,8 @@ def test_more_rounds_are_asked_for_than_told_by_how_much():
     for baseline, chosen in [(100, 140), (103, 107), (98, 121), (101, 150), (97, 99), (104, 133)]:
         confirmation.close_round({0: float(baseline), 1: float(chosen)})
     effort = Effort(spent=100.0, missing=20.0)
-    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
-    assert "`measurement.rounds` above 6" in found.sentence, found.sentence
+    found = concluded(confirmation, effort=effort)
+    assert (found.exhausted, found.rounds, found.missing_seconds) == (True, 6, None)
 
 
 def test_the_leader_is_taken_where_that_loses_next_to_nothing_on_average():
@@ -333,7 +330,7 @@ def test_two_that_are_the_same_are_rarely_called_different():
     for seed in range(200):
         candidates = [candidate(0), candidate(1, bucket_cap_mb=5)]
         rates = {0: noisy(100, 2 * seed, noise=0.02), 1: noisy(100, 2 * seed + 1, noise=0.02)}
-        different += conclude(confirmed(rates, candidates), "samples/s", 2, GateRecord()).trial == 1
+        different += concluded(confirmed(rates, candidates)).trial == 1
     assert different <= 14  # 2.5 % one-sided, looked at up to three times
 
 
@@ -343,12 +340,11 @@ def ended(number, purpose, state, cause=""):
 
 
 @pytest.mark.parametrize(
-    ("attempts", "sentence"),
+    ("attempts", "expected"),
     [
         (
             [ended(1, "search", "OOM", "rank 1: full")],
-            "No configuration could be measured (1 OOM). The first cause: rank 1: full. "
-            "Every trial ran out of memory: try smaller micro_batch values.",
+            Outcomes(False, {"OOM": 1}, Failure(1, AttemptState.OOM, "rank 1: full")),
         ),
         (
             [
@@ -356,21 +352,19 @@ def ended(number, purpose, state, cause=""):
                 ended(1, "search", "PRUNED", "cannot catch up"),
                 ended(2, "search", "ERROR", "rank 1: planted"),
             ],
-            "No configuration could be measured (1 ERROR, 1 PRUNED). The first cause: rank 1: planted. "
-            "`autotune logs tiny --trial 2` shows what it printed.",
+            Outcomes(
+                False, {"ERROR": 1, "PRUNED": 1}, Failure(2, AttemptState.ERROR, "rank 1: planted")
+            ),
         ),
         (
             [ended(1, "search", "COMPLETE"), ended(1, "confirm", "CRASH", "rank 0: gone")],
-            "No configuration could be measured again (1 CRASH). The first cause: rank 0: gone. "
-            "`autotune logs tiny --trial 1` shows what it printed.",
+            Outcomes(True, {"CRASH": 1}, Failure(1, AttemptState.CRASH, "rank 0: gone")),
         ),
-        ([], "No configuration could be measured (none ran)."),
+        ([], Outcomes(False, {}, None)),
     ],
 )
-def test_no_result_says_why(attempts, sentence):
-    found = no_result(Attempts(attempts, defaults()), "tiny")
-    assert found.trial is None
-    assert found.sentence == sentence
+def test_outcomes_hold_ends_and_first_failure(attempts, expected):
+    assert Outcomes.of(Attempts(attempts, defaults())) == expected
 
 
 def test_difference_names_what_changed_as_yaml_writes_it():
@@ -432,26 +426,24 @@ def test_a_verdict_comes_back_from_what_is_stored_of_it():
     confirmation.close_round({0: 100.0, 1: 150.0, 2: None})
     for _ in range(3):
         confirmation.close_round({0: 101.0, 1: 150.0})
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     assert Verdict.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
 def test_a_bound_that_is_infinite_is_stored_as_none():
     confirmation = Confirmation([candidate(0), candidate(1, micro_batch=64)], 0, 1)
     confirmation.close_round({0: 100.0, 1: 150.0})
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     stored = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert stored["throughput"]["high"] is None
     assert Verdict.from_dict(stored) == found
 
 
-def test_a_verdict_of_an_earlier_version_is_read():
+def test_verdict_of_version_1_is_read_with_its_text():
     """It had no `numerics`, `refused` or `baseline`."""
-    stored = conclude(
-        confirmed({0: noisy(100, 1)}, [candidate(0)]), "samples/s", 2, GateRecord()
-    ).as_dict()
-    old = {n: v for n, v in stored.items() if n not in ("numerics", "refused", "baseline")}
-    assert Verdict.from_dict(old).sentence == stored["sentence"]
+    old = {"version": 1, "kind": "better", "trial": 1, "rounds": 5, "told": "2.00x"}
+    found = Verdict.from_dict(old)
+    assert (found.version, found.kind, found.trial, found.told) == (1, "better", 1, "2.00x")
 
 
 BATCHES = [
@@ -490,15 +482,7 @@ def seen(number, purpose, trial, rate=None, state="COMPLETE", **changes):
 
 
 def provisionally(*attempts):
-    return provisional(
-        Attempts(attempts, defaults()),
-        defaults(),
-        GateRecord(),
-        MeasurementSpec(),
-        study="a",
-        unit="samples/s",
-        world_size=2,
-    )
+    return by_all_runs(Attempts(attempts, defaults()), defaults(), GateRecord(), 2)
 
 
 def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
@@ -509,7 +493,6 @@ def test_what_has_run_out_of_memory_since_is_no_provisional_answer():
         seen(4, "longest", 1, state="OOM", micro_batch=64),
     )
     assert found.trial == 2
-    assert "1 faster trial refused: micro_batch=64 runs out of memory" in found.sentence
 
 
 def noisy_run(number, purpose, trial, rate, sigma, environment=1, **changes):
@@ -539,13 +522,13 @@ def test_what_cannot_change_numerics_is_not_called_unchecked():
         noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
     )
     assert found.trial == 0
-    assert "has been checked" not in found.sentence
+    assert found.unchecked is None
     found = provisionally(
         noisy_run(1, "search", 0, 100.0, 0.02),
         noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
         noisy_run(3, "search", 2, 108.0, 0.02, precision="bf16"),
     )
-    assert "not an answer before precision has been checked" in found.sentence
+    assert found.unchecked.touched == ("precision",)
 
 
 def test_a_provisional_answer_takes_a_noise_that_few_runs_tell_for_known_by_few():
@@ -579,9 +562,9 @@ def test_a_finalist_that_failed_as_it_was_measured_again_is_named():
     confirmation.close_round({0: 101.0, 1: None, 2: 111.0})
     while not confirmation.decided():
         confirmation.close_round({trial: 100.0 + 5 * trial for trial in confirmation.members()})
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     assert found.trial == 2
-    assert "trial 1, which failed as it was measured again." in found.sentence
+    assert found.failed == (1,)
 
 
 def test_nothing_beats_the_baseline_as_the_only_finalist_failed():
@@ -590,9 +573,9 @@ def test_nothing_beats_the_baseline_as_the_only_finalist_failed():
     confirmation.close_round({0: 100.0, 1: None})
     while not confirmation.decided():
         confirmation.close_round({0: 100.0})
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     assert found.kind == "nothing_better"
-    assert "trial 1, which failed as it was measured again." in found.sentence
+    assert found.failed == (1,)
 
 
 def test_what_would_lead_further_is_not_said_of_a_study_that_goes_on():
@@ -600,11 +583,10 @@ def test_what_would_lead_further_is_not_said_of_a_study_that_goes_on():
     confirmation = Confirmation(candidates, 0, 10)
     for rate in (106.0, 99.0, 108.0):
         confirmation.close_round({0: 100.0, 1: rate})
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     assert (found.kind, found.missing_seconds) == ("undecided", None)
-    assert "more would do" not in found.sentence
-    done = conclude(confirmation, "samples/s", 2, GateRecord(), effort=Effort(missing=75.0))
-    assert "About 75 s more would do" in done.sentence
+    done = concluded(confirmation, effort=Effort(missing=75.0))
+    assert done.missing_seconds == 75.0
 
 
 def test_choice_that_fresh_rounds_do_not_bear_out_is_not_recommended():
@@ -615,7 +597,7 @@ def test_choice_that_fresh_rounds_do_not_bear_out_is_not_recommended():
         confirmation.close_round({0: 100.0, 1: rate})
     effort = Effort(spent=100.0, missing=75.0, step=0.5)
     assert confirmation.measured_alone
-    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=effort)
+    found = concluded(confirmation, effort=effort)
     assert (found.kind, found.trial, found.speedup.value) == ("undecided", 0, 1.0)
     assert found.price is None
     assert found.missing_seconds is None, "all rounds are over"
@@ -628,7 +610,7 @@ def test_choice_that_fresh_rounds_show_slower_is_not_recommended():
     for rate in (104.0, 104.1, 104.05, 97.5, 97.2, 98.1):
         confirmation.close_round({0: 100.0, 1: rate})
     assert confirmation.gain(1).high < 1
-    found = conclude(confirmation, "samples/s", 2, GateRecord())
+    found = concluded(confirmation)
     assert (found.kind, found.trial) == ("nothing_better", 0)
 
 
@@ -639,5 +621,5 @@ def test_few_fresh_rounds_that_contradict_the_choice_are_not_passed_over():
         confirmation.close_round({0: 100.0, 1: rate})
     assert confirmation.chosen == 1
     assert not confirmation.measured_alone
-    found = conclude(confirmation, "samples/s", 2, GateRecord(), effort=Effort(missing=75.0))
+    found = concluded(confirmation, effort=Effort(missing=75.0))
     assert (found.trial, found.missing_seconds) == (0, 75.0)

@@ -10,7 +10,15 @@ import pytest
 from sqlalchemy import text
 
 from autotune.errors import LeaseLost
-from storage import AttemptResult, Lease, Repository, StoredNoise, StoredStudy, StudyState
+from storage import (
+    AttemptResult,
+    Lease,
+    Repository,
+    SlotHealth,
+    StoredNoise,
+    StoredStudy,
+    StudyState,
+)
 from tests.contract.storage.making import CLUSTER, LONG, block, rows, submit, taken, taken_over
 
 
@@ -46,6 +54,9 @@ FENCED: dict[str, Callable[[Repository, Lease, int, int], Any]] = {
     ),
     "studies.stop": lambda r, lease, study, attempt: r.studies.stop(lease, study),
     "studies.put_back": lambda r, lease, study, attempt: r.studies.put_back(lease, study),
+    "studies.record_slots": lambda r, lease, study, attempt: r.studies.record_slots(
+        lease, study, SlotHealth(1, 2, {})
+    ),
     "messages.say": lambda r, lease, study, attempt: r.messages.say(lease, study, "late"),
     "messages.set_status": lambda r, lease, study, attempt: r.messages.set_status(
         lease, study, "late"

@@ -14,6 +14,7 @@ from search_spaces import Facts
 from storage import (
     AttemptResult,
     AttemptState,
+    Fault,
     Lease,
     Purpose,
     Repository,
@@ -22,7 +23,6 @@ from storage import (
     StudyState,
 )
 from storage.models import LeaseRow, StudyRow
-from storage.records import DAEMON_DIED
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,
@@ -443,24 +443,24 @@ class TestWhyAnAttemptIsGivenUp:
     """Only what died with its daemon may be to blame for that."""
 
     @staticmethod
-    def cause(repository: Repository, study: StoredStudy) -> str:
+    def fault(repository: Repository, study: StoredStudy) -> Fault:
         [given_up] = repository.attempts.of(study.id)
         assert given_up.result.state is AttemptState.ABANDONED
-        return given_up.result.cause
+        return given_up.result.fault
 
     def test_its_daemon_died(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         repository.attempts.begin(lease, study.id, 0, {})
         repository.studies.claim(taken_over(repository))
-        assert self.cause(repository, study) == DAEMON_DIED
+        assert self.fault(repository, study) is Fault.DAEMON
 
     def test_its_daemon_goes_on_after_an_outage(
         self, repository: Repository, lease: Lease, study: StoredStudy
     ) -> None:
         repository.attempts.begin(lease, study.id, 0, {})
         repository.studies.claim(lease)
-        assert self.cause(repository, study) == ""
+        assert self.fault(repository, study) is Fault.TRIAL
 
     @pytest.mark.parametrize("ended", ["stop", "put_back"])
     def test_somebody_wanted_it(
@@ -470,7 +470,7 @@ class TestWhyAnAttemptIsGivenUp:
         getattr(repository.studies, ended)(lease, study.id)
         repository.studies.enqueue(study.name)
         repository.studies.claim(taken_over(repository))
-        assert self.cause(repository, study) == ""
+        assert self.fault(repository, study) is Fault.TRIAL
 
     def test_its_daemon_died_and_the_study_has_moved_since(
         self, repository: Repository, lease: Lease, study: StoredStudy
@@ -484,4 +484,4 @@ class TestWhyAnAttemptIsGivenUp:
         there = taken(repository, "host:elsewhere")
         assert there.epoch < later.epoch
         assert repository.studies.claim(there) is not None
-        assert self.cause(repository, study) == DAEMON_DIED
+        assert self.fault(repository, study) is Fault.DAEMON

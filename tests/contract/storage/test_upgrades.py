@@ -1,5 +1,6 @@
 """A database of an older version is brought to this one when it is opened, and keeps what it held."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,18 @@ from alembic.config import Config
 from sqlalchemy import Engine, create_engine, text
 
 import storage
+from autotune.analysis.verdict import Verdict
+from autotune.measurement.estimate import Ratio
+from autotune.views.verdict_text import text_of
 from search_spaces import defaults
 from storage import (
     AttemptResult,
     Database,
+    Fault,
     MessageKind,
     Purpose,
     Repository,
+    SlotHealth,
     StoredBlock,
     StudyState,
 )
@@ -70,6 +76,37 @@ update autotune_lease set token = 'abcd', boot = 'another', boot_expires = 20.0;
     "0008": """
 update autotune_attempt set resident_of = 1 where id = 2;
 """,
+    "0009": """
+update autotune_attempt set block_freedom = 4.0 where id = 1;
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 2, 'search', 0, 1, 3, '{}', 'LOST', 'not of its own making: node b was lost', '',
+        true, false, 0, 1.0, 107.0, 108.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, resident_of, started, ended)
+    values (1, 1, 2, 'search', 0, 2, 3, '{}', 'LOST',
+        'not of its own making: CRASH in the processes of trial 0, which it took over: rank 0: x', '',
+        true, false, 0, 1.0, 1, 109.0, 110.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 2, 'search', 0, 3, 3, '{}', 'LOST', 'a disk was full: no space left', '', true, false,
+        0, 1.0, 111.0, 112.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, null, 2, 'search', 0, 4, 3, '{}', 'ABANDONED', 'its daemon died', '', true, false, 0, 0.0,
+        113.0, 114.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (1, 1, 2, 'search', 0, 5, 3, '{}', 'CRASH', 'its daemon died', '', true, false, 0, 1.0,
+        115.0, 116.0);
+insert into autotune_message (study_id, at, kind, text)
+    values (1, 117.0, 'slots', '{"alive": 1, "planned": 2, "away": {"b lost": 116.5}}');
+""",
+    "0010": """
+update autotune_study set verdict = '{"kind": "better", "sentence": "2.00x yours", "trial": 1,
+    "rounds": 5, "knobs": {"micro_batch": 4}, "speedup": {"value": 2.0, "low": 1.9, "high": null},
+    "finalists": []}';
+""",
 }
 
 
@@ -116,7 +153,7 @@ def test_everything_that_was_there_is_still_read(repository: Repository) -> None
     study = repository.studies.named("first")
     assert (study.state, study.spec, study.elapsed) == (StudyState.RUNNING, {"name": "first"}, 12.5)
     assert study.facts is None
-    recorded, running = repository.attempts.of(study.id)
+    recorded, running, *_ = repository.attempts.of(study.id)
     assert recorded.knobs == {**defaults(), "micro_batch": 2}
     assert (recorded.purpose, recorded.result.throughput) == (Purpose.SEARCH, 80.0)
     assert running.running
@@ -128,7 +165,7 @@ def test_everything_that_was_there_is_still_read(repository: Repository) -> None
 
 @FROM_THE_SECOND
 def test_what_a_verdict_rests_on_is_still_read(repository: Repository) -> None:
-    recorded, _ = repository.attempts.of(1)
+    recorded, *_ = repository.attempts.of(1)
     assert (recorded.result.block_half_width, recorded.result.sigma_run) == (0.01, 0.005)
     assert recorded.result.contended
     assert repository.attempts.blocks(1)[0].observed == {"step_p50": 0.025}
@@ -143,8 +180,39 @@ def test_what_later_versions_have_added_is_still_read(repository: Repository) ->
     assert study.file == "/w/study.yaml"
     assert study.search_ended == "the budget of 2 trials is spent"
     assert study.retries == 2
-    recorded, running = repository.attempts.of(study.id)
+    recorded, running, *_ = repository.attempts.of(study.id)
     assert (recorded.result.resident_of, running.result.resident_of) == (None, 1)
+
+
+FROM_THE_NINTH = pytest.mark.parametrize("repository", ["0009"], indirect=True)
+
+
+@FROM_THE_NINTH
+def test_upgrade_from_causes_in_words_gives_each_attempt_its_fault(repository: Repository) -> None:
+    assert [attempt.result.fault for attempt in repository.attempts.of(1)] == [
+        *(Fault.TRIAL, Fault.TRIAL),  # complete, running
+        *(Fault.NODE, Fault.WORKER, Fault.DISK, Fault.DAEMON, Fault.TRIAL),
+    ]
+
+
+@pytest.mark.parametrize("repository", ["0010"], indirect=True)
+def test_upgrade_from_verdict_in_words_keeps_its_text_and_its_data(repository: Repository) -> None:
+    stored = repository.studies.named("first").verdict
+    assert stored is not None
+    assert "sentence" not in stored
+    found = Verdict.from_dict(stored)
+    assert (found.version, found.study, found.kind, found.rounds) == (1, "first", "better", 5)
+    assert found.speedup == Ratio(2.0, 1.9, math.inf)
+    assert text_of(found) == "2.00x yours"
+
+
+@FROM_THE_NINTH
+def test_upgrade_from_slots_in_a_message_keeps_them_as_data(repository: Repository) -> None:
+    assert repository.studies.slots(1) == SlotHealth(1, 2, {"b lost": 116.5})
+    assert [message.text for message in repository.messages.of(1)] == [
+        "2 ranks on a CPU.",
+        "process 8 measures.",
+    ]
 
 
 @FROM_EACH_VERSION
@@ -178,4 +246,4 @@ def test_the_study_goes_on(repository: Repository) -> None:
     repository.studies.enqueue("first")
     assert repository.studies.stop(lease, 1) is StudyState.QUEUED
     assert repository.studies.named("first").facts == {"device": "cpu"}
-    assert repository.attempts.of(1)[2].result == result
+    assert repository.attempts.of(1)[-1].result == result

@@ -20,9 +20,10 @@ from autotune.export import publish
 from autotune.service.daemon import Daemon, this_cluster
 from autotune.service.follow import conclusion
 from autotune.study import dashboard_sync
-from autotune.views.in_hand import in_hand
+from autotune.views.current_verdict import current_verdict
 from autotune.views.notes import study_note
 from autotune.views.recompute import recomputed_verdict
+from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Behaviour, Launch
 from launchers.replay.behaviours import noisy, where
@@ -131,7 +132,7 @@ def test_at_each_launch_what_is_in_hand_agrees_with_the_records(
     seen: list[Verdict] = []
 
     def look() -> None:
-        seen.append(in_hand(played.repository, played.study()))
+        seen.append(current_verdict(played.repository, played.study()))
         assert_agrees(seen[-1], played)
 
     stopped.look = look
@@ -139,10 +140,10 @@ def test_at_each_launch_what_is_in_hand_agrees_with_the_records(
     stopped.serve()
     assert len(seen) > 15
     assert all(verdict.provisional for verdict in seen)
-    assert seen[0].sentence == "Nothing has been measured yet."
+    assert (seen[0].kind, seen[0].outcomes) == ("no_result", None)
     assert {verdict.rounds for verdict in seen} >= {0, 1, 2, 3}
     assert any(verdict.trial != 0 and verdict.rounds == 0 for verdict in seen)
-    final = in_hand(played.repository, played.study())
+    final = current_verdict(played.repository, played.study())
     assert not final.provisional
     assert final.as_dict() == played.verdict
 
@@ -162,7 +163,7 @@ def test_stopped_at_ten_random_moments(played: Replayed, stopped: Interrupted) -
         assert verdict.provisional
         assert_agrees(verdict, played)
         read = ask("report", played.name, "--storage", played.url, cwd=played.folder)
-        assert verdict.sentence in read.stdout
+        assert text_of(verdict) in read.stdout
         assert "The study is STOPPED." in read.stdout
         assert recomputed_verdict(played.repository, played.name).trial == verdict.trial
         given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
@@ -180,7 +181,7 @@ def assert_exported(said: str, verdict: Verdict, played: Replayed) -> None:
         assert "recommends nothing: " in said
         assert not path.exists()
         return
-    assert said.strip() == verdict.sentence
+    assert said.strip() == text_of(verdict)
     with pytest.warns(UserWarning, match=f"study {played.name} had not come to its end"):
         found = autotune.load(path)
     assert found.provisional
@@ -202,15 +203,15 @@ def test_after_a_failure(played: Replayed) -> None:
     played.submit(budget={"trials": 8})
     played.on(breaking).serve()
     assert played.study().state == "FAILED"
-    verdict = in_hand(played.repository, played.study())
+    verdict = current_verdict(played.repository, played.study())
     assert verdict.provisional
     assert verdict.trial not in (None, 0)
     read = ask("report", played.name, "--storage", played.url, cwd=played.folder).stdout
     said = conclusion(played.repository, played.study(), played.folder / "best.yaml")
     assert said.startswith("\nFailed: internal error: ")
-    assert f"{verdict.sentence}\n`autotune export played` writes that." in said
+    assert f"{text_of(verdict)}\n`autotune export played` writes that." in said
     assert "The study is FAILED: internal error: Broken('the launcher is gone')" in read
-    assert verdict.sentence in read
+    assert text_of(verdict) in read
 
 
 def test_what_was_not_checked_against_fp32_is_named_and_not_given(
@@ -222,11 +223,12 @@ def test_what_was_not_checked_against_fp32_is_named_and_not_given(
         **{**WHOLE, "search_space": {"micro_batch": [2, 4], "precision": ["fp32", "bf16"]}}
     )
     stopped.serve()
-    verdict = in_hand(played.repository, played.study())
+    verdict = current_verdict(played.repository, played.study())
     assert verdict.knobs is not None
     assert verdict.knobs["precision"] == "fp32"
-    assert "not an answer before precision has been checked against fp32" in verdict.sentence
-    assert "precision=bf16" in verdict.sentence
+    assert verdict.unchecked is not None
+    assert verdict.unchecked.touched == ("precision",)
+    assert verdict.unchecked.knobs["precision"] == "bf16"
 
 
 def test_what_failed_when_it_was_run_again_is_not_given(
@@ -240,7 +242,7 @@ def test_what_failed_when_it_was_run_again_is_not_given(
     given: set[int | None] = set()
 
     def look() -> None:
-        answer = in_hand(played.repository, played.study()).trial
+        answer = current_verdict(played.repository, played.study()).trial
         crashed = {a.trial for a in played.attempts("confirm") if a.result.state == "CRASH"}
         assert answer not in crashed
         given.add(answer)
@@ -258,7 +260,7 @@ def test_an_end_while_it_is_exported_is_what_stays(
     played.submit(**WHOLE)
     stopped.serve()
     study = played.study()
-    answer = in_hand(played.repository, study)
+    answer = current_verdict(played.repository, study)
     assert answer.provisional
     write = publish.write
 
@@ -271,9 +273,9 @@ def test_an_end_while_it_is_exported_is_what_stays(
 
     monkeypatch.setattr(publish, "write", write_late)
     target = played.folder / "best.yaml"
-    assert not publish.export(played.repository, study, answer, target)
+    assert not publish.export(played.repository, study, answer, "", target)
     assert not autotune.load(target).provisional
-    assert autotune.load(target).provenance["verdict"] == played.verdict["sentence"]
+    assert autotune.load(target).provenance["verdict"] == text_of(Verdict.from_dict(played.verdict))
 
 
 def test_an_earlier_verdict_stands_when_the_study_goes_on(
@@ -285,7 +287,7 @@ def test_an_earlier_verdict_stands_when_the_study_goes_on(
     played.submit(budget={"trials": 9, "least_gain": 0})
     stopped.serve()
     assert played.study().state == "STOPPED"
-    assert in_hand(played.repository, played.study()).as_dict() == before
+    assert current_verdict(played.repository, played.study()).as_dict() == before
     read = ask("report", played.name, "--storage", played.url, cwd=played.folder).stdout
     assert "The verdict is from before it went on." in read
     given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
@@ -304,8 +306,8 @@ def test_the_dashboard_is_written_now_and_then_and_when_the_study_stops(
     stopped.serve()
     assert played.study().state == "STOPPED"
     assert [len({*map(frozenset, shown[2:])}), len(played.recorded("search")) > 2] == [1, True]
-    study, now = dashboards_study(played), in_hand(played.repository, played.study())
-    assert study.user_attrs["verdict"] == now.sentence
+    study, now = dashboards_study(played), current_verdict(played.repository, played.study())
+    assert study.user_attrs["verdict"] == text_of(now)
     assert study.user_attrs["recommended"].startswith(f"trial {now.trial}: ")
 
 
@@ -324,7 +326,7 @@ def test_the_dashboard_has_it_beside_the_best_trial(played: Replayed, stopped: I
     study, verdict = dashboards_study(played), Verdict.from_dict(played.verdict)
     assert study.metric_names == ["throughput, samples/s"]
     assert len(study.user_attrs) == 5, "as many as are shown without turning a page"
-    assert study.user_attrs["verdict"] == verdict.sentence
+    assert study.user_attrs["verdict"] == text_of(verdict)
     assert study.user_attrs["recommended"].startswith(f"trial {verdict.trial}: ")
     assert verdict.throughput is not None
     assert study.user_attrs["throughput"] == (
@@ -344,7 +346,7 @@ def test_the_note_of_a_study_that_is_stopped_is_what_is_in_hand(
     stopped.stops_at = 9
     played.submit(**WHOLE)
     stopped.serve()
-    answer = in_hand(played.repository, played.study())
+    answer = current_verdict(played.repository, played.study())
     assert get_note(dashboards_study(played)) == study_note(answer)
 
 

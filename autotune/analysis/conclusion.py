@@ -1,0 +1,251 @@
+"""Building of a verdict from records: the one path of tuner, status, report and dashboard."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+from autotune.analysis import gate
+from autotune.analysis.batches import compared_batches
+from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, Selection, replay
+from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
+from autotune.analysis.costs import CostRecords
+from autotune.analysis.effort import Effort, Price
+from autotune.analysis.gate import GateRecord, touched
+from autotune.analysis.long_run import long_run, overruled
+from autotune.analysis.memory import (
+    Memory,
+    Outgrown,
+    barred,
+    limit_of_rank,
+    memory_of,
+    tells_longest,
+)
+from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, long_failure
+from autotune.analysis.proof import RESERVED, Proof
+from autotune.analysis.provenance import Records
+from autotune.analysis.provisional import by_all_runs
+from autotune.analysis.sameness import Rules
+from autotune.analysis.shortfall import WallTime, lacks_time
+from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
+from autotune.config import StudySpec
+from autotune.measurement.estimate import Ratio, paired_ratio
+from storage import StoredStudy, StudyState
+
+
+class StudyFacts(NamedTuple):
+    """Facts about a study that its attempts do not tell.
+
+    Attributes:
+        ended: True if the study has measured all that it is to measure.
+        left: seconds of its wall time that are left; None: it has no limit.
+        selection: choice of its finalists; None: by its settings alone.
+        reserved: share of the wall time that the search leaves to the proof.
+        needed: rounds of the confirmation for which the search leaves time.
+    """
+
+    name: str
+    ended: bool
+    left: float | None = None
+    selection: Selection | None = None
+    reserved: float = RESERVED
+    needed: int = FEWEST_ROUNDS
+
+    @classmethod
+    def of(cls, study: StoredStudy, spec: StudySpec) -> Self:
+        """Return the facts that are stored."""
+        whole = spec.budget.wall_time
+        left = None if whole is None else whole - study.elapsed
+        return cls(study.name, study.state == StudyState.DONE, left)
+
+
+def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdict:
+    """Return the answer that the records of a study support; it is provisional until the study ends."""
+    attempts, baseline, rules = records.attempts, spec.full_baseline(), Rules.of(spec)
+    checks = gate.record(attempts, records.blocks, baseline, rules)
+    out = barred(attempts, records.blocks, baseline, rules)
+    selection = facts.selection or Selection(spec.measurement.finalists)
+    confirmation = replay(
+        attempts, most_rounds=spec.measurement.rounds, barred=out, **selection._asdict()
+    )
+    if facts.ended:
+        costs = CostRecords(records.blocks, records.device).by(attempts)
+        proof = Proof(attempts, costs, baseline, out, facts.reserved, facts.needed)
+        found = _final(records, confirmation, checks, proof, _wall_time(spec, facts))
+    else:
+        found = _provisional(records, confirmation, checks, baseline)
+    found = dataclasses.replace(
+        found,
+        study=facts.name,
+        unit=spec.unit,
+        baseline_knobs=baseline,
+        trials=len(attempts.searched()),
+        measured_on=records.measured_on,
+        outgrown=Outgrown.of(attempts),
+    )
+    return _lasting(found, records, spec) if facts.ended else found
+
+
+def _wall_time(spec: StudySpec, facts: StudyFacts) -> WallTime | None:
+    whole = spec.budget.wall_time
+    return None if whole is None or facts.left is None else WallTime(whole, facts.left)
+
+
+def _final(
+    records: Records,
+    confirmation: Confirmation | None,
+    checks: GateRecord,
+    proof: Proof,
+    wall_time: WallTime | None,
+) -> Verdict:
+    """Return the answer of a study that has ended, by its search and its rounds."""
+    attempts = records.attempts
+    effort = Effort.of(confirmation, proof, wall_time)
+    if lacks_time(confirmation, attempts, limited=wall_time is not None):
+        return Verdict(
+            Kind.NOT_ENOUGH_TIME,
+            missing_seconds=effort.missing,
+            hindrance=effort.hindrance,
+            search_best=SearchBest.of(attempts),
+        )
+    if confirmation is None or not confirmation.members() or not confirmation.rounds:
+        return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))
+    failure = baseline_failure(attempts)
+    return conclude(confirmation.result(), records.world_size, checks, failure, effort)
+
+
+def _provisional(
+    records: Records,
+    confirmation: Confirmation | None,
+    checks: GateRecord,
+    baseline: dict[str, Any],
+) -> Verdict:
+    """Return what the records support by now.
+
+    Once the confirmation has its fewest rounds, these tell. Before, it is the trial with the highest
+    mean over all its runs, if that is surely faster than the baseline, and else the baseline.
+    """
+    attempts = records.attempts
+    rounds = len(confirmation.rounds) if confirmation else 0
+    if confirmation and confirmation.members() and rounds >= FEWEST_ROUNDS:
+        failure = baseline_failure(attempts)
+        found = conclude(confirmation.result(), records.world_size, checks, failure)
+    else:
+        found = by_all_runs(attempts, baseline, checks, records.world_size)
+        found = dataclasses.replace(found, rounds=rounds if rounds < FEWEST_ROUNDS else 0)
+    return dataclasses.replace(found, provisional=True)
+
+
+def _lasting(found: Verdict, records: Records, spec: StudySpec) -> Verdict:
+    """Return a verdict with what long runs and the memory say of its recommendation."""
+    attempts, trial, knobs = records.attempts, found.trial, found.knobs
+    if trial is None or knobs is None:
+        return found
+    if found.kind == Kind.BETTER:
+        pair = long_run(attempts, found)
+        if pair is None:
+            found = dataclasses.replace(found, long_failure=long_failure(attempts, trial, knobs))
+        else:
+            found = overruled(found, pair, attempts)
+    if found.kind not in (Kind.BETTER, Kind.NO_BASELINE):
+        return found
+    return dataclasses.replace(found, memory=_memory(trial, knobs, records, spec))
+
+
+def _memory(trial: int, knobs: dict[str, Any], records: Records, spec: StudySpec) -> Memory:
+    told = tells_longest(records.attempts, trial, records.blocks)
+    limit = limit_of_rank(records.environment or {}, spec.resources)
+    return memory_of(records.attempts, trial, knobs, limit, told=told)
+
+
+def conclude(
+    result: ConfirmationResult,
+    world_size: int,
+    checks: GateRecord,
+    failure: Failure | None = None,
+    effort: Effort | None = None,
+) -> Verdict:
+    """Return the verdict of a confirmation.
+
+    Args:
+        result: what its rounds say.
+        world_size: number of ranks.
+        checks: what the numerics gate has found.
+        failure: how the baseline ended, where it did not complete.
+        effort: cost of the study, and what would lead further; None: it goes on.
+    """
+    chosen = result.chosen
+    common: dict[str, Any] = {
+        "trial": chosen.trial,
+        "knobs": chosen.knobs,
+        "throughput": mean_rate(chosen.figures),
+        "finalists": tuple(_finalist(one, result) for one in result.finalists.values()),
+        "rounds": result.rounds,
+        "chosen_in": result.chosen_in,
+        "numerics": _numerics(chosen.trial, checks),
+        "refused": checks.refused,
+        "failed": result.failed,
+        "exhausted": result.exhausted,
+    }
+    if result.baseline_fails or result.baseline is None:
+        own = None if result.baseline is None else result.finalists[result.baseline]
+        times = len(own.rates) if own else 0
+        return Verdict(Kind.NO_BASELINE, baseline_failure=failure, baseline_rounds=times, **common)
+    own = result.finalists[result.baseline]
+    common |= {"baseline": mean_rate(own.figures), "baseline_knobs": own.knobs}
+    missing = None if effort is None or result.exhausted else effort.missing
+    if chosen is own:
+        return _kept(result, missing, common)
+    speedup = chosen.gain
+    assert speedup is not None  # both ran
+    sure = speedup.low if speedup.vague else speedup.value
+    return Verdict(
+        Kind.BETTER,
+        speedup=speedup,
+        price=Price.of(effort, sure, world_size) if effort and speedup.low > 1 else None,
+        missing_seconds=missing if speedup.vague else None,
+        behind=result.behind,
+        reverted=result.reverted,
+        batch=compared_batches(result, world_size),
+        touched=tuple(touched(chosen.knobs, own.knobs, checks.harmless)),
+        risks=checks.risks.get(chosen.trial, ""),
+        **common,
+    )
+
+
+def _kept(result: ConfirmationResult, missing: float | None, common: dict[str, Any]) -> Verdict:
+    """Return the verdict that keeps the baseline: nothing is faster, or the noise hides it."""
+    most = result.most_gain
+    assert most is not None  # it is the choice
+    common |= {"speedup": Ratio(1, 1, 1), "most_gain": most if math.isfinite(most) else None}
+    if result.contender is None or most <= ALIKE:
+        return Verdict(Kind.NOTHING_BETTER, **common)
+    other = result.finalists[result.contender]
+    assert other.gain is not None  # it is still in
+    contender = Contender(other.trial, other.knobs, other.gain, result.contradicted_by)
+    return Verdict(Kind.UNDECIDED, contender=contender, missing_seconds=missing, **common)
+
+
+def mean_rate(rates: Sequence[float]) -> Ratio:
+    """Return the geometric mean over rounds with its 95 % interval."""
+    return paired_ratio(rates, [1.0] * len(rates))
+
+
+def _numerics(trial: int, checks: GateRecord) -> Numerics | None:
+    if trial in checks.passed:
+        agreement = checks.passed[trial]
+        return Numerics(agreement.loss_distance, agreement.norm_ratio, steps=agreement.steps)
+    if trial in checks.unchecked:
+        return Numerics(unchecked=checks.unchecked[trial])
+    return None
+
+
+def _finalist(one: FinalistResult, result: ConfirmationResult) -> Finalist:
+    return Finalist(
+        trial=one.trial,
+        knobs=one.knobs,
+        baseline=one.trial == result.baseline,
+        rates=one.rates,
+        ratio_to_recommended=one.ratio_to_choice,
+        dropped_after_round=one.dropped_after_round,
+    )

@@ -1,0 +1,451 @@
+"""Text of a verdict: all prose that tells users what a study answers."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from autotune.analysis.batches import BatchChange
+from autotune.analysis.effort import Price
+from autotune.analysis.memory import Memory
+from autotune.analysis.outcomes import Failure
+from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
+from autotune.analysis.wording import counted, difference, duration, quantity, rate_text, too_slow
+from autotune.measurement.estimate import Ratio
+from search_spaces import CATALOGUE
+from storage import AttemptState
+
+_AS_FAST = 0.0005
+"""A smaller relative difference is not mentioned."""
+_WORTH_A_FIGURE = 1.01
+"""Below this "at least so many times as fast" says nothing."""
+_SECONDS_PER_MINUTE = 60.0
+_SECONDS_PER_HOUR = 3600.0
+_GIB, _MIB = 2**30, 2**20
+_MORE_TIME = "a longer `budget.wall_time`; `autotune start` then goes on"
+
+
+def shown(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict for JSON, with its text as `sentence`."""
+    return {**verdict.as_dict(), "sentence": text_of(verdict)}
+
+
+def text_of(verdict: Verdict) -> str:
+    """Return the text of a verdict or of a provisional answer."""
+    if verdict.told:
+        return verdict.told
+    text = _answer(verdict)
+    if verdict.provisional and verdict.trials:
+        rounds = verdict.chosen_in or verdict.rounds
+        after = f"{rounds} rounds of confirmation" if verdict.confirmed else ""
+        text = f"Provisional, after {after or counted(verdict.trials, 'trial')}: {text}"
+    return text + _memory(verdict.memory) + _outgrown(verdict)
+
+
+def _answer(verdict: Verdict) -> str:
+    if verdict.by_rounds is not None:
+        return _overruled(verdict, verdict.by_rounds)
+    by_rounds = _BY_ROUNDS if verdict.confirmed else _BY_ALL_RUNS
+    text = by_rounds[verdict.kind](verdict)
+    if verdict.long_run is not None:
+        text += f" {_long_figure(verdict.long_run)}."
+    if verdict.long_failure is not None:
+        failure = verdict.long_failure
+        text += (
+            f" See why before you rely on it: a run for minutes ended in {failure.state}: "
+            f"{failure.cause}."
+        )
+    return text
+
+
+def _overruled(verdict: Verdict, by_rounds: Verdict) -> str:
+    assert verdict.long_run is not None  # it overrules
+    text = f"{_long_figure(verdict.long_run)}: the longer runs count. In short ones: "
+    text += _answer(by_rounds)
+    if verdict.kind == Kind.BETTER:
+        return text
+    changed = difference(by_rounds.knobs or {}, verdict.baseline_knobs)
+    return (
+        f"Keep your configuration: {changed} was faster in short runs, but does not stay so. {text}"
+    )
+
+
+# By the rounds of the confirmation
+
+
+def _better(verdict: Verdict) -> str:
+    assert verdict.speedup is not None
+    changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
+    return (
+        f"{_gain(verdict.speedup)}: {changed} reaches {_rate(verdict)}, {_how_often(verdict)}."
+        + _of_several(verdict)
+        + _failed(verdict)
+        + _reverted(verdict)
+        + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
+        + _consequences(verdict)
+        + _price(verdict.price)
+        + (_would_narrow(verdict) if verdict.speedup.vague else "")
+    )
+
+
+def _nothing_better(verdict: Verdict) -> str:
+    others, rounds = len(verdict.finalists) - 1, verdict.chosen_in or verdict.rounds
+    how = f"times in turn with {counted(others, 'finalist')}" if others else "times more"
+    most = verdict.most_gain or 0.0
+    left = f" by more than {most:.1%}" if most >= _AS_FAST else ""
+    return (
+        f"Nothing that was measured again beats your configuration{left}: it reaches {_rate(verdict)}, "
+        f"measured {rounds} {how}." + _failed(verdict) + _refused(verdict)
+    )
+
+
+def _undecided(verdict: Verdict) -> str:
+    assert verdict.contender is not None
+    left_open = _open(verdict, verdict.contender)
+    text = f"Cannot tell whether anything beats your configuration, so keep it: {left_open}."
+    if missing := verdict.missing_seconds:
+        text += (
+            f" About {missing:.0f} s more would do ({_MORE_TIME}), and less on a quieter machine."
+        )
+    else:
+        text += _more_rounds(verdict)
+    return text + _failed(verdict) + _refused(verdict)
+
+
+def _open(verdict: Verdict, contender: Contender) -> str:
+    """Return what the rounds say of the contender; a vague figure is not printed."""
+    rounds = counted(verdict.chosen_in or verdict.rounds, "round")
+    changed, ratio = difference(contender.knobs, verdict.baseline_knobs), contender.gain
+    if contender.contradicted_by:
+        since = counted(contender.contradicted_by, "round")
+        return (
+            f"{changed} measured {ratio.value:.2f}x in the rounds that chose it, and no more than yours "
+            f"in {since} after that"
+        )
+    if not ratio.vague:
+        return (
+            f"{changed} measured {ratio.value:.2f}x in {rounds}, but the 95 % interval is "
+            f"{ratio.low:.2f} to {ratio.high:.2f}"
+        )
+    known = "nothing" if not math.isfinite(ratio.high) else "too little"
+    return f"{rounds} of {changed} against yours tell {known}"
+
+
+def _no_baseline(verdict: Verdict) -> str:
+    ends = f" ({_ended(verdict.baseline_failure)})" if verdict.baseline_failure else ""
+    fails = f"does not run here{ends}; the best that does"
+    if verdict.baseline_rounds:
+        runs = counted(verdict.baseline_rounds, "run")
+        fails = f"fails after {runs} in turn{ends}; the best that does not"
+    return (
+        f"Your configuration {fails} reaches {_rate(verdict)} with "
+        f"{difference(verdict.knobs or {}, {})}. If you have mended what stopped yours since, start a "
+        "study of another name."
+    )
+
+
+def _no_result(verdict: Verdict) -> str:
+    found = verdict.outcomes
+    if found is None:
+        return "Nothing has been measured yet."
+    ends = ", ".join(f"{count} {state}" for state, count in found.ends.items()) or "none ran"
+    text = f"No configuration could be measured{' again' if found.again else ''} ({ends})."
+    if found.first:
+        text += f" The first cause: {found.first.cause}.{too_slow(found.first.state)}"
+    if set(found.ends) == {AttemptState.OOM}:
+        text += " Every trial ran out of memory: try smaller micro_batch values."
+    elif found.first:
+        logs = f"autotune logs {verdict.study} --trial {found.first.trial}"
+        text += f" `{logs}` shows what it printed."
+    return text
+
+
+def _not_enough_time(verdict: Verdict) -> str:
+    best = verdict.search_best
+    assert best is not None
+    if best.knobs is None:
+        seen = "not even your configuration could be timed"
+    elif best.knobs == verdict.baseline_knobs:
+        seen = f"your configuration ran at {quantity(best.rate or 0.0)} {verdict.unit}"
+        seen += ", and nothing was seen to be faster"
+    else:
+        changed = difference(best.knobs, verdict.baseline_knobs)
+        seen = f"{changed} ran {best.ratio:.2f} times as fast as yours, once"
+    if verdict.missing_seconds:
+        return (
+            f"Not enough time: {seen}. About {verdict.missing_seconds:.0f} s more would do to prove "
+            f"something ({_MORE_TIME})."
+        )
+    if verdict.hindrance:
+        return f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance)}."
+    text = f"Not enough time: {seen}."
+    if not best.complete:
+        text += f" How much it needs is not known; try several times as much ({_MORE_TIME})."
+    return text
+
+
+_BY_ROUNDS: Mapping[Kind, Callable[[Verdict], str]] = {
+    Kind.BETTER: _better,
+    Kind.NOTHING_BETTER: _nothing_better,
+    Kind.UNDECIDED: _undecided,
+    Kind.NO_BASELINE: _no_baseline,
+    Kind.NO_RESULT: _no_result,
+    Kind.NOT_ENOUGH_TIME: _not_enough_time,
+}
+
+
+# By all runs, before rounds tell
+
+
+def _ahead(verdict: Verdict) -> str:
+    assert verdict.speedup is not None
+    own, yours = verdict.runs
+    changed = difference(verdict.knobs or {}, verdict.baseline_knobs)
+    return (
+        f"{_times(verdict.speedup)}: {changed} reaches {_rate(verdict)}, by {counted(own, 'run')} "
+        f"against {yours} of yours. That is not confirmed: whichever of many trials comes first owes a "
+        "part of it to luck."
+        + _batch(verdict.batch, verdict.speedup, verdict.baseline_knobs)
+        + _consequences(verdict)
+        + _unchecked(verdict)
+    )
+
+
+def _keep(verdict: Verdict) -> str:
+    rate, contender = _rate(verdict), verdict.contender
+    if contender is None:
+        text = f"your configuration reaches {rate}, and there is nothing to compare it with yet."
+        return text + _unchecked(verdict)
+    changed = difference(contender.knobs, verdict.baseline_knobs)
+    return (
+        f"keep your configuration, which reaches {rate}: nothing is surely faster, and what comes next, "
+        f"{changed}, was seen at {_times(contender.gain)}." + _unchecked(verdict)
+    )
+
+
+def _fastest(verdict: Verdict) -> str:
+    failure = verdict.baseline_failure
+    yours = f"does not run here ({_ended(failure)})" if failure else "has not been measured yet"
+    return (
+        f"your configuration {yours}; the fastest that was seen reaches {_rate(verdict)} with "
+        f"{difference(verdict.knobs or {}, {})}." + _unchecked(verdict)
+    )
+
+
+_BY_ALL_RUNS: Mapping[Kind, Callable[[Verdict], str]] = {
+    Kind.BETTER: _ahead,
+    Kind.NOTHING_BETTER: _keep,
+    Kind.UNDECIDED: _keep,
+    Kind.NO_BASELINE: _fastest,
+    Kind.NO_RESULT: _no_result,
+}
+
+
+# Parts
+
+
+def _rate(verdict: Verdict) -> str:
+    assert verdict.throughput is not None
+    return rate_text(verdict.throughput, verdict.unit)
+
+
+def _times(ratio: Ratio) -> str:
+    return (
+        f"{ratio.value:.2f}x your configuration (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
+    )
+
+
+def _gain(speedup: Ratio) -> str:
+    """Return the speed-up; of a vague one only the lower end holds."""
+    interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
+    if speedup.vague and speedup.low < _WORTH_A_FIGURE:
+        return f"Faster than your configuration, but nobody knows by how much ({interval})"
+    if speedup.vague:
+        return f"At least {speedup.low:.2f}x your configuration ({interval})"
+    return _times(speedup)
+
+
+def _how_often(verdict: Verdict) -> str:
+    if not verdict.chosen_in:
+        return f"measured again {verdict.rounds} times in turn with yours"
+    return (
+        f"measured {verdict.rounds} times in turn with yours after {verdict.chosen_in} rounds of all "
+        "finalists had chosen it"
+    )
+
+
+def _of_several(verdict: Verdict) -> str:
+    if verdict.behind is None:
+        return ""
+    if verdict.behind < _AS_FAST:
+        return " None of the finalists is faster."
+    return f" It is at most {verdict.behind:.1%} slower than the best of the finalists."
+
+
+def _reverted(verdict: Verdict) -> str:
+    if not verdict.reverted:
+        return ""
+    return f" What brought nothing is back as you have it: {difference(verdict.reverted, {})}."
+
+
+def _failed(verdict: Verdict) -> str:
+    if not verdict.failed:
+        return ""
+    which = ", ".join(map(str, verdict.failed))
+    return (
+        f" Not among the finalists any more: trial {which}, which failed as it was measured again."
+    )
+
+
+def _refused(verdict: Verdict) -> str:
+    if not verdict.refused:
+        return ""
+    first = verdict.refused[0]
+    changed = difference(first.knobs, verdict.baseline_knobs)
+    return f" {counted(len(verdict.refused), 'trial')} refused: {changed}, as {first.reason}."
+
+
+def _batch(change: BatchChange | None, speedup: Ratio, today: Mapping[str, Any]) -> str:
+    if change is None:
+        return ""
+    before, after = change.before, change.after
+    text = f" The global batch changes from {before} to {after}: adjust the learning rate."
+    if not change.compared:
+        return text
+    best = change.best_gain
+    if best is None:
+        return f"{text} At your {before} nothing that was tried is surely faster."
+    direction = "grow" if after > before else "shrink"
+    return (
+        f"{text} {best.value:.2f}x ({best.low:.2f} to {best.high:.2f}) at your {before}, with "
+        f"{difference(change.best_knobs or {}, today)}; {speedup.value:.2f}x if it may {direction} to "
+        f"{after}."
+    )
+
+
+def _consequences(verdict: Verdict) -> str:
+    """Return what changes with a configuration besides its speed and its global batch."""
+    risks = f" {verdict.risks}" if verdict.risks else ""
+    return _training(verdict) + _numerics(verdict) + risks + _refused(verdict)
+
+
+def _training(verdict: Verdict) -> str:
+    size = ("micro_batch", "accumulation_steps")
+    knobs, today = verdict.knobs or {}, verdict.baseline_knobs
+    changed = {
+        name: knobs[name]
+        for name, knob in CATALOGUE.items()
+        if knob.schedule and name not in size and knobs[name] != today[name]
+    }
+    if not changed:
+        return ""
+    return (
+        f" {difference(changed, {})} changes what is trained: compare how far whole trainings come."
+    )
+
+
+def _numerics(verdict: Verdict) -> str:
+    if not verdict.touched:
+        return ""
+    what, agreed = ", ".join(verdict.touched), verdict.numerics
+    if agreed is None or agreed.loss_distance is None:
+        return f" {what} can change the loss, which could not be checked: compare a longer run."
+    return (
+        f" With {what} the loss stays within {agreed.loss_distance:.2%} of fp32 over {agreed.steps} "
+        "steps."
+    )
+
+
+def _unchecked(verdict: Verdict) -> str:
+    found = verdict.unchecked
+    if found is None:
+        return ""
+    return (
+        f" Faster, at {found.ratio:.2f}x, but not an answer before {', '.join(found.touched)} has been "
+        f"checked against fp32: {difference(found.knobs, verdict.baseline_knobs)}."
+    )
+
+
+def _price(price: Price | None) -> str:
+    if price is None:
+        return ""
+    saved = duration(price.hours_saved_per_day * _SECONDS_PER_HOUR)
+    return (
+        f" The study cost {price.device_hours:.2g} device hours; it saves {saved} of every day of "
+        f"training, and has paid after {price.steps_to_pay:,} steps."
+    )
+
+
+def _would_narrow(verdict: Verdict) -> str:
+    if missing := verdict.missing_seconds:
+        return f" By how much it is faster, about {missing:.0f} s more would tell ({_MORE_TIME})."
+    return _more_rounds(verdict)
+
+
+def _more_rounds(verdict: Verdict) -> str:
+    """Return what would lead further where no time does; nothing of a study that goes on."""
+    if verdict.provisional:
+        return ""
+    if not verdict.exhausted:
+        return (
+            " Its runs lie too far apart: no number of rounds that the study may have would tell."
+        )
+    return (
+        " All rounds that the study may have are over: one of another name with "
+        f"`measurement.rounds` above {verdict.rounds} would tell more."
+    )
+
+
+def _ended(failure: Failure) -> str:
+    return f"{failure.state}: {failure.cause}" if failure.cause else str(failure.state)
+
+
+def _hindrance(failure: Failure) -> str:
+    if failure.state == AttemptState.COMPLETE:
+        return f"more time would not help, as {failure.cause}"
+    return (
+        f"more time would not help, as what was tried failed: trial {failure.trial}, {failure.state}: "
+        f"{failure.cause}"
+    )
+
+
+def _long_figure(found: LongRun) -> str:
+    """Return for example 'In runs of 8 minutes: 1.52x (1.50 to 1.54), 0.8 % less than in ...'."""
+    ratio, shift = found.ratio, found.shift
+    change = "less" if shift.value < 1 else "more"
+    return (
+        f"In runs of {found.seconds / _SECONDS_PER_MINUTE:.0f} minutes: {ratio.value:.2f}x (95 % "
+        f"interval {ratio.low:.2f} to {ratio.high:.2f}), {abs(shift.value - 1):.1%} {change} than in "
+        f"short ones ({shift.low - 1:+.1%} to {shift.high - 1:+.1%})"
+    )
+
+
+def _memory(memory: Memory | None) -> str:
+    if memory is None or not memory.peak or (memory.limit is None and memory.longest is None):
+        return ""
+    unit, name = (_GIB, "GiB") if (memory.limit or memory.peak) >= _GIB else (_MIB, "MiB")
+    of = "" if memory.limit is None else f" of {memory.limit / unit:.1f}"
+    text = f" At its peak a rank takes {memory.peak / unit:.1f}{of} {name}"
+    if memory.longest is not None:
+        text += f", {memory.longest / unit:.1f} with the longest samples"
+    return f"{text}."
+
+
+def _outgrown(verdict: Verdict) -> str:
+    found = verdict.outgrown
+    if found is None or (verdict.trial is None and not verdict.provisional):
+        return ""
+    changed = difference(found.knobs, verdict.baseline_knobs)
+    return (
+        f" {counted(found.count, 'faster trial')} refused: {changed} runs out of memory with the "
+        "longest samples."
+    )
+
+
+def memory_lines(memory: Memory) -> Iterator[str]:
+    """Return rows of the report's table."""
+    if memory.longest is not None:
+        yield f"| peak memory with the longest samples | {memory.longest / _MIB:,.0f} MiB |"
+        if memory.limit is not None:
+            yield f"| memory left free by them | {1 - memory.longest / memory.limit:.1%} |"
+    elif memory.untold:
+        yield f"| with the longest samples | not run: {memory.untold} |"

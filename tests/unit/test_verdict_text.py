@@ -1,0 +1,390 @@
+"""Golden texts of verdicts: the one place where their prose is asserted."""
+
+import dataclasses
+import math
+
+import pytest
+
+from autotune.analysis.batches import BatchChange
+from autotune.analysis.effort import Price
+from autotune.analysis.gate import Refusal
+from autotune.analysis.memory import Memory, Outgrown
+from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
+from autotune.analysis.verdict import (
+    Contender,
+    Finalist,
+    Kind,
+    LongRun,
+    Numerics,
+    Unchecked,
+    Verdict,
+)
+from autotune.measurement.estimate import Ratio
+from autotune.views.verdict_text import memory_lines, shown, text_of
+from search_spaces import defaults
+from storage import AttemptState
+
+GIB = 2**30
+TODAY = defaults()
+
+
+def knobs(**changes):
+    return {**TODAY, **changes}
+
+
+def finalist(trial, **changes):
+    return Finalist(trial, knobs(**changes), trial == 0, (1.0,), None, None)
+
+
+BETTER = Verdict(
+    Kind.BETTER,
+    trial=1,
+    knobs=knobs(micro_batch=64),
+    throughput=Ratio(1234.0, 1200.0, 1268.0),
+    speedup=Ratio(1.5, 1.4, 1.6),
+    baseline=Ratio(823.0, 800.0, 845.0),
+    finalists=(finalist(0), finalist(1, micro_batch=64)),
+    rounds=5,
+    unit="samples/s",
+    study="tiny",
+    baseline_knobs=TODAY,
+    trials=8,
+    exhausted=True,
+)
+KEPT = dataclasses.replace(
+    BETTER,
+    trial=0,
+    knobs=TODAY,
+    throughput=Ratio(823.0, 800.0, 845.0),
+    speedup=Ratio(1, 1, 1),
+)
+HEAD = (
+    "1.50x your configuration (95 % interval 1.40 to 1.60): micro_batch=64 reaches 1,234 samples/s "
+    "(95 % interval 1,200 to 1,268), measured again 5 times in turn with yours."
+)
+MORE = "a longer `budget.wall_time`; `autotune start` then goes on"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"behind": 0.0001}, " None of the finalists is faster."),
+        ({"behind": 0.012}, " It is at most 1.2% slower than the best of the finalists."),
+        (
+            {"failed": (2, 3)},
+            " Not among the finalists any more: trial 2, 3, which failed as it was measured again.",
+        ),
+        (
+            {"reverted": {"log_interval": 10}},
+            " What brought nothing is back as you have it: log_interval=10.",
+        ),
+        (
+            {"batch": BatchChange(16, 128)},
+            " The global batch changes from 16 to 128: adjust the learning rate.",
+        ),
+        (
+            {"batch": BatchChange(16, 8, compared=True)},
+            " The global batch changes from 16 to 8: adjust the learning rate. At your 16 nothing "
+            "that was "
+            "tried is surely faster.",
+        ),
+        (
+            {"batch": BatchChange(16, 128, True, knobs(precision="bf16"), Ratio(1.35, 1.34, 1.37))},
+            " The global batch changes from 16 to 128: adjust the learning rate. 1.35x (1.34 to "
+            "1.37) at "
+            "your 16, with precision=bf16; 1.50x if it may grow to 128.",
+        ),
+        (
+            {"touched": ("precision",), "numerics": Numerics(0.00123, 1.0, steps=32)},
+            " With precision the loss stays within 0.12% of fp32 over 32 steps.",
+        ),
+        (
+            {"touched": ("precision",), "numerics": Numerics(unchecked="no reference")},
+            " precision can change the loss, which could not be checked: compare a longer run.",
+        ),
+        ({"risks": "The graph was static."}, " The graph was static."),
+        (
+            {"refused": (Refusal(2, knobs(precision="bf16"), "its loss leaves fp32"),)},
+            " 1 trial refused: precision=bf16, as its loss leaves fp32.",
+        ),
+        (
+            {"price": Price(1.0, 12.0, 3600)},
+            " The study cost 1 device hours; it saves 12.0 h of every day of training, and has paid "
+            "after "
+            "3,600 steps.",
+        ),
+        (
+            {"long_run": LongRun(480.0, Ratio(1.52, 1.5, 1.54), Ratio(1.013, 0.99, 1.03))},
+            " In runs of 8 minutes: 1.52x (95 % interval 1.50 to 1.54), 1.3% more than in short ones "
+            "(-1.0% to +3.0%).",
+        ),
+        (
+            {"long_failure": Failure(1, AttemptState.OOM, "rank 0: no memory")},
+            " See why before you rely on it: a run for minutes ended in OOM: rank 0: no memory.",
+        ),
+        (
+            {"memory": Memory(10 * GIB, 13 * GIB, 16 * GIB)},
+            " At its peak a rank takes 10.0 of 16.0 GiB, 13.0 with the longest samples.",
+        ),
+        ({"memory": Memory(10 * GIB)}, ""),
+        (
+            {"outgrown": Outgrown(1, knobs(micro_batch=128))},
+            " 1 faster trial refused: micro_batch=128 runs out of memory with the longest samples.",
+        ),
+    ],
+    ids=str,
+)
+def test_text_of_a_faster_configuration_tells_each_part(changes, told):
+    assert text_of(dataclasses.replace(BETTER, **changes)) == HEAD + told
+
+
+def test_text_of_a_choice_by_earlier_rounds_names_both():
+    found = dataclasses.replace(BETTER, chosen_in=3)
+    assert text_of(found) == HEAD.replace(
+        "measured again 5 times in turn with yours",
+        "measured 5 times in turn with yours after 3 rounds of all finalists had chosen it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "last"),
+    [
+        (
+            {"missing_seconds": 75.0, "exhausted": False},
+            "At least 1.10x your configuration (95 % interval 1.10 to 2.00)",
+            f" By how much it is faster, about 75 s more would tell ({MORE}).",
+        ),
+        (
+            {"exhausted": True},
+            "At least 1.10x your configuration (95 % interval 1.10 to 2.00)",
+            " All rounds that the study may have are over: one of another name with "
+            "`measurement.rounds` above 5 would tell more.",
+        ),
+        (
+            {"speedup": Ratio(1.5, 1.001, 2.2), "exhausted": False},
+            "Faster than your configuration, but nobody knows by how much (95 % interval 1.00 to 2.20)",
+            " Its runs lie too far apart: no number of rounds that the study may have would tell.",
+        ),
+    ],
+    ids=["more time", "more rounds", "nothing"],
+)
+def test_text_of_a_vague_speed_up_has_its_bound_and_what_would_narrow_it(changes, first, last):
+    found = dataclasses.replace(BETTER, **{"speedup": Ratio(1.5, 1.1, 2.0), **changes})
+    assert text_of(found).startswith(f"{first}: micro_batch=64 reaches ")
+    assert text_of(found).endswith(f"in turn with yours.{last}")
+
+
+RATE = "823 samples/s (95 % interval 800 to 845)"
+
+
+def test_text_of_a_baseline_that_nothing_beats():
+    found = dataclasses.replace(KEPT, kind=Kind.NOTHING_BETTER, most_gain=0.004)
+    assert text_of(found) == (
+        "Nothing that was measured again beats your configuration by more than 0.4%: it reaches "
+        f"{RATE}, measured 5 times in turn with 1 finalist."
+    )
+    alone = dataclasses.replace(found, finalists=(finalist(0),), most_gain=None)
+    assert text_of(alone) == (
+        f"Nothing that was measured again beats your configuration: it reaches {RATE}, measured 5 "
+        "times more."
+    )
+
+
+@pytest.mark.parametrize(
+    ("contender", "told"),
+    [
+        (
+            Contender(1, knobs(bucket_cap_mb=5), Ratio(1.02, 0.99, 1.05)),
+            "bucket_cap_mb=5 measured 1.02x in 5 rounds, but the 95 % interval is 0.99 to 1.05",
+        ),
+        (
+            Contender(1, knobs(bucket_cap_mb=5), Ratio(1.3, 0.5, 3.0)),
+            "5 rounds of bucket_cap_mb=5 against yours tell too little",
+        ),
+        (
+            Contender(1, knobs(bucket_cap_mb=5), Ratio(1.3, 0.0, math.inf)),
+            "5 rounds of bucket_cap_mb=5 against yours tell nothing",
+        ),
+        (
+            Contender(1, knobs(bucket_cap_mb=5), Ratio(1.04, 1.03, 1.05), contradicted_by=2),
+            "bucket_cap_mb=5 measured 1.04x in the rounds that chose it, and no more than yours in 2 "
+            "rounds after that",
+        ),
+    ],
+    ids=["interval", "vague", "one round", "contradicted"],
+)
+def test_text_of_an_undecided_study_names_the_contender(contender, told):
+    found = dataclasses.replace(
+        KEPT, kind=Kind.UNDECIDED, contender=contender, missing_seconds=75.0
+    )
+    assert text_of(found) == (
+        f"Cannot tell whether anything beats your configuration, so keep it: {told}. About 75 s more "
+        f"would do ({MORE}), and less on a quieter machine."
+    )
+
+
+def test_text_of_a_baseline_that_does_not_run():
+    found = dataclasses.replace(
+        BETTER,
+        kind=Kind.NO_BASELINE,
+        speedup=None,
+        baseline_failure=Failure(0, AttemptState.CRASH, "why"),
+    )
+    end = (
+        " reaches 1,234 samples/s (95 % interval 1,200 to 1,268) with "
+        f"{', '.join(f'{name}=' for name in list(TODAY)[:1])}"
+    )
+    assert text_of(found).startswith(
+        f"Your configuration does not run here (CRASH: why); the best that does{end}"
+    )
+    assert text_of(found).endswith(
+        ". If you have mended what stopped yours since, start a study of another name."
+    )
+    failed = dataclasses.replace(found, baseline_rounds=1)
+    assert text_of(failed).startswith(
+        f"Your configuration fails after 1 run in turn (CRASH: why); the best that does not{end}"
+    )
+
+
+LONG = LongRun(480.0, Ratio(1.2, 1.18, 1.22), Ratio(0.8, 0.78, 0.82))
+FIGURE = (
+    "In runs of 8 minutes: 1.20x (95 % interval 1.18 to 1.22), 20.0% less than in short ones (-22.0% to "
+    "-18.0%)"
+)
+
+
+def test_text_of_a_speed_up_that_long_runs_overrule():
+    found = dataclasses.replace(BETTER, speedup=LONG.ratio, long_run=LONG, by_rounds=BETTER)
+    assert text_of(found) == f"{FIGURE}: the longer runs count. In short ones: {HEAD}"
+
+
+def test_text_of_a_speed_up_that_long_runs_deny():
+    found = dataclasses.replace(KEPT, kind=Kind.UNDECIDED, long_run=LONG, by_rounds=BETTER)
+    assert text_of(found) == (
+        "Keep your configuration: micro_batch=64 was faster in short runs, but does not stay so. "
+        f"{FIGURE}: the longer runs count. In short ones: {HEAD}"
+    )
+
+
+EMPTY = Verdict(Kind.NO_RESULT, unit="samples/s", study="tiny", baseline_knobs=TODAY)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        (
+            Outcomes(False, {"OOM": 1}, Failure(1, AttemptState.OOM, "rank 1: full")),
+            "No configuration could be measured (1 OOM). The first cause: rank 1: full. Every trial ran "
+            "out of memory: try smaller micro_batch values.",
+        ),
+        (
+            Outcomes(
+                False, {"ERROR": 1, "PRUNED": 1}, Failure(2, AttemptState.ERROR, "rank 1: planted")
+            ),
+            "No configuration could be measured (1 ERROR, 1 PRUNED). The first cause: rank 1: planted. "
+            "`autotune logs tiny --trial 2` shows what it printed.",
+        ),
+        (
+            Outcomes(True, {"CRASH": 1}, Failure(1, AttemptState.CRASH, "rank 0: gone")),
+            "No configuration could be measured again (1 CRASH). The first cause: rank 0: gone. "
+            "`autotune logs tiny --trial 1` shows what it printed.",
+        ),
+        (Outcomes(False, {}, None), "No configuration could be measured (none ran)."),
+        (None, "Nothing has been measured yet."),
+    ],
+    ids=["memory", "error", "again", "none", "yet"],
+)
+def test_text_of_a_study_without_a_result(outcomes, text):
+    assert text_of(dataclasses.replace(EMPTY, outcomes=outcomes)) == text
+
+
+SEEN = SearchBest(True, knobs(micro_batch=64), 100.0, 1.125)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"search_best": SEEN, "missing_seconds": 90.0},
+            "Not enough time: micro_batch=64 ran 1.12 times as fast as yours, once. About 90 s more "
+            "would "
+            f"do to prove something ({MORE}).",
+        ),
+        (
+            {"search_best": SearchBest(True, TODAY, 100.0)},
+            "Not enough time: your configuration ran at 100 samples/s, and nothing was seen to be "
+            "faster.",
+        ),
+        (
+            {"search_best": SearchBest(False)},
+            "Not enough time: not even your configuration could be timed. How much it needs is not "
+            "known; "
+            f"try several times as much ({MORE}).",
+        ),
+        (
+            {"search_best": SEEN, "hindrance": Failure(1, AttemptState.COMPLETE, "it outgrows")},
+            "Nothing is proved: micro_batch=64 ran 1.12 times as fast as yours, once; more time "
+            "would not "
+            "help, as it outgrows.",
+        ),
+        (
+            {"search_best": SEEN, "hindrance": Failure(2, AttemptState.OOM, "full")},
+            "Nothing is proved: micro_batch=64 ran 1.12 times as fast as yours, once; more time "
+            "would not "
+            "help, as what was tried failed: trial 2, OOM: full.",
+        ),
+    ],
+    ids=["missing", "baseline", "nothing", "barred", "failed"],
+)
+def test_text_of_a_study_without_time(changes, text):
+    assert text_of(dataclasses.replace(EMPTY, kind=Kind.NOT_ENOUGH_TIME, **changes)) == text
+
+
+def test_text_of_a_provisional_answer_by_all_runs():
+    found = dataclasses.replace(BETTER, provisional=True, rounds=0, runs=(2, 3))
+    assert text_of(found) == (
+        "Provisional, after 8 trials: 1.50x your configuration (95 % interval 1.40 to 1.60): "
+        "micro_batch=64 reaches 1,234 samples/s (95 % interval 1,200 to 1,268), by 2 runs against 3 of "
+        "yours. That is not confirmed: whichever of many trials comes first owes a part of it to luck."
+    )
+
+
+def test_text_of_a_provisional_answer_by_rounds():
+    found = dataclasses.replace(BETTER, provisional=True)
+    assert text_of(found) == f"Provisional, after 5 rounds of confirmation: {HEAD}"
+
+
+def test_text_of_a_provisional_answer_that_keeps_the_baseline():
+    kept = dataclasses.replace(KEPT, kind=Kind.NOTHING_BETTER, provisional=True, rounds=0, trials=1)
+    assert text_of(kept) == (
+        f"Provisional, after 1 trial: your configuration reaches {RATE}, and there is nothing to "
+        "compare "
+        "it with yet."
+    )
+    contender = Contender(1, knobs(micro_batch=64), Ratio(1.05, 0.99, 1.11))
+    unchecked = Unchecked(knobs(precision="bf16"), 1.3, ("precision",))
+    found = dataclasses.replace(kept, contender=contender, unchecked=unchecked, trials=3)
+    assert text_of(found) == (
+        f"Provisional, after 3 trials: keep your configuration, which reaches {RATE}: nothing is surely "
+        "faster, and what comes next, micro_batch=64, was seen at 1.05x your configuration (95 % "
+        "interval "
+        "0.99 to 1.11). Faster, at 1.30x, but not an answer before precision has been checked against "
+        "fp32: precision=bf16."
+    )
+
+
+def test_text_of_version_1_is_what_was_told():
+    found = Verdict(Kind.BETTER, version=1, told="2.00x yours")
+    assert text_of(found) == "2.00x yours"
+    assert shown(found)["sentence"] == "2.00x yours"
+
+
+def test_memory_lines_of_the_longest_samples():
+    assert list(memory_lines(Memory(10 * GIB, 13 * GIB, 16 * GIB))) == [
+        "| peak memory with the longest samples | 13,312 MiB |",
+        "| memory left free by them | 18.8% |",
+    ]
+    assert list(memory_lines(Memory(1, untold="there was no time"))) == [
+        "| with the longest samples | not run: there was no time |"
+    ]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from autotune.worker import failure
 from autotune.worker.protocol import (
     BlockReport,
-    Built,
     Configure,
     EndTrial,
     Knobs,
@@ -18,6 +17,7 @@ from autotune.worker.protocol import (
     RankEnd,
     TrialReport,
     TrialRequest,
+    WorkloadBuilt,
 )
 from launchers.agents import Agents
 from search_spaces.residency import why_not_live
@@ -50,7 +50,7 @@ class Member:
         self._on_purpose = False
         self.blocks: list[BlockReport] = []
         self.ends: list[RankEnd] = []
-        self.built: dict[int, Built] = {}
+        self.built: dict[int, WorkloadBuilt] = {}
         """Build reports by node."""
         self.lost_agent = False
         self.agent_leaves = False
@@ -101,7 +101,7 @@ class Member:
             self._lose(node)
         elif isinstance(message, BlockReport) and message.trial == self.request.trial:
             self._take(message)
-        elif isinstance(message, Built) and message.trial == self.name:
+        elif isinstance(message, WorkloadBuilt) and message.trial == self.name:
             self.built[node] = message
         elif isinstance(message, NodeReport) and message.trial == self.name:
             self.nodes.discard(node)

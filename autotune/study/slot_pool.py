@@ -198,7 +198,7 @@ class SlotHealthReporter:
         self._context = context
         self._since: dict[str, float] = {}
         """Time since when each agent has been away, in seconds since the epoch."""
-        self._reported = ""
+        self._reported: SlotHealth | None = None
 
     def report(self) -> None:
         """Record how many slots work and what keeps the others from it, if that has changed."""

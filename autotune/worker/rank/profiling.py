@@ -38,7 +38,7 @@ class ProfileSteps(NamedTuple):
     profiled: int
 
 
-def affordable(steps: int, first: float, seconds: float | None) -> ProfileSteps | None:
+def affordable(steps: int, first: float, seconds: float) -> ProfileSteps | None:
     """Return the steps for which there is time; None if there is none for the fewest.
 
     Where steps are long, the warm-up is shortened first.

@@ -210,7 +210,7 @@ def conclude(
     """
     chosen = confirmation.choice()
     knobs = confirmation.candidates[chosen].knobs
-    throughput = mean_rate(confirmation.basis_rates(chosen))
+    throughput = confirmation.own_rate(chosen) or mean_rate(confirmation.basis_rates(chosen))
     baseline = confirmation.baseline
     finalists = tuple(_finalist(confirmation, trial, chosen) for trial in confirmation.candidates)
     common: dict[str, Any] = {
@@ -235,7 +235,7 @@ def conclude(
             "another name."
         )
         return Verdict(Kind.NO_BASELINE, sentence, **common)
-    before = mean_rate(confirmation.basis_rates(baseline))
+    before = confirmation.own_rate(baseline) or mean_rate(confirmation.basis_rates(baseline))
     if chosen == baseline:
         kind, sentence = _stay(confirmation, baseline, rate_text(throughput, unit), effort)
         sentence += _failures(confirmation) + _refusals(checks, knobs)

@@ -29,6 +29,9 @@ from storage import Purpose
 Drawn = TypeVar("Drawn")
 _STEPS_TO_COME = 5
 """Rounds that show what the chosen one can do without, about."""
+_MOST_REPEATS = 12
+"""Runs of a baseline whose processes lie apart, besides the rounds (judgement: the mean of twelve is
+known to a third of the spread)."""
 _MOST_MOVES = 3
 """How often rounds may be void, in one go, because the machine has changed."""
 
@@ -84,6 +87,8 @@ class Finals:
                 continue
             if self._check_longest(confirmation):
                 continue  # as does whoever outgrows the memory
+            if self._repeat_baseline(confirmation):
+                continue
             if confirmation.decided() or not self._complete_round(confirmation):
                 confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
@@ -133,6 +138,7 @@ class Finals:
             barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
             unaffordable=course.unaffordable,
             same_batch=course.same_batch,
+            blocks=blocks,
         )
 
     def _take_back(self, confirmation: Confirmation) -> bool:
@@ -165,10 +171,13 @@ class Finals:
         assert chosen is not None
         both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
         prices = self._prices()
+        repeats = _MOST_REPEATS if confirmation.waits else 0
         kept = prices.rounds(both, confirmation.to_prove)
+        kept += repeats * prices.costs.brief(self._plan.baseline)
         order = self._drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
-        if self._schedule.left < kept + prices.round(missing):
+        rounds = max(1, FEWEST_ROUNDS + 1 - step.round) if confirmation.processes else 1
+        if self._schedule.left < kept + rounds * prices.round(missing):
             return False
         proof = len(both) * confirmation.to_prove
         self._attribute_round(chosen, missing, step.round, _STEPS_TO_COME, proof)
@@ -176,7 +185,7 @@ class Finals:
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; False if it needs none."""
-        if confirmation.chosen is not None:
+        if confirmation.chosen is not None and not confirmation.nothing_to_choose:
             return False
         candidates = list(confirmation.candidates.values())
         attempts, blocks = self._job.attempts(), self._job.repository.attempts.blocks
@@ -248,6 +257,22 @@ class Finals:
                 others = self._needed(confirmation, missing) - shortest
                 allowed = self._schedule.for_proof(1 / runs, shortest, others)
                 self._bench.run(trial, knobs, Purpose.CONFIRM, round_=number, allowed=allowed)
+        return True
+
+    def _repeat_baseline(self, confirmation: Confirmation) -> bool:
+        """Run the baseline in another process, where its processes lie so far apart that more of them
+        tell more than more rounds; return whether it did.
+        """
+        baseline, again = confirmation.baseline, self._job.attempts().of(Purpose.REPEAT)
+        if baseline is None or not confirmation.waits or not confirmation.decided():
+            return False
+        if confirmation.precise or confirmation.contradicted or len(again) >= _MOST_REPEATS:
+            return False
+        knobs, costs = confirmation.candidates[baseline].knobs, self._job.costs()
+        if self._schedule.left < costs.brief(knobs):
+            return False
+        allowed = self._schedule.for_proof(0.0, costs.brief(knobs, slow=True), 0.0)
+        self._bench.run(baseline, knobs, Purpose.REPEAT, allowed=allowed)
         return True
 
     def _round_in_turn(self, confirmation: Confirmation) -> bool:

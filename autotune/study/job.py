@@ -204,7 +204,7 @@ class Job:
         Args:
             live: processes are there that it is to take over.
         """
-        if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
+        if purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ATTRIBUTE):
             limits = self.plan.confirm_limits(sigma_run=noise.sigma_run)
         else:
             limits = self.plan.search_limits(

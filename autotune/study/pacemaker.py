@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.analysis.processes import UNSTEADY
 from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
 from autotune.study.bench import Bench
@@ -49,6 +50,8 @@ class Pacemaker:
             return None
         if self._job.plan.spec.measurement.baseline_runs < 2:
             return None  # it is not to run again
+        if self._waits(own):
+            return None  # its processes lie further apart than trials that follow each other
         why = unrest(bench.noise, attempts)
         if not why or not self.at_home(bench) or _in_vain(attempts):
             return None
@@ -63,6 +66,11 @@ class Pacemaker:
             paced=True,
         )
         return own.result.throughput
+
+    def _waits(self, own: StoredAttempt) -> bool:
+        """Return whether the baseline waits for the host of its CUDA device."""
+        on_device = self._job.plan.launcher.slots[0].device == "cuda"
+        return on_device and (own.result.sigma_run or 0.0) > UNSTEADY
 
     def at_home(self, bench: Bench) -> bool:
         """Whether all trials run where the baseline's own did: nodes that differ are levelled by what

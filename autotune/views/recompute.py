@@ -22,9 +22,9 @@ from autotune.analysis.verdict import (
 )
 from autotune.config import StudySpec
 from autotune.measurement import cycles
-from autotune.measurement.estimate import Estimate, estimate
+from autotune.measurement.estimate import Estimate
 from autotune.measurement.noise import total_half_width
-from autotune.measurement.units import units
+from autotune.measurement.step_series import estimate_of_run
 from autotune.runs.interleaved import turn_blocks
 from autotune.runs.paired import ratio_to_baseline
 from autotune.views.in_hand import supported
@@ -46,7 +46,7 @@ def estimate_of(blocks: list[StoredBlock], *, counts: str) -> Estimate | None:
     kept = [block for block in blocks if block.kept]
     if not kept:
         return None
-    return estimate([units(block, counts) for block in kept], [block.seconds for block in kept])
+    return estimate_of_run(kept, counts=counts)
 
 
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:
@@ -131,7 +131,11 @@ def _concluded(repository: Repository, name: str, spec: StudySpec, attempts: Att
     baseline = spec.full_baseline()
     out = barred(attempts, repository.attempts.blocks, baseline, Rules.of(spec))
     confirmation = replay(
-        attempts, finalists=wanted.finalists, most_rounds=wanted.rounds, barred=out
+        attempts,
+        finalists=wanted.finalists,
+        most_rounds=wanted.rounds,
+        barred=out,
+        blocks=repository.attempts.blocks,
     )
     costs = CostRecords(repository.attempts.blocks).by(attempts)
     proof = Proof(attempts, costs, baseline, out)

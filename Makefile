@@ -13,7 +13,7 @@ BUNDLE_PYTHON := 3.12
 BUNDLE_PLATFORMS := manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_27_x86_64 manylinux_2_28_x86_64
 BUNDLE_MOST_MIB := 60
 
-.PHONY: quickstart test faults fault-sample errands check bench search knobs gpu-check wheel bundle bundle-check clean
+.PHONY: quickstart test test-versions faults fault-sample errands check bench search knobs gpu-check wheel bundle bundle-check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,17 @@ quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 
 test: $(READY)  ## every test but full counts and long errands: minutes
 	$(TEST) 5 -m "not slow and not errand and not gpu and not index"
+
+VERSIONS ?= 3.11 3.12 3.13
+test-versions:  ## unit and control tests on each supported Python that this machine has
+	@tested=; for version in $(VERSIONS); do \
+		if ! python$$version -c '' 2> /dev/null; then echo "python$$version: not on this machine"; continue; fi; \
+		$(MAKE) PYTHON=python$$version VENV=.venv-$$version .venv-$$version/.ready || exit 1; \
+		echo "python$$version:"; \
+		env -u PYTHONDONTWRITEBYTECODE .venv-$$version/bin/python -m pytest -q --dist loadgroup --numprocesses 4 \
+			-m "not slow and not errand and not gpu and not index" tests/unit tests/control || exit 1; \
+		tested="$$tested $$version"; \
+	done; test -n "$$tested" && echo "passed on:$$tested"
 
 faults: $(READY)  ## the table of faults, and what else has a full count
 	$(TEST) 4 -m "fault or slow" --fault-table=faults.json

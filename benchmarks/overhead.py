@@ -5,7 +5,13 @@
 Orchestration of a trial is the time from its start to the start of the next one, less the time inside
 its training steps. The first trial of a study is left out: it also pays for opening the launcher. The
 trials differ in DDP's buckets, so that each launches processes of its own; `local, taken over` is of
-trials that differ in what acts on a step, which take over those that are there.
+trials that differ in what acts on a step, which take over those that are there. The baseline runs
+once in these studies, so that each trial runs by itself.
+
+A study with repeats of the baseline measures trials beside the baseline where the machine is restless.
+`beside the baseline` holds what such a trial takes more than its own training: seconds in which the
+baseline trains, and seconds in which neither does. On a quiet machine there is no such trial.
+
 Each round runs, in turn, a study on each launcher and torchrun once per trial, all with the same
 training (the quickstart's model, the same blocks); and once more, locally and with torchrun, with a
 model of Hugging Face, which takes seconds to import. The local study runs twice per round: how far
@@ -23,7 +29,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -56,15 +62,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     seconds = collections.defaultdict[str, list[float]](list)
+    paired: list[Extra] = []
     for _ in range(arguments.rounds):
         seconds["local"] += study_overheads("local", GPT, arguments.trials)
         seconds["ray"] += study_overheads("ray", GPT, arguments.trials)
         seconds["torchrun"] += [torchrun_overhead(GPT) for _ in range(2)]
         seconds["local, taken over"] += study_overheads("local", GPT, arguments.trials, knob=STEP)
         seconds["local again"] += study_overheads("local", GPT, arguments.trials)
+        paired += paired_extras("local", GPT, arguments.trials)
         seconds["local, Hugging Face"] += study_overheads("local", HUGGING_FACE, arguments.trials)
         seconds["torchrun, Hugging Face"] += [torchrun_overhead(HUGGING_FACE) for _ in range(2)]
-    report = summary(seconds)
+    report = summary(seconds) | {"beside_the_baseline": summary_of_extras(paired)}
     if arguments.json:
         print(json.dumps(report, indent=2))
         return
@@ -74,10 +82,31 @@ def main() -> None:
     print(f"torchrun / ray   {report['torchrun_over_ray']:.1f}")
     print(f"torchrun / local, Hugging Face {report['torchrun_over_local_hugging_face']:.1f}")
     print(f"A/A: local again / local {report['noise_local_again_over_local']:.2f}")
+    print(f"beside the baseline: {json.dumps(report['beside_the_baseline'])}")
+
+
+class Extra(NamedTuple):
+    """Seconds that a trial beside the baseline takes besides its own training."""
+
+    baseline: float
+    """In which the baseline trains."""
+    neither: float
+    """In which neither trains: launch, turns, records."""
+
+
+def summary_of_extras(extras: list[Extra]) -> dict[str, Any]:
+    """Return medians of both parts, in seconds; only the count where there is no such trial."""
+    if not extras:
+        return {"trials": 0}
+    return {
+        "trials": len(extras),
+        "baseline_trains_median": round(statistics.median(e.baseline for e in extras), 4),
+        "neither_trains_median": round(statistics.median(e.neither for e in extras), 4),
+    }
 
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians, ratios and the A/A noise."""
+    """Return medians, ratios and the A/A noise."""
     median = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "seconds_per_trial": {
@@ -105,9 +134,38 @@ def study_overheads(
     resources: dict[str, Any] = ON_PROCESSORS,
     knob: str = WRAPPER,
 ) -> list[float]:
-    """Seconds besides training, of every trial but the first and the last, of one real study over one
-    knob."""
-    study = {
+    """Run a study over one knob; return seconds besides training of all trials but the first and last.
+
+    Raises:
+        SystemExit: trials were not launched as asked, or one ran beside the baseline.
+    """
+    study = _study(launcher, workload, trials, resources, knob)
+    study["measurement"]["baseline_runs"] = 1
+    windows = _windows(study)
+    if any(window.paired for window in windows):
+        raise SystemExit("a trial ran beside the baseline, though the baseline runs once")
+    own = [window for window in windows if window.launched == (knob == WRAPPER)]
+    if len(own) < len(windows) - 1:
+        raise SystemExit(
+            f"{len(windows) - len(own)} of {len(windows)} trials were made the other way"
+        )
+    return [window.seconds - window.trained for window in own]
+
+
+def paired_extras(launcher: str, workload: dict[str, Any], trials: int) -> list[Extra]:
+    """Run a study; return the extra seconds of its trials that ran beside the baseline."""
+    windows = _windows(_study(launcher, workload, trials, ON_PROCESSORS, STEP))
+    return [
+        Extra(window.others, window.seconds - window.trained - window.others)
+        for window in windows
+        if window.paired
+    ]
+
+
+def _study(
+    launcher: str, workload: dict[str, Any], trials: int, resources: dict[str, Any], knob: str
+) -> dict[str, Any]:
+    return {
         "name": "overhead",
         "workload": workload,
         "launcher": launcher,
@@ -127,25 +185,51 @@ def study_overheads(
             "rounds": 2,
         },
     }
+
+
+class Window(NamedTuple):
+    """Time from the start of a trial to the start of the next one."""
+
+    seconds: float
+    trained: float
+    """Seconds inside the steps of the trial."""
+    others: float
+    """Seconds inside the steps of other attempts, such as the baseline beside it."""
+    launched: bool
+    """It launched processes of its own."""
+    paired: bool
+    """The baseline ran beside it."""
+
+
+def _windows(study: dict[str, Any]) -> list[Window]:
+    """Run the study; return the windows of all trials but the first and the last."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "study.yaml").write_text(yaml.safe_dump(study))
         command = [sys.executable, "-m", "autotune", "start", "study.yaml", "--foreground"]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        return _overheads(Path(folder, "autotune.db"), launched=knob == WRAPPER)
+        with sqlite3.connect(Path(folder, "autotune.db")) as connection:
+            rows = connection.execute(
+                "select a.started, sum(b.seconds), a.resident_of is null, a.purpose, a.trial, a.round "
+                "from autotune_attempt a join autotune_block b on b.attempt_id = a.id "
+                "group by a.id order by a.started, a.id"
+            ).fetchall()
+    searched = [row for row in rows if row[3] == "search"]
+    return [_window(this, following, rows) for this, following in itertools.pairwise(searched[1:])]
 
 
-def _overheads(database: Path, *, launched: bool) -> list[float]:
-    with sqlite3.connect(database) as connection:
-        rows = connection.execute(
-            "select a.started, sum(b.seconds), a.resident_of from autotune_attempt a "
-            "join autotune_block b on b.attempt_id = a.id "
-            "where a.purpose = 'search' group by a.id order by a.id"
-        ).fetchall()
-    pairs = list(itertools.pairwise(rows[1:]))
-    own = [(this, following) for this, following in pairs if (this[2] is None) == launched]
-    if len(own) < len(pairs) - 1:
-        raise SystemExit(f"{len(pairs) - len(own)} of {len(pairs)} trials were made the other way")
-    return [following[0] - this[0] - this[1] for this, following in own]
+def _window(
+    this: tuple[Any, ...], following: tuple[Any, ...], rows: list[tuple[Any, ...]]
+) -> Window:
+    """Return the window of a trial.
+
+    Args:
+        this, following, rows: start, seconds in steps, launched, purpose, trial and round of attempts.
+    """
+    start, trained, launched, _, trial, _ = this
+    inside = [row for row in rows if row is not this and start <= row[0] < following[0]]
+    paired = [row for row in rows if row[3] == "pace" and row[5] == trial]
+    others = {id(row): row[1] for row in (*inside, *paired)}
+    return Window(following[0] - start, trained, sum(others.values()), bool(launched), bool(paired))
 
 
 def torchrun_overhead(

@@ -1,7 +1,8 @@
 """What our hooks in a training script cost it per step. Run by scripts.py.
 
 A bare training loop in this process, with our hooks and without them in blocks in turn: those of a
-trial, those of a job under `autotune run --watch`, and none a second time (A/A).
+trial, which count samples; those of its first steps, which make digests of the rows as well; those of a
+job under `autotune run --watch`; and none a second time (A/A).
 """
 
 import itertools
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from autotune.worker.inject import meter
 from autotune.worker.inject.changes import Built
+from autotune.worker.inject.rows import Rows
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import BlockPlan, Script, TrialRequest
 from autotune.worker.rank.context import RankContext
@@ -33,10 +35,22 @@ LOOPS = {"tiny": (32, 512, 600), "small": (128, 1024, 200)}
 """Samples of a batch, width of the model, rounds: a few milliseconds a step, and some 20, which is as
 short as trainings are that somebody tunes."""
 BLOCK_STEPS = 5
-ARMS = ("none", "trial", "watched", "between_equals")
+ARMS = ("none", "trial", "digests", "watched", "between_equals")
 CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
 LIMIT = 0.005
 """Of a step."""
+_ITERATOR = dataloader._BaseDataLoaderIter
+_PATCHED: tuple[tuple[Any, str], ...] = (
+    *((_ITERATOR, name) for name in ("__next__", "_next_index", "_reset")),
+    *((torch.amp.GradScaler, name) for name in ("scale", "step")),
+    *((kind, "__enter__") for kind in (torch.no_grad, torch.inference_mode)),
+    (torch.set_grad_enabled, "__init__"),
+    (torch.Tensor, "backward"),
+    (DataLoader, "__iter__"),
+    (nn.Module, "eval"),
+)
+"""Methods of torch that the hooks replace."""
+_HOOKS = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
 _DATAGRAMS = (socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
@@ -58,7 +72,7 @@ def bare_loop(batch: int, width: int) -> Iterator[None]:
 
 
 class Hooks:
-    """Ours, which can be taken away and put back: of a trial, and of a job that is watched."""
+    """Hooks that can be taken away and put back: of a trial, and of a job that is watched."""
 
     def __init__(self, folder: Path, batch: int) -> None:
         """Prepare for a loop with so many samples a batch."""
@@ -67,7 +81,7 @@ class Hooks:
             self._states = {"none": self._state()}
             self._trial = _run_of_trial(folder, batch)
             self._trial.watch()
-            self._states["trial"] = self._state()
+            self._states["trial"] = self._states["digests"] = self._state()
             self.set("none")
             meter.begin(f"{folder}/socket", Built(), samples=0, always=False)
             self._states["watched"] = self._state()
@@ -75,21 +89,18 @@ class Hooks:
         self._states["between_equals"] = self._states["none"]
 
     def _state(self) -> tuple[Any, ...]:
-        hooks = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
-        fetch = dataloader._BaseDataLoaderIter.__next__
-        return (fetch, torch.Tensor.backward, *(dict(found) for found in hooks))
+        methods = [getattr(owner, name) for owner, name in _PATCHED]
+        return methods, [dict(hooks) for hooks in _HOOKS]
 
     def set(self, name: str) -> None:
         """Have these from now on."""
-        fetch, backward, pre, post = self._states[name]
-        dataloader._BaseDataLoaderIter.__next__ = fetch
-        torch.Tensor.backward = backward
-        for found, wanted in (
-            (optimizer._global_optimizer_pre_hooks, pre),
-            (optimizer._global_optimizer_post_hooks, post),
-        ):
+        methods, hooks = self._states[name]
+        for (owner, patched), method in zip(_PATCHED, methods, strict=True):
+            setattr(owner, patched, method)
+        for found, wanted in zip(_HOOKS, hooks, strict=True):
             found.clear()
             found.update(wanted)
+        self._trial._sight.rows = Rows(wanted=0) if name == "digests" else None
 
 
 def _run_of_trial(folder: Path, batch: int) -> ScriptRun:

@@ -38,6 +38,7 @@ class Resources:
         device: name of the devices (on the CPU: of the processors) that all trials run on; None:
             the kind on which most ranks can run.
         nodes: number of nodes that the ranks are spread over; None: as few as they fit on.
+        shares_cpus: whether a trial with more ranks than a node has CPUs runs all the same.
     """
 
     workers: int | None
@@ -46,6 +47,7 @@ class Resources:
     slots: int | None
     device: str | None = None
     nodes: int | None = None
+    shares_cpus: bool = False
 
 
 DEFAULT_CPU_WORKERS = 2

@@ -1,7 +1,7 @@
 """Layout of a trial's ranks on nodes, and the number of trials that fit. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import NotHere
@@ -48,10 +48,21 @@ class Layout:
             return range(slot % devices, slot % devices + 1)
         return range(slot * int(amount), (slot + 1) * int(amount))
 
+    def notice(self) -> str:
+        """Return a message if ranks share CPUs; empty if each rank has its own."""
+        cpus = int(self.bundle["CPU"])
+        if self.ranks_per_node <= cpus:
+            return ""
+        return (
+            f"{self.ranks_per_node} ranks share {cpus} CPU{'s' if cpus > 1 else ''} of their node, "
+            "as they do under the script's own launcher."
+        )
+
 
 def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
     """Return the layout with the fewest nodes per trial.
 
+    CPUs are shared by ranks only if they are allowed to, and fit on no number of nodes otherwise.
     Where the number of slots is not given, it is as many as fit on CUDA devices. On the CPU it is
     one per node, because trials on the same cores and memory disturb each other's figures.
 
@@ -60,22 +71,19 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
     """
     workers = _workers(resources, capacities)
     gpus = _gpus_per_worker(resources, workers, capacities)
-    for nodes in range(1, len(capacities) + 1):
-        if workers % nodes or nodes != (resources.nodes or nodes):
-            continue
-        ranks = workers // nodes
-        bundle = {"CPU": float(ranks * resources.cpus_per_worker)}
-        if gpus:
-            bundle["GPU"] = _devices(ranks, gpus)
-        fitting = [_times(bundle, capacity) for capacity in capacities]
-        usable = [times for times in fitting if times]
-        if len(usable) < nodes:
-            continue
-        most = _slots(usable, nodes)
-        by_default = most if gpus else len(usable) // nodes
-        slots = resources.slots or by_default
-        if slots <= most:
-            return Layout(nodes, ranks, gpus, bundle, slots)
+    counts = [
+        nodes
+        for nodes in range(1, len(capacities) + 1)
+        if workers % nodes == 0 and nodes == (resources.nodes or nodes)
+    ]
+    for shares in sorted({False, resources.shares_cpus}):
+        for nodes in counts:
+            ranks = workers // nodes
+            bundle = _bundle(ranks, resources.cpus_per_worker, gpus)
+            if shares:
+                bundle["CPU"] = min(bundle["CPU"], _cpus_of_each(nodes, capacities, bundle))
+            if slots := _number_of_slots(bundle, nodes, capacities, resources.slots):
+                return Layout(nodes, ranks, gpus, bundle, slots)
     raise NotHere(
         f"{resources.slots or 1} trial(s) of {workers} workers with "
         f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit"
@@ -99,6 +107,32 @@ def _gpus_per_worker(
     if resources.gpus_per_worker is not None:
         return resources.gpus_per_worker
     return 1.0 if sum(node.gpus for node in capacities) >= workers else 0.0
+
+
+def _bundle(ranks: int, cpus: int, gpus: float) -> dict[str, float]:
+    """Return the Ray resources of ranks that have so many CPUs and devices each."""
+    bundle = {"CPU": float(ranks * cpus)}
+    return bundle | {"GPU": _devices(ranks, gpus)} if gpus else bundle
+
+
+def _cpus_of_each(
+    nodes: int, capacities: Sequence[NodeCapacity], bundle: Mapping[str, float]
+) -> float:
+    """Return the CPUs that each of so many nodes with enough devices has; at least one."""
+    there = [node.cpus for node in capacities if node.gpus >= bundle.get("GPU", 0.0)]
+    return float(max([1, *sorted(there, reverse=True)[nodes - 1 : nodes]]))
+
+
+def _number_of_slots(
+    bundle: dict[str, float], nodes: int, capacities: Sequence[NodeCapacity], wanted: int | None
+) -> int:
+    """Return the number of slots of so many nodes each; 0 if fewer fit than are wanted."""
+    fitting = [_times(bundle, capacity) for capacity in capacities]
+    usable = [times for times in fitting if times]
+    most = _slots(usable, nodes)
+    by_default = most if "GPU" in bundle else len(usable) // nodes
+    slots = wanted or by_default
+    return slots if slots <= most else 0
 
 
 def _devices(ranks: int, share: float) -> float:

@@ -49,6 +49,7 @@ class LocalLauncher(Launcher):
     ) -> None:
         layout = plan(resources, [devices.this_machine()])
         self.workers = layout.ranks_per_node
+        self._notices = list(filter(None, [layout.notice()]))
         self.slots = []
         self._reservation = Reservation(busy)
         if left := processes.sweep():
@@ -64,6 +65,10 @@ class LocalLauncher(Launcher):
         except BaseException:
             self.close()
             raise
+
+    def notices(self) -> list[str]:
+        found, self._notices = self._notices, []
+        return found
 
     def close(self) -> None:
         try:

@@ -41,7 +41,10 @@ class Cluster:
         self.size = 0
         """Number of nodes, as far as known."""
         self.device = resources.device
-        self._resources = resources
+        # A node that is missing may still come: ranks wait for it rather than share processors.
+        self._resources = dataclasses.replace(
+            resources, shares_cpus=resources.shares_cpus and not self.is_shared
+        )
         self._address = address or driver.address
         self._infos: dict[str, NodeInfo] = {}
         """Information by node."""
@@ -55,6 +58,8 @@ class Cluster:
             self._query(everywhere)
             self._same = self._common(everywhere)
         self.layout = self.plan(self.fit(everywhere))
+        if notice := self.layout.notice():
+            self.notices.put(notice)
 
     def nodes(self) -> list[ClusterNode]:
         """Return nodes that live, by Ray's account, and may take slots."""

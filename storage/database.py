@@ -311,10 +311,9 @@ def _where(path: Path) -> Path:
 
     SQLite follows links, too, and writes beside the real file.
     """
-    try:
-        real = path.resolve()
-    except (OSError, RuntimeError):
-        raise BadInput(f"storage {path}: that is a link which leads to itself") from None
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():  # realpath stops where a chain of links does not end
+        raise BadInput(f"storage {path}: this link leads to itself; name another file")
     for folder in (path.parent, real.parent):
         if not folder.is_dir():
             raise BadInput(f"storage {path}: the folder {folder} does not exist; create it first")

@@ -68,7 +68,7 @@ def _become(
     # Imported once a watcher was forked: they bring libraries that start threads.
     from autotune.export.job import own, tuned
 
-    of_script = command and tuned(best, command, os.environ, _ranks(command))
+    of_script = command and tuned(best, command, os.environ, *_started(command))
     job = of_script or own(best, os.environ)
     if job.refusals and not force:
         raise BadInput(
@@ -86,14 +86,15 @@ def _become(
         raise BadInput(f"{job.command[0]} cannot be run: {error.strerror}") from None
 
 
-def _ranks(command: list[str]) -> int | None:
-    """Return how many ranks a command starts; None where that is not known."""
+def _started(command: list[str]) -> tuple[int | None, str | None]:
+    """Return how many ranks a command starts, and by whose rules; None for what is not known."""
     from autotune.standalone.command import taken_apart
 
     try:
-        return taken_apart(command).workers
+        launched = taken_apart(command)
     except BadInput:
-        return None
+        return None, None
+    return launched.workers, launched.launch
 
 
 @contextlib.contextmanager

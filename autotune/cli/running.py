@@ -44,6 +44,13 @@ def init(
             "written into the study. Default: 5m."
         ),
     ] = None,
+    may_write: Annotated[
+        bool,
+        typer.Option(
+            "--may-write",
+            help="Let runs of the command, here and in the study, change files: nothing protects them.",
+        ),
+    ] = False,
 ) -> None:
     """Write a commented study.yaml to start from: of your launch command after `--`, which is run for a
     few steps and looked at; else an example, and one of a workload of your own."""
@@ -52,7 +59,10 @@ def init(
     path, command = _path_and_command(words or [])
     startup = _seconds(startup_timeout)
     if command:
-        found = write_of_command(path, command, _tell, storage=url_of(None), startup=startup)
+        from autotune.standalone.survey import Allowed
+
+        allowed = Allowed(startup, may_write=may_write)
+        found = write_of_command(path, command, _tell, storage=url_of(None), allowed=allowed)
         print(f"{path} written: {found.seen}")
         at_once = f", or at once: autotune start {path}" if found.is_complete else ""
         print(f"next: autotune doctor {path}{at_once}")

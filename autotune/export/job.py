@@ -51,6 +51,7 @@ def tuned(
     command: Sequence[str],
     environment: Mapping[str, str],
     ranks: int | None = None,
+    launch: str | None = None,
 ) -> Job:
     """The command as the trials of the recommended configuration ran it; of files of settings that the
     script reads, copies are written below .autotune.
@@ -60,6 +61,7 @@ def tuned(
         command: the user's own: torchrun, python, or whatever starts the script.
         environment: that the command would have.
         ranks: that the command starts; None: not known.
+        launch: what starts them, as `workload.launch` has it; None: not known.
 
     Raises:
         BadInput: the file is not of a script, the command does not run that script, or a file that it
@@ -121,7 +123,11 @@ def tuned(
             *own_words.changes(script, best.knobs, now),
             *(f"environment: {name}={text}" for name, text in (of_study | of_process).items()),
         ),
-        (*own_words.other_batch(script, now), *_other_ranks(best, ranks)),
+        (
+            *own_words.other_batch(script, now),
+            *_other_ranks(best, ranks),
+            *_other_launch(script, launch),
+        ),
     )
 
 
@@ -145,6 +151,15 @@ def _other_ranks(best: BestConfig, ranks: int | None) -> Iterator[str]:
         yield (
             f"the command starts {counted(ranks, 'rank')}, and the study ran {best.world_size}: a step "
             "would have other samples"
+        )
+
+
+def _other_launch(script: Mapping[str, Any], launch: str | None) -> Iterator[str]:
+    then = script.get("launch", launch)  # a file of an earlier version does not say
+    if launch is not None and launch != then:
+        yield (
+            f"the command starts its script as {launch} does, and the study as {then} does: scripts "
+            "take another path by the variables of ranks"
         )
 
 
@@ -276,6 +291,7 @@ def script_of(
     digest = _digest(path) if not told.is_module and path.is_file() else None
     found = {**asdict(told), "changes": list(told.changes), "digest": digest, **told_to_all}
     said = own_words.today(told.flags, spec.workload.arguments, spec.env, folder)
+    found["launch"] = scripts.launch_of(spec.workload, workers)
     found["today"] = said | {name: spec.full_baseline()[name] for name in told.changes}
     of_all = {*spec.workload.over_all_ranks} & {*told.turned}
     if shared := [flag for name, flag in told.flags.items() if name in of_all]:

@@ -101,6 +101,7 @@ def resources(spec: StudySpec) -> Resources:
         slots=wanted.slots,
         device=wanted.device,
         nodes=wanted.nodes,
+        shares_cpus=spec.workload.is_script and "cpus_per_worker" not in wanted.model_fields_set,
     )
 
 
@@ -258,6 +259,16 @@ class Plan:
         several = min(wanted.warmup, wanted.longest) / STEADY_BLOCKS
         longest = max(_OVERRUN * seconds, several)
         return BlockPlan(seconds, fewest, longest=longest)
+
+    @property
+    def least_timed(self) -> float:
+        """Return the seconds of training that the shortest timed run takes."""
+        return (STEADY_BLOCKS + FEWEST_BLOCKS) * self._blocks().seconds
+
+    @property
+    def longest_timed(self) -> float:
+        """Return the seconds of training that the longest timed run takes."""
+        return self.spec.measurement.warmup + self.spec.measurement.longest
 
     @property
     def _is_quick(self) -> bool:

@@ -21,7 +21,7 @@ from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.plan import Plan, launcher_of, step_by_step, surveyed
-from autotune.runs.probe import Probe, why_not
+from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import likeness, name_lookup
 from autotune.standalone.ray_safety import judged
 from autotune.worker.node.sandbox import OVERLAY
@@ -177,9 +177,17 @@ def _one_rank(folder: str) -> Launcher:
     return open_launcher("local", wanted, folder, None)
 
 
-def baseline_of(probe: Probe) -> Check:
-    """Check that the baseline of a study trains."""
-    return _tried("baseline", functools.partial(_baseline, probe))
+def baseline_of(
+    probe: Probe, judge: FitMonitor | None = None, shape: Shape = step_by_step
+) -> Check:
+    """Check that the baseline of a study trains.
+
+    Args:
+        probe: of the study.
+        judge: of the run; None: it takes a few steps.
+        shape: of the run, with reports of single steps or of moments.
+    """
+    return _tried("baseline", lambda: _baseline(probe, judge or FitMonitor(), shape))
 
 
 def of_machine() -> Iterator[Check]:
@@ -188,15 +196,14 @@ def of_machine() -> Iterator[Check]:
     yield _load()
 
 
-def _baseline(probe: Probe) -> str:
+def _baseline(probe: Probe, judge: FitMonitor, shape: Shape) -> str:
     """Build the workload and train it for a few steps.
 
     Raises:
         AutotuneError: it cannot be.
     """
     probe.plan.check_baseline()
-    judge = FitMonitor()
-    result = probe.run(BASELINE_RUN, probe.plan.baseline, judge, step_by_step)
+    result = probe.run(BASELINE_RUN, probe.plan.baseline, judge, shape)
     if problem := why_not(result):
         raise AutotuneError(problem)
     if compiled := _compiled_again([seen.block for seen in judge.seen]):

@@ -151,7 +151,7 @@ def parts(seen: Surveyed) -> tuple[dict[str, int], ...]:
     named = {
         option.flag: value
         for option in seen.options
-        if option.sure and not option.switch and _is_named(MICRO_BATCH, option)
+        if option.sure and not option.switch and is_named(MICRO_BATCH, option)
         if 0 < (value := _whole(option)) < size
     }
     if len(named) > 1 and sum(named.values()) == size:
@@ -171,7 +171,7 @@ def named(knob: str, seen: Surveyed) -> dict[str, int]:
     found = {
         option.flag.rpartition(FIELD)[2]: option.flag
         for option in reversed(seen.options)
-        if option.sure and not option.switch and _is_named(knob, option)
+        if option.sure and not option.switch and is_named(knob, option)
         if _whole(option) == today
     }
     return dict.fromkeys(found.values(), today)
@@ -195,13 +195,26 @@ def another_split(seen: Surveyed) -> tuple[int, int]:
     return micro_batch, 2 * known if rest or steps in (0, known) else steps
 
 
+def doubled(trial: Trial, seen: Surveyed) -> Trial | None:
+    """Return the trial with twice today's micro-batch: a script may fail with a smaller one, or with a
+    single sample do something else. None where that was tried.
+
+    Args:
+        trial: of a setting of the micro-batch.
+        seen: of the script.
+    """
+    if trial.value >= seen.micro_batch or not trial.option.sure:
+        return None
+    return dataclasses.replace(trial, value=2 * seen.micro_batch)
+
+
 def _ranks(knob: str, option: Option, seen: Surveyed, today: int, workers: int) -> int:
     """How many ranks a setting counts together if its value is what was seen of the knob; 0: it is
     not."""
     value = _whole(option)
     if option.switch or not value or not today:
         return 0
-    named = _is_named(knob, option)
+    named = is_named(knob, option)
     if not named and (today <= _SAYS_NOTHING or not option.sure):
         return 0
     sequence_first = knob == MICRO_BATCH and named and not seen.loader
@@ -214,7 +227,7 @@ def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, bool,
     """Least for what is tried first."""
     option, words = trial.option, _words_of(trial.option)
     return (
-        not _is_named(knob, option),
+        not is_named(knob, option),
         not option.sure,
         bool(words & _ELSEWHERE),
         trial.ranks > 1,
@@ -226,13 +239,14 @@ def _order(knob: str, trial: Trial) -> tuple[bool, bool, bool, bool, bool, bool,
 
 def knob_named(option: str) -> str | None:
     """The knob that an option is named for; None if for none."""
-    words = set(_words(option))
+    words = set(words_in(option))
     if words & _ELSEWHERE:
         return None
     return next((knob for knob, fits in _KNOBS.items() if fits(words)), None)
 
 
-def _is_named(knob: str, option: Option) -> bool:
+def is_named(knob: str, option: Option) -> bool:
+    """Return whether a setting is named for a knob."""
     words = _words_of(option)
     return _KNOBS[knob](words) and not words & _ELSEWHERE
 
@@ -240,7 +254,7 @@ def _is_named(knob: str, option: Option) -> bool:
 def _words_of(option: Option) -> set[str]:
     """Words of its names, and of what it lies in within a file; not those of the file's own name."""
     _, _, path = option.flag.rpartition(FIELD)
-    return {*_words(option.name), *_words(path)}
+    return {*words_in(option.name), *words_in(path)}
 
 
 def _is_micro_batch(words: set[str]) -> bool:
@@ -272,7 +286,8 @@ def _whole(option: Option) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _words(name: str) -> list[str]:
+def words_in(name: str) -> list[str]:
+    """Split a name into its words, in lower case."""
     split = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
     return [word for word in re.split(r"[^a-z0-9]+", split.lower()) if word]
 

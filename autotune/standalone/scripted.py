@@ -11,7 +11,7 @@ from autotune.analysis.wording import counted
 from autotune.config.proportion import granule
 from autotune.errors import BadInput
 from autotune.standalone.command import Launched
-from autotune.standalone.survey import Findings
+from autotune.standalone.survey import Allowed, Findings
 from autotune.worker.protocol import DEEPSPEED, PYTHON, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.surveyed import Option, Surveyed
 from search_spaces import CATALOGUE
@@ -48,7 +48,7 @@ def study(
     cpus: int,
     *,
     name: str,
-    startup: float | None = None,
+    allowed: Allowed | None = None,
 ) -> str:
     """Write the text of study.yaml.
 
@@ -58,7 +58,7 @@ def study(
         found: by looking at it.
         cpus: of this machine.
         name: of the study.
-        startup: seconds that a start may take; None: as for any study.
+        allowed: what runs of the command may do; None: as for any study.
 
     Raises:
         BadInput: nothing of the script can be tuned.
@@ -68,11 +68,12 @@ def study(
     space = {knob: values for knob, values in space.items() if knob not in taken}
     if not space:
         raise BadInput(_nothing_to_tune(launched, found))
-    measurement = f"measurement:\n  startup_deadline: {startup:g}s\n" if startup else ""
+    may = allowed or Allowed()
+    measurement = f"measurement:\n  startup_deadline: {may.startup:g}s\n" if may.startup else ""
     parts = [
         *_head(command, found),
         f"name: {_text(name)}\n",
-        _workload(launched, found),
+        _workload(launched, found, may_write=may.may_write),
         _resources(launched, found),
         _env(launched),
         _search_space(space, found, taken),
@@ -126,7 +127,7 @@ def _head(command: Sequence[str], found: Findings) -> Iterator[str]:
     yield "# Then: autotune start with this file, and autotune run best.yaml -- with the command."
 
 
-def _workload(launched: Launched, found: Findings) -> str:
+def _workload(launched: Launched, found: Findings, *, may_write: bool) -> str:
     lines = [
         "workload:",
         f"  {'module' if launched.is_module else 'script'}: {_text(launched.target)}",
@@ -135,6 +136,22 @@ def _workload(launched: Launched, found: Findings) -> str:
     lines.append(f"  launch: {launched.launch}   # {_LAUNCHES[launched.launch]}")
     if launched.options:
         lines.append(f"  python_options: [{', '.join(map(_text, launched.options))}]")
+    if may_write:
+        lines.append(
+            "  may_write: true   # trials change files as the job does: nothing is protected"
+        )
+    lines += _turned_by(found)
+    if not found.seen.loader:
+        lines.append(
+            f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: a guess "
+            "by the rows that the model is given"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _turned_by(found: Findings) -> list[str]:
+    """Return the lines that say which settings turn the knobs of the script."""
+    lines: list[str] = []
     turning, interval = found.turning, _log_interval(found.seen)
     flags = [f"    {knob}: {_text(flag)}" for knob, flag in turning.flags.items()]
     if flags:
@@ -152,12 +169,7 @@ def _workload(launched: Launched, found: Findings) -> str:
         lines.append(f"  over_all_ranks: [{', '.join(turning.over_all_ranks)}]")
     if turning.keeps_global_batch:
         lines.append("  keeps_global_batch: true   # the script derives the other one by itself")
-    if not found.seen.loader:
-        lines.append(
-            f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: a guess "
-            "by the rows that the model is given"
-        )
-    return "\n".join([*lines, ""])
+    return lines
 
 
 def _objective(found: Findings) -> str:

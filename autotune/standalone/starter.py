@@ -14,6 +14,7 @@ from autotune.views.presets import presets_listed
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
     from autotune.standalone.command import Launched
+    from autotune.standalone.survey import Allowed
 
 _WORKLOAD = "my_workload.py"
 _SPACE = "search_space: quick\n"
@@ -49,7 +50,7 @@ def write_of_command(
     say: Callable[[str], None] = lambda _: None,
     *,
     storage: str | None = None,
-    startup: float | None = None,
+    allowed: "Allowed | None" = None,
 ) -> Written:
     """Look at what a launch command trains, and write a study of it that can start. Where no script of
     torch is in it, nothing is run, and what is not known stands as TODO.
@@ -59,7 +60,7 @@ def write_of_command(
         command: the user's own.
         say: told what is being done.
         storage: URL of the storage whose names are taken; None: no name is.
-        startup: seconds that a start of the script may take; None: as for any study.
+        allowed: what runs of the command may do; None: as for any study.
 
     Raises:
         BadInput: the file exists or cannot be written, or the command cannot be tuned; there is no
@@ -86,7 +87,7 @@ def write_of_command(
             raise _exists(path) from None
         seen = f"a study over a command; fill in what is marked {unseen.TODO} there"
         return Written(seen, is_complete=False)
-    seen, text = _of_script(path, command, launched, say, storage, startup)
+    seen, text = _of_script(path, command, launched, say, storage, allowed)
     if not _written(path, text):
         raise _exists(path)
     return Written(seen, is_complete=True)
@@ -98,13 +99,14 @@ def _of_script(
     launched: "Launched",
     say: Callable[[str], None],
     storage: str | None,
-    startup: float | None,
+    allowed: "Allowed | None",
 ) -> tuple[str, str]:
     """What was seen of a script, and the text of a study of it that was run once."""
     from autotune.config import document, study
     from autotune.standalone import scripted
-    from autotune.standalone.survey import Findings, survey
+    from autotune.standalone.survey import Allowed, Findings, survey
 
+    may = allowed or Allowed()
     name = _free_name(scripted.name_of(launched), storage, say)
     done: list[tuple[str, str]] = []
 
@@ -112,13 +114,13 @@ def _of_script(
         for doubt in found.turning.doubts:
             say(f"Not mapped: {doubt}.")
         cpus = len(os.sched_getaffinity(0))
-        text = scripted.study(command, launched, found, cpus, name=name, startup=startup)
+        text = scripted.study(command, launched, found, cpus, name=name, allowed=may)
         done.append((scripted.told(found), text))
         folders = (Path.cwd(), path.parent.absolute())
         spec = study.check(document.parse(text, str(path)), folders)
         return spec.model_copy(update={"folder": str(path.parent.resolve())})
 
-    survey(launched, Path.cwd(), say, write, startup)
+    survey(launched, Path.cwd(), say, write, may)
     return done[-1]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.analysis.wording import counted
 from autotune.config import StudySpec, fields
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
@@ -14,6 +15,7 @@ from autotune.runs.probe import Probe, Shape, why_not
 from autotune.standalone import doctor, flags, interpreters
 from autotune.standalone.command import Launched
 from autotune.standalone.flags import MICRO_BATCH
+from autotune.standalone.lasting import LastingMonitor, in_moments, steps_taken, too_short
 from autotune.standalone.patience import reported
 from autotune.standalone.turning import Turning, turning
 from autotune.worker.protocol import Deadlines, TrialRequest
@@ -23,6 +25,7 @@ from storage import AttemptResult, AttemptState
 
 _TAIL_BYTES = 4096
 """Of the script's output, in which its last line is looked for."""
+_LINES_SHOWN = 20
 _SLOWER = 4.0
 """Times the first run: a run with another setting may compile anew."""
 _LEAST_STARTUP = 60.0
@@ -52,12 +55,25 @@ class Findings:
         return self.turning.turned_by
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """What runs of a script may do.
+
+    Attributes:
+        startup: seconds that a start may take; None: as for any study.
+        may_write: whether they may change files.
+    """
+
+    startup: float | None = None
+    may_write: bool = False
+
+
 def survey(
     launched: Launched,
     workdir: Path,
     say: Callable[[str], None],
     write: Callable[[Findings], StudySpec],
-    startup: float | None = None,
+    allowed: Allowed,
 ) -> StudySpec:
     """Run a script for a few steps, and again for each setting that may turn a knob; then run the
     baseline of the study that is written of it, as `start` would.
@@ -67,7 +83,7 @@ def survey(
         workdir: where it runs.
         say: told what is being done, as a script may take minutes to start.
         write: writes a study of what was found; nothing to disk.
-        startup: seconds that its start may take; None: as for any study.
+        allowed: what its runs may do.
 
     Raises:
         BadInput: it cannot be run, no training was seen, or the study could not start; with the reason.
@@ -76,16 +92,18 @@ def survey(
     if not launched.is_module and not (workdir / launched.target).exists():
         raise BadInput(f"{launched.target}: no such file in {workdir}")
     interpreters.check(launched)
-    spec = _spec(launched, startup)
+    spec = _spec(launched, allowed)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,
         launcher_of(spec, Path(folder)) as launcher,
     ):
+        for notice in launcher.notices():
+            say(f"Note: {notice}")
         plan = Plan(spec, launcher)
         look = _Look(Probe(plan, Path(folder), workdir), launched, workdir, say)
         seen = look.at({})
-        _check(seen, launched)
         seen = _with_settings(seen, launched, workdir)
+        _check(seen, launched, plan, look.output())
         found = turning(look.at, seen, launcher.workers, say)
         if found.columns:
             seen = dataclasses.replace(seen, micro_batch=seen.columns)
@@ -93,19 +111,24 @@ def survey(
         workers, device = launcher.workers * launched.nodes, launcher.slots[0].device
         study = write(Findings(seen, workers, device, facts_of(launcher), found))
         if launched.nodes == 1:
-            _check_start(Probe(plan.of(study), Path(folder), workdir), launched, say)
+            _check_start(Probe(plan.of(study), Path(folder), workdir), launched, seen, say)
         return study
 
 
-def _check_start(probe: Probe, launched: Launched, say: Callable[[str], None]) -> None:
-    """Run the baseline of a study for a few steps.
+def _check_start(
+    probe: Probe, launched: Launched, seen: Surveyed, say: Callable[[str], None]
+) -> None:
+    """Run the baseline of a study for as long as the shortest trial takes.
 
     Raises:
         BadInput: the study could not start.
     """
     say(f"Running {launched.target} once more, as the study will ...")
     with reported(say, lambda: probe.files(doctor.BASELINE_RUN).tail(0, _TAIL_BYTES)):
-        check = doctor.baseline_of(probe)
+        judge = LastingMonitor(probe.plan.least_timed)
+        check = doctor.baseline_of(probe, judge, in_moments)
+    if check.level == "fail" and (taken := steps_taken(check.text)):
+        raise BadInput(_too_short(launched, taken, judge.seconds_of_step(taken), probe.plan, seen))
     if check.level == "fail":
         raise BadInput(
             f"{launched.target} was seen to train, but a study of it could not start, so none is "
@@ -116,12 +139,20 @@ def _check_start(probe: Probe, launched: Launched, say: Callable[[str], None]) -
             say(f"Note: {finding.name}: {finding.text}")
 
 
-def _spec(launched: Launched, startup: float | None) -> StudySpec:
+def _too_short(
+    launched: Launched, steps: int, per_step: float | None, plan: Plan, seen: Surveyed
+) -> str:
+    return too_short(launched.target, steps, per_step, plan.longest_timed, seen.options)
+
+
+def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
+    startup = allowed.startup
     workload = {
         "module" if launched.is_module else "script": launched.target,
         "args": list(launched.args),
         "launch": launched.launch,
         "python_options": list(launched.options),
+        "may_write": allowed.may_write,
     }
     ranks = launched.workers_per_node  # a look at one of the nodes tells what all do
     return StudySpec.model_validate(
@@ -156,6 +187,11 @@ class _Look:
         self._runs = 0
         self._startup = probe.plan.spec.measurement.startup_deadline
         self._usual = 0.0
+        self._last = ""
+
+    def output(self) -> str:
+        """Return the end of what rank 0 printed in the last run."""
+        return self._probe.files(self._last).tail(0, _TAIL_BYTES)
 
     def at(self, settings: Mapping[str, int]) -> Surveyed:
         """What rank 0 has seen.
@@ -187,6 +223,7 @@ class _Look:
         if why := why_not(result):
             raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
         self._usual = self._usual or result.wall_seconds
+        self._last = name
         seen = Surveyed.from_text(files.survey(0).read_text())
         if settings and not seen.steps:
             raise BadInput(seen.ended or "no optimizer step was seen")
@@ -237,17 +274,48 @@ def _with_settings(seen: Surveyed, launched: Launched, workdir: Path) -> Surveye
     return dataclasses.replace(seen, options=options)
 
 
-def _check(seen: Surveyed, launched: Launched) -> None:
-    if not seen.steps:
-        how = seen.ended or "it never came to one"
+def _check(seen: Surveyed, launched: Launched, plan: Plan, output: str) -> None:
+    """See that a script trains, and for long enough.
+
+    Args:
+        seen: of the script.
+        launched: the command.
+        plan: of the look.
+        output: the end of what its first rank printed.
+
+    Raises:
+        BadInput: it does not, with the reason.
+    """
+    if seen.failed:
+        taken = counted(seen.steps, "optimizer step")
         raise BadInput(
-            f"{launched.target}: no optimizer step of torch.optim was seen ({how}), and these are what "
-            "is measured. A script that updates its parameters by itself can step an optimizer of "
-            "torch.optim instead, such as SGD, or be tuned by its options alone, as a command: write "
-            "study.yaml with workload.command (docs/scripts.md, Commands)"
+            f"{launched.target} does not train here: {seen.ended} after {taken}. See that the command "
+            f"runs by itself.{_printed(output)}"
         )
+    if not seen.steps:
+        raise BadInput(_without_step(seen, launched, output))
+    if seen.ended_by_itself:
+        raise BadInput(_too_short(launched, seen.steps, None, plan, seen))
     if not seen.micro_batch:
         raise BadInput(
             f"{launched.target}: no batch was seen on its way into a model; write study.yaml by hand, "
             "with workload.samples (docs/scripts.md)"
         )
+
+
+def _without_step(seen: Surveyed, launched: Launched, output: str) -> str:
+    how = seen.ended or "it never came to one"
+    idle = seen.ended_by_itself and not seen.backwards
+    return (
+        f"{launched.target}: no optimizer step of torch.optim was seen ({how}), and these are what is "
+        "measured. A script that updates its parameters by itself can step an optimizer of torch.optim "
+        "instead, such as SGD, or be tuned by its options alone, as a command: write study.yaml with "
+        f"workload.command (docs/scripts.md, Commands).{_printed(output) if idle else ''}"
+    )
+
+
+def _printed(output: str) -> str:
+    lines = output.rstrip().splitlines()[-_LINES_SHOWN:]
+    if not any(map(str.strip, lines)):
+        return " Rank 0 has printed nothing."
+    return "\n".join([" Rank 0 has printed last:", *lines])

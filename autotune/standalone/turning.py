@@ -14,6 +14,8 @@ from autotune.worker.surveyed import Surveyed
 _PARTNERS = 2
 """Settings of the accumulation that are tried together with one of the micro-batch, which the script
 refuses alone."""
+_SINGLE = 1
+"""Samples of a micro-batch of which a script may do something else, such as leave it out."""
 
 Look = Callable[[Mapping[str, int]], Surveyed]
 """What rank 0 sees of the script with these settings changed.
@@ -94,7 +96,9 @@ class _Search:
         if not runs:
             return ""
         partners = min(_PARTNERS, len(self._candidates.get(ACCUMULATION, ())))
-        refused = f"; {partners + 1} more if the script refuses one alone" if partners else ""
+        again = sum(map(bool, map(self._doubled, self._candidates.get(MICRO_BATCH, ()))))
+        more = again + (partners + 1 if partners else 0)
+        refused = f"; {more} more if the script refuses one alone" if more else ""
         return f"At most {counted(runs, 'more run')} of a few steps: {tried}{refused}."
 
     def result(self) -> Turning:
@@ -118,7 +122,9 @@ class _Search:
         try:
             after = self._look({flag: trial.given})
         except BadInput as error:
-            if knob != MICRO_BATCH or not self._found_together(trial):
+            if knob == MICRO_BATCH and self._found_together(trial):
+                return
+            if not self._tried_doubled(knob, trial):
                 self._doubts.append(f"{flag} {trial.given} fails: {_first_line(error)}")
             return
         if turned := next((k for k in COUNTED if flags.answers(k, trial, before, after)), None):
@@ -129,12 +135,25 @@ class _Search:
             self._add({knob: trial}, columns=True)
         elif together := flags.shared(knob, trial, after, self._workers):
             self._try(knob, together)
+        elif trial.value == _SINGLE and self._tried_doubled(knob, trial):
+            return
         elif trial.option.sure:  # else it was a guess
             self._doubts.append(
                 f"{flag} is not {knob}: with {trial.given} there were "
                 f"{counted(after.micro_batch, 'sample')} a micro-batch, "
                 f"{counted(after.accumulation_steps, 'micro-batch')} a step"
             )
+
+    def _tried_doubled(self, knob: str, trial: Trial) -> bool:
+        """Try a setting of the micro-batch again with a larger value; return whether that was done."""
+        larger = self._doubled(trial) if knob == MICRO_BATCH else None
+        if larger is not None:
+            self._try(knob, larger)
+        return larger is not None
+
+    def _doubled(self, trial: Trial) -> Trial | None:
+        named = flags.is_named(MICRO_BATCH, trial.option)
+        return flags.doubled(trial, self._seen) if named else None
 
     def _found_together(self, trial: Trial) -> bool:
         """Try a setting of the micro-batch that the script refuses alone with one of the accumulation:

@@ -12,12 +12,12 @@ import os
 import site
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from autotune.worker import processes
+from autotune.worker import processes, watched_environment
 from autotune.worker.protocol import Preload, TrialRequest
 from autotune.worker.sandbox import redirect
 
@@ -27,7 +27,6 @@ _DRIVER = "libcuda.so.1"
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED, the answer to every call before cuInit."""
 _DEVICES = "/dev/nvidia"
-_EVERYTHING = "all of the environment"
 
 
 class Brought:
@@ -95,7 +94,7 @@ def load(wanted: Preload) -> str:
     except OSError as error:
         return f"the study's folder is not there: {error}"
     os.environ.update(wanted.environment)
-    with _watched_environment({*wanted.private, *wanted.changed}) as asked:
+    with watched_environment.watched({*wanted.private, *wanted.changed}) as asked:
         for name in wanted.modules:
             import_one(name)
             if has_begun_cuda():
@@ -154,36 +153,6 @@ def import_one(name: str) -> None:
         raise
     except BaseException:  # SystemExit too
         traceback.print_exc()
-
-
-@contextlib.contextmanager
-def _watched_environment(names: set[str]) -> Iterator[list[str]]:
-    """Those of the names that are read or set in os.environ meanwhile."""
-    asked = list[str]()
-    usual = type(os.environ)
-
-    class Watched(usual):  # type: ignore[misc, valid-type]
-        def __getitem__(self, key: str) -> str:
-            asked.extend({key} & names)
-            return str(super().__getitem__(key))
-
-        def __setitem__(self, key: str, value: str) -> None:
-            asked.extend({key} & names)
-            super().__setitem__(key, value)
-
-        def __delitem__(self, key: str) -> None:
-            asked.extend({key} & names)
-            super().__delitem__(key)
-
-        def __iter__(self) -> Iterator[str]:
-            asked.append(_EVERYTHING)
-            return iter(super().__iter__())
-
-    os.environ.__class__ = Watched
-    try:
-        yield asked
-    finally:
-        os.environ.__class__ = usual
 
 
 def _comes_out_alike(name: str, changed: Mapping[str, str | None]) -> bool:

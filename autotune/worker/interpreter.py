@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import process, util
 from pathlib import Path
@@ -19,7 +19,10 @@ _TYPED_THREADS = "AUTOTUNE_OMP_NUM_THREADS"
 """OMP_NUM_THREADS as the user has it, where the fork server has one of ours; empty: they have none."""
 _PATH = "PYTHONPATH"
 _THREADS = "OMP_NUM_THREADS"
-QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+_ADDED = "AUTOTUNE_ADDED"
+"""Names of the variables that an agent has set for itself and that its scripts are not to see,
+separated by spaces."""
+_QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """A library that asks as it is imported whether there is a device is answered without CUDA: a process
 that has initialised CUDA cannot be forked into ranks."""
 _MAIN_PROCESS = "MainProcess"
@@ -34,6 +37,16 @@ def asked(options: Sequence[str]) -> dict[str, str]:
         options: of python, as in `python -O train.py`.
     """
     return {_ASKED: json.dumps(list(options))}
+
+
+def quiet(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an agent, in which imports do not initialise CUDA.
+
+    Args:
+        environment: of the study; what it says itself stays.
+    """
+    added = {name: value for name, value in _QUIET.items() if name not in environment}
+    return {**environment, **added, _ADDED: " ".join(added)}
 
 
 @contextlib.contextmanager
@@ -87,12 +100,14 @@ class _Start:
         path: sys.path, without the folder that `python -c` puts there.
         options: of python.
         threads: OMP_NUM_THREADS of the user, where this process has another; empty: none.
+        added: variables that the agent has set for itself.
         process: this one, as multiprocessing knows it.
     """
 
     path: tuple[str, ...]
     options: tuple[str, ...]
     threads: str | None
+    added: tuple[str, ...]
     process: Any
 
 
@@ -107,24 +122,26 @@ def look() -> None:
     options = words[1 : words.index("-c")] if "-c" in words else []
     sys.path[:] = [entry for entry in sys.path if entry]
     threads = os.environ.pop(_TYPED_THREADS, None)
-    _start = _Start(tuple(sys.path), tuple(options), threads, multiprocessing.current_process())
+    added = os.environ.pop(_ADDED, "").split()
+    current = multiprocessing.current_process()
+    _start = _Start(tuple(sys.path), tuple(options), threads, tuple(added), current)
     if (typed := os.environ.pop(_TYPED_PATH, None)) is not None:
         os.environ[_PATH] = typed
 
 
 def restore() -> None:
     """Make a fork what python makes of a process before it runs a script."""
-    if _start:
-        sys.path[:] = _start.path
-        sys.orig_argv = [sys.executable, *_start.options]
-        _be_main_process(_start)
-        if _start.threads is not None:
-            os.environ[_THREADS] = _start.threads
-            if not _start.threads:
-                del os.environ[_THREADS]
-    for name, value in QUIET.items():
-        if os.environ.get(name) == value:
-            del os.environ[name]
+    if not _start:
+        return
+    sys.path[:] = _start.path
+    sys.orig_argv = [sys.executable, *_start.options]
+    _be_main_process(_start)
+    for name in _start.added:
+        os.environ.pop(name, None)
+    if _start.threads is not None:
+        os.environ[_THREADS] = _start.threads
+        if not _start.threads:
+            del os.environ[_THREADS]
 
 
 def _be_main_process(start: _Start) -> None:

@@ -9,6 +9,8 @@ from typing import Any, TypedDict
 
 from autotune.worker.decoding import decoder
 
+SCRIPT_ENDED = "the script ended after"
+"""Begins the cause of a timed run whose script ended by itself, without an error, too early."""
 COMPRESSION_WARM_UP = 3
 """Steps before gradient compression begins. Real training has more: later throughput is the same."""
 

@@ -8,6 +8,8 @@ from autotune.worker.decoding import decoder
 
 SETTINGS = (".yaml", ".yml", ".json", ".toml")
 """How names of files end from which scripts read their settings."""
+ENDED = "the script ended"
+"""Begins what is said of a script that ended by itself; with nothing behind it, without an error."""
 Scalar = bool | int | float | str
 
 
@@ -62,7 +64,7 @@ class Surveyed:
         options: all that were found, in the order of the script.
         settings: files of YAML, JSON or TOML that it opened for reading, of its own folder or named by
             its arguments.
-        ended: how it ended by itself; empty if it was left.
+        ended: how it ended, or why it was left before its steps were seen; else empty.
     """
 
     steps: int = 0
@@ -94,6 +96,16 @@ class Surveyed:
     def samples(self) -> int:
         """Of a rank per optimizer step."""
         return self.micro_batch * self.accumulation_steps
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the script came to an end, with or without an error."""
+        return self.ended.startswith(ENDED)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the script ended by itself with an exit status or a message."""
+        return self.ended_by_itself and self.ended != ENDED
 
     @property
     def uneven(self) -> bool:

@@ -31,9 +31,16 @@ def folder() -> Iterator[Path]:
 
 
 def autotune(how: str, folder: Path, *arguments: str) -> str:
-    """Run a command there; what it printed."""
+    """Run a command there that succeeds, and return what it printed."""
+    found = ran(how, folder, *arguments)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def ran(how: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command there."""
     code = "import sys; from autotune.cli import run; run()"
-    found = subprocess.run(
+    return subprocess.run(
         [*PREFIXES[how], sys.executable, "-c", code, *arguments],
         cwd=folder / "project",
         env={**os.environ, "HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
@@ -41,8 +48,33 @@ def autotune(how: str, folder: Path, *arguments: str) -> str:
         text=True,
         timeout=300,
     )
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+
+
+_COPIES_ITSELF = """
+import subprocess, torch
+from torch.utils.data import DataLoader, TensorDataset
+subprocess.run(["cp", __file__, "backup.py"], check=True)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for (x,) in DataLoader(TensorDataset(torch.randn(80, 8)), 4):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_init_script_that_is_refused_to_write_is_told_of_may_write(folder: Path) -> None:
+    (folder / "project" / "own.py").write_text(_COPIES_ITSELF)
+    refused = ran("copies", folder, "init", "--", "python", "own.py")
+    assert refused.returncode == 2, refused.stdout
+    assert "cannot create regular file 'backup.py'" in refused.stderr.splitlines()[1]
+    assert "autotune init --may-write" in refused.stderr
+    assert not (folder / "project" / "study.yaml").exists()
+    autotune("copies", folder, "init", "--may-write", "--", "python", "own.py")
+    study = yaml.safe_load((folder / "project" / "study.yaml").read_text())
+    assert study["workload"]["may_write"] is True
+    assert (folder / "project" / "backup.py").exists()
 
 
 @pytest.mark.parametrize("how", PREFIXES)

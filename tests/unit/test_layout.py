@@ -1,5 +1,6 @@
 """How ranks spread over nodes, and which CUDA devices this machine offers."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -24,6 +25,14 @@ wishes = st.builds(
     gpus_per_worker=st.sampled_from([None, 0, 0.1, 0.25, 0.3, 0.4, 0.5, 0.75, 1]),
     cpus_per_worker=st.integers(1, 8),
     slots=st.one_of(st.none(), st.integers(1, 6)),
+)
+sharing = st.builds(
+    Resources,
+    workers=st.integers(1, 16),
+    gpus_per_worker=st.sampled_from([0, 0.5, 1]),
+    cpus_per_worker=st.just(1),
+    slots=st.one_of(st.none(), st.integers(1, 6)),
+    shares_cpus=st.just(True),
 )
 
 
@@ -57,7 +66,7 @@ def fits(layout: Layout, cluster: list[NodeCapacity]) -> bool:
 
 
 @THOROUGH
-@given(wishes, clusters)
+@given(st.one_of(wishes, sharing), clusters)
 def test_a_layout_never_takes_more_than_the_cluster_has(wish, cluster):
     layout = planned(wish, cluster)
     assume(layout is not None)
@@ -125,6 +134,33 @@ def test_ranks_are_on_the_devices_that_were_taken_for_them(ranks, share, devices
     assert [device_of(rank, ranks, share) for rank in range(ranks)] == devices
     (bundle,) = (plan(Resources(ranks, share, 1, 1), [NodeCapacity(16, 8)]).bundle,)
     assert bundle["GPU"] == len(set(devices))
+
+
+@THOROUGH
+@given(sharing, clusters)
+def test_cpus_are_shared_only_where_ranks_fit_nowhere_else(wish, cluster):
+    alone = planned(dataclasses.replace(wish, shares_cpus=False), cluster)
+    layout = planned(wish, cluster)
+    if alone:
+        assert layout == alone
+        assert not layout.notice()
+    elif layout:
+        assert layout.notice()
+        assert layout.nodes * layout.ranks_per_node == wish.workers
+
+
+@pytest.mark.parametrize(("ranks", "cpus"), [(2, 1), (4, 2), (3, 2)])
+def test_ranks_of_a_script_beyond_the_cpus_share_them(ranks, cpus):
+    wish = Resources(ranks, None, 1, None, shares_cpus=True)
+    assert plan(wish, [NodeCapacity(cpus, 0)]) == Layout(1, ranks, 0, {"CPU": cpus}, 1)
+    with pytest.raises(LauncherError):
+        plan(dataclasses.replace(wish, slots=2), [NodeCapacity(cpus, 0)])
+
+
+def test_ranks_with_devices_share_the_cpus_of_the_nodes_that_have_these():
+    wish = Resources(4, 1, 1, None, shares_cpus=True)
+    cluster = [NodeCapacity(64, 0), NodeCapacity(2, 4)]
+    assert plan(wish, cluster) == Layout(1, 4, 1, {"CPU": 2, "GPU": 4}, 1)
 
 
 def test_ranks_spread_evenly_or_not_at_all():

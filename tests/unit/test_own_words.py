@@ -108,6 +108,16 @@ def test_job_of_other_ranks_is_refused() -> None:
     assert refused.startswith("the command starts 8 ranks, and the study ran 2")
 
 
+def test_job_under_another_launcher_than_the_study_is_refused() -> None:
+    config, command = best(), [*TORCHRUN, "--batch-size", "16"]
+    (refused,) = tuned(config, command, {}, ranks=2, launch="deepspeed").refusals
+    assert "starts its script as deepspeed does, and the study as torchrun does" in refused
+    assert not tuned(config, command, {}, ranks=2, launch="torchrun").refusals
+    older = {name: value for name, value in (config.script or {}).items() if name != "launch"}
+    config = dataclasses.replace(config, script=older)
+    assert not tuned(config, command, {}, ranks=2, launch="deepspeed").refusals
+
+
 @pytest.mark.parametrize(
     ("flag", "typed", "expected"),
     [

@@ -11,9 +11,11 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     TensorDataset,
+    dataloader,
     get_worker_info,
 )
 
+from autotune.worker.inject import asked
 from autotune.worker.inject.rows import RankRows, Rows, row_hashes, together
 
 ROWS = 24
@@ -40,24 +42,33 @@ class Augmented(Dataset[Any]):
         return torch.rand(3)
 
 
+@pytest.fixture(autouse=True)
+def loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator = dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(iterator, "_next_index", iterator._next_index)
+    asked.watch()
+
+
+def drawn(loader: DataLoader[Any], rows: Rows) -> Iterator[Any]:
+    """Yield the batches of an epoch, and tell of them."""
+    iterator = iter(loader)
+    for batch in iterator:
+        rows.saw(iterator, batch, asked.take(iterator))
+        yield batch
+
+
 def consumed(
     dataset: Any, size: int, workers: int = 0, seed: int = 0, wanted: int = ROWS, **arguments: Any
 ) -> dict[str, Any]:
     """Of a rank that trains on batches of this size until it has had enough rows."""
     rows = Rows(wanted)
-    rows.watch()
     torch.manual_seed(seed)
-    weight = torch.zeros(3, requires_grad=True)
-    try:
-        loader = DataLoader(dataset, size, num_workers=workers, **arguments)
-        for number, batch in enumerate(loader, 1):
-            x = batch if isinstance(batch, torch.Tensor) else batch[0]
-            (x * weight).sum().backward()
-            if number * size >= ROWS:
-                break
-        mine = rows.first(wanted)
-    finally:
-        rows.close()
+    loader = DataLoader(dataset, size, num_workers=workers, **arguments)
+    for number, _ in enumerate(drawn(loader, rows), 1):
+        rows.learned()
+        if number * size >= ROWS:
+            break
+    mine = rows.first(wanted)
     assert mine is not None
     return together([RankRows.from_list(mine.as_list())])
 
@@ -105,35 +116,33 @@ def test_an_index_that_a_sampler_draws_twice_is_no_copy() -> None:
 def test_rows_of_the_next_epoch_are_no_copies() -> None:
     few = TensorDataset(torch.rand(4, 3))
     rows = Rows(ROWS)
-    rows.watch()
     for _ in range(3):
-        for (x,) in DataLoader(few, 2):
-            x.requires_grad_().sum().backward()
-    rows.close()
+        for _ in drawn(DataLoader(few, 2), rows):
+            rows.learned()
     mine = rows.first(0)
     assert mine is not None
     assert together([mine])["rows"] == 12
     assert together([mine])["copies"] == 0
 
 
-def test_what_is_drawn_ahead_or_evaluated_does_not_count() -> None:
+def test_what_is_drawn_ahead_does_not_count() -> None:
     ahead = consumed(TABLE, 8, wanted=16)
     assert ahead["rows"] == 16
-    rows = Rows(0)
-    rows.watch()
-    with torch.no_grad():
-        list(DataLoader(TABLE, 8))
-    rows.close()
-    assert rows.first(0) is None
 
 
-def test_closed_it_leaves_the_classes_of_torch_as_they_were() -> None:
-    before = (DataLoader.__iter__, torch.Tensor.backward)
+def test_epoch_of_persistent_workers_that_was_left_does_not_shift_the_indices() -> None:
+    loader = DataLoader(TABLE, 4, num_workers=1, persistent_workers=True)
     rows = Rows(0)
-    rows.watch()
-    assert torch.Tensor.backward is not before[1]
-    rows.close()
-    assert (DataLoader.__iter__, torch.Tensor.backward) == before
+    next(drawn(loader, rows))
+    iterator = loader._iterator
+    asked.forget(iterator)
+    rows.begin_epoch(iterator)
+    for _ in drawn(loader, rows):
+        rows.learned()
+    mine = rows.first(0)
+    assert mine is not None
+    assert mine.indices is not None
+    assert [index for epoch, _, index in mine.counted if epoch] == list(range(96))
 
 
 def test_padding_of_tokens_does_not_change_a_row() -> None:

@@ -351,3 +351,19 @@ def test_plain_python_is_one_rank_whatever_the_machine_has(tmp_path: Path) -> No
     told = {"resources": {}, "search_space": {"cpu_threads": [0, 2]}, "baseline": {}}
     spec = load(write_study(tmp_path, workload=workload, **told))
     assert resources(spec).workers == 1
+
+
+@pytest.mark.parametrize(
+    ("workload", "asked", "shares"),
+    [
+        ({"script": "train.py"}, {"workers": 4}, True),
+        ({"script": "train.py"}, {"workers": 4, "cpus_per_worker": 1}, False),
+        ("gpt", {"workers": 4}, False),
+    ],
+)
+def test_ranks_share_cpus_where_a_script_is_run_as_its_owner_runs_it(
+    tmp_path: Path, workload: object, asked: dict[str, int], shares: bool
+) -> None:
+    space = {"search_space": {"cpu_threads": [0, 2]}, "baseline": {}}
+    spec = load(write_study(tmp_path, workload=workload, resources=asked, **space))
+    assert resources(spec).shares_cpus == shares

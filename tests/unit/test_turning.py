@@ -99,3 +99,20 @@ def test_setting_that_does_nothing_is_a_doubt() -> None:
     found, _ = searched(lambda _: (8, 1), {"--batch-size": 8})
     assert found.flags == {}
     assert len(found.doubts) == 1
+
+
+def test_micro_batch_that_the_script_cannot_have_smaller_is_tried_larger() -> None:
+    def script(settings: dict[str, int]) -> tuple[int, int]:
+        if settings["--batch-size"] < 2:
+            raise BadInput("expected more than 1 value per channel")
+        return settings["--batch-size"], 1
+
+    found, runs = searched(script, {"--batch-size": 2})
+    assert found.flags == {"micro_batch": "--batch-size"}
+    assert not found.doubts
+    assert len(runs) == 2
+
+
+def test_micro_batch_of_one_sample_that_tells_nothing_is_tried_larger() -> None:
+    found, _ = searched(lambda s: (max(2, s["-b"]), 1), {"-b": 2})
+    assert found.flags == {"micro_batch": "-b"}

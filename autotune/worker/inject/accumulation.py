@@ -1,51 +1,77 @@
-"""How many micro-batches the optimizer steps of a script have, and whether all have as many samples."""
+"""Number of micro-batches of each optimizer step of a script."""
 
 _TOLERANCE = 0.1
-"""Of samples per step, in the long run."""
+"""Relative deviation of the samples per step that is accepted over many steps."""
+_AHEAD = 1
+"""Most batches that a loader wrapper draws ahead of the backward passes, as Accelerate's does."""
 
 
 def strays(samples: float, wanted: int, steps: int) -> bool:
-    """Return whether so many steps have other samples than `wanted` each. A loader may run ahead of the
-    steps, and end an epoch with fewer batches."""
+    """Return whether steps have other samples than `wanted` each.
+
+    A loader may run ahead of the steps, and end an epoch with fewer batches.
+    """
     return abs(samples - wanted * steps) > wanted * (1 + _TOLERANCE * steps)
 
 
 class Accumulation:
-    """Counts the micro-batches of the steps of one optimizer.
+    """Counter of the micro-batches of one optimizer's steps.
 
-    Backward passes and batches must agree, else nothing is known of a step: frameworks draw batches
-    ahead, and adversarial networks have several backward passes per batch.
+    A step counts only if its backward passes agree with the batches drawn until then, but for one
+    that is drawn ahead: adversarial networks have several backward passes per batch.
 
     Attributes:
         passes: backward passes that have begun.
         of_step: micro-batches of the last step, by its backward passes.
-        numbers: of micro-batches that steps have had.
+        numbers: numbers of micro-batches that steps have had.
+        falls: steps with fewer micro-batches than the fullest step before them.
+        missing: micro-batches that such steps had less.
     """
 
     def __init__(self) -> None:
         self.passes = 0
         self.of_step = 0
         self.numbers: set[int] = set()
+        self.falls = 0
+        self.missing = 0
         self._before = (0, 0)
         self._outside = 0
+        self._ahead = 0
 
     def begins(self) -> None:
-        """Take in that an optimizer begins a step. Backward passes inside it are those of its closure,
-        and together one micro-batch: LBFGS evaluates it several times."""
+        """Take in that an optimizer begins a step.
+
+        Backward passes inside it are those of its closure, and together one micro-batch: LBFGS
+        evaluates it several times.
+        """
         self._outside = self.passes
 
     def ends(self, batches: int) -> None:
         """Take in that a step is done.
 
         Args:
-            batches: that were drawn until now and trained on.
+            batches: number of batches that were drawn until now and trained on.
         """
         passes, drawn = self._before
         self.of_step = self._outside - passes + (self.passes > self._outside)
-        if batches - drawn == self.of_step:
-            self.numbers.add(self.of_step)
-        self.left_out(batches)
+        was_known = self._is_known()
+        self._ahead += batches - drawn - self.of_step
+        if was_known and self._is_known():
+            self._count()
+        self._before = (self.passes, batches)
 
     def left_out(self, batches: int) -> None:
         """Take in that a step was left out, as a gradient was too large for fp16."""
+        passes, drawn = self._before
+        self._ahead += batches - drawn - (self.passes - passes)
         self._before = (self.passes, batches)
+
+    def _is_known(self) -> bool:
+        return 0 <= self._ahead <= _AHEAD
+
+    def _count(self) -> None:
+        short = max(self.numbers, default=0) - self.of_step
+        if short > 0:
+            self.falls += 1
+            self.missing += short
+        self.numbers.add(self.of_step)

@@ -103,6 +103,7 @@ class Draws:
         varies: whether batches of one loader have different numbers of samples, but for the last one.
         sizes: samples of the batches that were trained on, each number once.
         missing: samples that the last batches of passes had less than those before them.
+        begun: passes over loaders that were trained on.
         drawn: whether any batch was drawn.
         quiet: times that gradients were disabled; to be counted by the owner.
         trained: called with the batches that a backward pass trains on.
@@ -115,6 +116,7 @@ class Draws:
         self.varies = False
         self.sizes: set[int] = set()
         self.missing = 0
+        self.begun = 0
         self.drawn = False
         self.quiet = 0
         self.trained = trained
@@ -177,6 +179,8 @@ class Draws:
             self.varies = self.varies or source.shorter or samples > source.rows
             self.missing += max(0, source.rows - samples)
             source.shorter = True
+        else:
+            self.begun += 1
         source.rows = samples
         self.sizes.add(samples)
 

@@ -1,9 +1,10 @@
 """By which arguments a script can be told something: what its own parser says, whichever that is."""
 
 import argparse
+import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -12,6 +13,15 @@ from autotune.worker.surveyed import Option
 _SCALARS = (bool, int, float, str)
 _CLICKS = ("click.globals", "typer._click.globals")
 """Modules that know which command runs. Whoever uses them has imported them."""
+
+_OF_DATACLASSES: Mapping[str, Callable[[str], str]] = {
+    "tyro": lambda path: path.replace("_", "-"),
+    "simple_parsing": lambda path: path.rpartition(".")[2],
+    "draccus": lambda path: path,
+    "pyrallis": lambda path: path,
+}
+"""Libraries that make a command line of a dataclass -> how they spell the option of a field, given the
+path to it."""
 
 
 class Options:
@@ -38,9 +48,9 @@ class Options:
         argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
 
     def found(self) -> tuple[Option, ...]:
-        """All options, by argparse, click, typer, Hydra; else variables of the script's own that its
-        command line may set."""
-        sure = [*self._parsed.values(), *_of_click(), *_of_hydra()]
+        """Return all options, by argparse, click, typer, Hydra or a dataclass; else variables of the
+        script's own that its command line may set."""
+        sure = [*self._parsed.values(), *_of_click(), *_of_hydra(), *_of_dataclasses()]
         return tuple(sure) if sure else tuple(_of_variables())
 
 
@@ -95,10 +105,41 @@ def _flat(config: Any, prefix: str) -> Iterator[Option]:
             yield Option(f"{prefix}{key}=", str(key), value)
 
 
+def _of_dataclasses() -> Iterator[Option]:
+    """Yield the fields of the first dataclass that a function of the script, or the script, holds."""
+    spelt = next((spell for name, spell in _OF_DATACLASSES.items() if name in sys.modules), None)
+    if spelt is None:
+        return
+    for frame in _frames():
+        for value in frame.f_locals.values():
+            if _is_instance(value) and _is_of_main(frame):
+                for path, told in _leaves(value, ""):
+                    yield Option(f"--{spelt(path)}", path.rpartition(".")[2], told)
+                return
+
+
+def _is_instance(value: Any) -> bool:
+    """Return whether a value is an instance of a dataclass, and no class itself."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_of_main(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "__main__"
+
+
+def _leaves(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
+        if _is_instance(value):
+            yield from _leaves(value, f"{prefix}{field.name}.")
+        elif isinstance(value, _SCALARS):
+            yield f"{prefix}{field.name}", value
+
+
 def _of_variables() -> Iterator[Option]:
     """Scripts without a parser often let `--name=value` set variables of the module."""
     for frame in _frames():
-        if frame.f_globals.get("__name__") == "__main__":
+        if _is_of_main(frame):
             for name, value in frame.f_globals.items():
                 if not name.startswith("_") and isinstance(value, _SCALARS):
                     yield Option(f"--{name}=", name, value, sure=False)

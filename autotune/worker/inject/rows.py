@@ -4,17 +4,15 @@ A row is known by a hash of a bounded part of its contents and, of a dataset tha
 its index. Hashes are sums of products, so that a whole batch is hashed by a few operations.
 """
 
-import functools
 import hashlib
 import itertools
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, dataloader
 
 from autotune.worker.inject.batches import samples, tensors
 
@@ -31,8 +29,8 @@ _MOST_COUNTED = 8192
 _BITS = (1 << 63) - 1
 _FACTORS = (-7046029254386353131, -4658895280553007687)
 """Odd numbers of 64 bits: of splitmix64 (Steele, Lea and Flood 2014)."""
-_INDICES, _EPOCH = "_indices_seen_by_autotune", "_epoch_seen_by_autotune"
-"""Attributes of an iterator of a loader."""
+_EPOCH = "_epoch_seen_by_autotune"
+"""Attribute of a loader's iterator: the number of its epoch."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +103,8 @@ class _Batch:
 
 
 @dataclass
-class _Watched:
-    """Names of classes of torch that are changed, and what they were."""
-
-    owner: Any
-    name: str
-    before: Any
-    now: Any
-
-
-@dataclass
 class Rows:
-    """Looks at the batches that a rank draws, until it is closed.
+    """Batches that a rank draws and trains on, as Sight tells of them.
 
     Attributes:
         wanted: rows of this rank that matter, as what follows is drawn ahead of the steps; 0: all.
@@ -129,25 +117,32 @@ class Rows:
     _epochs: int = 0
     _drawn: set[int] = field(default_factory=set)
     _trained: set[int] = field(default_factory=set)
-    _open: bool = False
-    _watched: list[_Watched] = field(default_factory=list)
 
-    def watch(self) -> None:
-        """Look from now on; of everything that looks at loaders the last to be put in place."""
-        self._open = True
-        iterator = dataloader._BaseDataLoaderIter
-        self._change(DataLoader, "__iter__", self._begun)
-        self._change(iterator, "_next_index", self._asked)
-        self._change(iterator, "__next__", self._fetched)
-        self._change(Tensor, "backward", self._learned)
+    def saw(self, iterator: Any, batch: Any, index: Any) -> None:
+        """Take in a batch that may be trained on.
 
-    def close(self) -> None:
-        """Look no more."""
-        self._open = False
-        for one in self._watched:
-            if getattr(one.owner, one.name) is one.now:
-                setattr(one.owner, one.name, one.before)
-        self._watched.clear()
+        Args:
+            iterator: the iterator of a loader that has yielded it.
+            batch: anything.
+            index: what the loader has asked its data set for.
+        """
+        if self._has_enough():
+            return
+        indices = _whole_numbers(index)
+        contents = row_hashes(batch, len(indices) if indices else samples(batch))
+        if contents is not None:
+            epoch = self._epoch_of(iterator)
+            self._batches.append(_Batch(epoch, contents, indices))
+            self._drawn.add(epoch)
+
+    def begin_epoch(self, iterator: Any) -> None:
+        """Take in that an iterator begins anew, as those of persistent workers do."""
+        iterator.__dict__.pop(_EPOCH, None)
+
+    def learned(self) -> None:
+        """Take in that a backward pass begins."""
+        self._trained |= self._drawn
+        self._drawn.clear()
 
     def first(self, rows: int) -> RankRows | None:
         """The first rows that were trained on, at most so many, 0: all; None if the contents of none
@@ -167,56 +162,15 @@ class Rows:
         order = _digest([contents.numpy().tobytes()])
         return RankRows(len(hashes), sum(hashes) & _BITS, known, order, counted)
 
-    def _change(self, owner: Any, name: str, watched: Callable[..., Any]) -> None:
-        before = getattr(owner, name)
-
-        @functools.wraps(before)
-        def now(own: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._open:
-                return before(own, *args, **kwargs)
-            return watched(before, own, *args, **kwargs)
-
-        setattr(owner, name, now)
-        self._watched.append(_Watched(owner, name, before, now))
-
-    def _begun(self, begin: Callable[..., Any], loader: Any) -> Any:
-        # Persistent workers keep their iterator, and what was asked for in an epoch that was left.
-        if (kept := getattr(loader, "_iterator", None)) is not None:
-            kept.__dict__.pop(_INDICES, None)
-        iterator = begin(loader)
-        if isinstance(iterator, dataloader._BaseDataLoaderIter):
-            setattr(iterator, _EPOCH, self._epochs)
-            self._epochs += 1
-        return iterator
-
-    def _asked(self, ask: Callable[..., Any], iterator: Any) -> Any:
-        index = ask(iterator)
-        iterator.__dict__.setdefault(_INDICES, deque()).append(index)
-        return index
-
-    def _fetched(self, fetch: Callable[..., Any], iterator: Any) -> Any:
-        batch = fetch(iterator)
-        asked: deque[Any] = iterator.__dict__.get(_INDICES) or deque([None])
-        index, learns = asked.popleft(), torch.is_grad_enabled()
-        if learns and not self._has_enough():
-            self._saw(getattr(iterator, _EPOCH, -1), batch, index)
-        return batch
+    def _epoch_of(self, iterator: Any) -> int:
+        """Return the number of an iterator's pass over its loader."""
+        number: int = iterator.__dict__.setdefault(_EPOCH, self._epochs)
+        self._epochs = max(self._epochs, number + 1)
+        return number
 
     def _has_enough(self) -> bool:
         # Some of them may turn out to have been evaluated.
         return 0 < 2 * self.wanted <= sum(len(batch.contents) for batch in self._batches)
-
-    def _saw(self, epoch: int, batch: Any, index: Any) -> None:
-        indices = _whole_numbers(index)
-        contents = row_hashes(batch, len(indices) if indices else samples(batch))
-        if contents is not None:
-            self._batches.append(_Batch(epoch, contents, indices))
-            self._drawn.add(epoch)
-
-    def _learned(self, learn: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
-        self._trained |= self._drawn
-        self._drawn.clear()
-        return learn(loss, *args, **kwargs)
 
 
 def row_hashes(batch: Any, rows: int) -> Tensor | None:

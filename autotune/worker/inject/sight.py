@@ -20,12 +20,13 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from autotune.worker.inject import lengths, own
+from autotune.worker.inject import asked, own
 from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batches import samples as guess
 from autotune.worker.inject.changes import Built
 from autotune.worker.inject.draws import Batch, Draws, Source
 from autotune.worker.inject.graph import reached
+from autotune.worker.inject.rows import Rows
 from autotune.worker.inject.tokens import Tokens
 from autotune.worker.observers import communication
 
@@ -67,6 +68,7 @@ class Sight:
             before there is one.
         leader: the optimizer that stepped first; its steps are those of the training.
         accumulation: micro-batches of its steps.
+        rows: looks at the contents of batches as well; None where nothing does.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Sight:
         self.built = built or Built()
         self.draws = Draws(trained)
         self.accumulation = Accumulation()
+        self.rows: Rows | None = None
         self.saw_loader = False
         self.guessed = False
         self.wait_seconds = 0.0
@@ -107,6 +110,17 @@ class Sight:
     def samples(self) -> int:
         """Samples that were trained on so far, of batches from loaders."""
         return self.draws.samples
+
+    @property
+    def flushes(self) -> bool:
+        """Return whether steps with fewer micro-batches than others are the last of an epoch."""
+        return 0 < self.accumulation.falls <= self.draws.begun
+
+    @property
+    def full_samples(self) -> int:
+        """Return the samples of as many steps if no epoch ended with a shorter batch or step."""
+        steps = self.accumulation.missing if self.flushes else 0
+        return self.samples + self.draws.missing + steps * max(self.draws.sizes, default=0)
 
     @property
     def tokens(self) -> int:
@@ -190,10 +204,11 @@ class Sight:
         return found
 
     def _watch_loaders(self, went_on: Callable[[], None] | None = None) -> None:
-        lengths.watch()
+        asked.watch()
         self._watch_evaluation()
+        self._watch_new_epochs()
         iterator = dataloader._BaseDataLoaderIter
-        fetch, reset = iterator.__next__, iterator._reset
+        fetch = iterator.__next__
         clock, learns, draws = time.perf_counter, torch.is_grad_enabled, self.draws
 
         @functools.wraps(fetch)
@@ -201,16 +216,19 @@ class Sight:
             source = loader.__dict__.get(_SOURCE)
             if source is not None and not source.trained:
                 draws.asks(source)
-            quiet, asked = draws.quiet, clock()
+            quiet, began = draws.quiet, clock()
             try:
                 batch = fetch(loader)
             except StopIteration:
                 if source is not None:
                     source.exhausted = True
                 raise
-            samples = lengths.take(loader)
+            index = asked.take(loader)
             if learns():
-                self.wait_seconds += clock() - asked
+                self.wait_seconds += clock() - began
+                if self.rows is not None:
+                    self.rows.saw(loader, batch, index)
+                samples = asked.samples(loader, index)
                 if source is not None and source.trained and source.known and samples:
                     # So it is with nearly every batch. The backward pass to come shows life enough.
                     draws.drew(Batch(source, samples, 0, quiet, draws.quiet))
@@ -220,14 +238,22 @@ class Sight:
                 went_on()
             return batch
 
+        iterator.__next__ = watched  # type: ignore[method-assign, assignment]
+
+    def _watch_new_epochs(self) -> None:
+        """Notice where an iterator begins anew, as those of persistent workers do."""
+        iterator = dataloader._BaseDataLoaderIter
+        reset = iterator._reset
+
         @functools.wraps(reset)
         def begun_anew(loader: Any, *args: Any, **kwargs: Any) -> Any:
-            lengths.forget(loader)
+            asked.forget(loader)
+            if self.rows is not None:
+                self.rows.begin_epoch(loader)
             if (source := loader.__dict__.pop(_SOURCE, None)) is not None:
-                draws.forget(source)
+                self.draws.forget(source)
             return reset(loader, *args, **kwargs)
 
-        iterator.__next__ = watched  # type: ignore[method-assign, assignment]
         iterator._reset = begun_anew  # type: ignore[method-assign, assignment]
 
     def _watch_evaluation(self) -> None:
@@ -277,8 +303,9 @@ class Sight:
                 source.text = Tokens()
                 self._texts.append(source.text)
             loader.__dict__[_SOURCE] = source
-        count = _samples(source, batch, samples, iterable=lengths.is_iterable(loader))
-        source.known = samples is not None and not source.text and not lengths.is_iterable(loader)
+        iterable = asked.is_iterable(loader)
+        count = _samples(source, batch, samples, iterable=iterable)
+        source.known = samples is not None and not source.text and not iterable
         source.evaluating = source.evaluating and self._evaluates()
         tokens = source.text.of(batch) if source.text else 0
         self.draws.drew(Batch(source, count, tokens, quiet, self.draws.quiet))
@@ -290,6 +317,8 @@ class Sight:
     def _trained(self, loss: torch.Tensor) -> None:
         """Take in that a backward pass begins."""
         self.accumulation.passes += 1
+        if self.rows is not None:
+            self.rows.learned()
         for source in self.draws.backward(lambda: reached(loss)):
             self.saw_loader = True
             self.guessed = self.guessed or source.guessed

@@ -45,7 +45,7 @@ class _Step(NamedTuple):
     Attributes:
         samples: of batches that were drawn for it and trained on.
         batches: how many these are.
-        full: samples that all until this one would have, were no batch the short last one of an epoch.
+        full: samples of all until this one if no epoch ended with a shorter batch or step.
         passes: its micro-batches, by backward passes.
         until: number of all steps until this one, those included that a GradScaler has left out.
     """
@@ -147,9 +147,8 @@ class Survey:
         sight = self.sight
         samples = sight.samples - sum(step.samples for step in self._steps)
         batches = len(self._batches) - sum(step.batches for step in self._steps)
-        full = sight.samples + sight.draws.missing
         until = self.steps + sight.steps_left_out
-        return _Step(samples, batches, full, sight.accumulation.of_step, until)
+        return _Step(samples, batches, sight.full_samples, sight.accumulation.of_step, until)
 
     def _watch_backward(self) -> None:
         backward: Callable[..., None] = torch.Tensor.backward
@@ -220,10 +219,15 @@ class Survey:
         return passed if in_parts else batch
 
     def _accumulation(self, trained: "_Passes | None", micro_batch: int) -> int:
-        """Return the micro-batches per step: by what loaders yield, as a model may see a batch several
-        times; else by backward passes, of which several may follow one pass of the model."""
+        """Return the micro-batches per step.
+
+        They are told by what loaders yield, as a model may see a batch several times; else by
+        backward passes, of which several may follow one pass of the model.
+        """
         if not self._steps:
             return 1
+        if self.sight.flushes and not self.sight.draws.varies:
+            return max(self.sight.accumulation.numbers)
         if self.sight.draws.varies:
             return round(statistics.median(step.batches for step in self._steps)) or 1
         if micro_batch and any(step.samples for step in self._steps):
@@ -305,11 +309,12 @@ class Survey:
             self._read(Path(os.path.normpath(Path.cwd() / name)))
 
     def _read(self, path: Path) -> None:
-        """A file that may hold settings: not one of a library or of a cache."""
+        """Note a file that may hold settings: not one of a library or of a cache."""
         if not may_hold_settings(path):
             return
-        if path.is_relative_to(self._folder):
-            self._settings[str(path.relative_to(self._folder))] = None
+        beside = Path(sys.argv[0]).absolute().parent.resolve()
+        if path.is_relative_to(self._folder) or path.resolve().is_relative_to(beside):
+            self._settings[os.path.relpath(path, self._folder)] = None
         elif any(path.name in argument for argument in sys.argv[1:]):
             self._settings[str(path)] = None
 

@@ -54,13 +54,14 @@ class AgentProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
-                env={
-                    **interpreter.QUIET,
-                    **processes.inherited(os.environ),
-                    **processes.of_study(env or {}),
-                    **(devices or {}),
-                    MARKER: self.id,
-                },
+                env=interpreter.quiet(
+                    {
+                        **processes.inherited(os.environ),
+                        **processes.of_study(env or {}),
+                        **(devices or {}),
+                        MARKER: self.id,
+                    }
+                ),
                 start_new_session=True,
             )
         assert self._process.stdin is not None

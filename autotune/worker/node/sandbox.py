@@ -18,6 +18,15 @@ from autotune.worker.sandbox.overlay import View
 
 OVERLAY, COPIES = "overlay", "copies"
 """What may protect the files of the user."""
+_REFUSED = "Permission denied"
+_MAY_BE_REFUSED = (
+    "CalledProcessError",
+    "PytorchStreamWriter",
+    "open file failed",
+    "cannot open file",
+)
+"""What programs and libraries leave of it that do not pass on what the kernel says."""
+_MAY_WRITE = "`workload: {may_write: true}` in study.yaml (`autotune init --may-write` writes it)"
 
 
 @dataclass(frozen=True)
@@ -88,21 +97,25 @@ class Sandbox:
             self.close()
             raise OSError(
                 f"nothing keeps your files as they are here ({self._problem}; {error}): say "
-                "`workload: {may_write: true}` if trials may change them, or run them in a container "
-                "with --cap-add SYS_ADMIN or on a newer kernel"
+                f"{_MAY_WRITE} if trials may change them, or run them in a container with --cap-add "
+                "SYS_ADMIN or on a newer kernel"
             ) from None
 
     def advice(self, said: str) -> str:
-        """Say what to do about a failure of a script that has met the protection; else nothing.
+        """Say what to do about a failure of a script that may have met the protection; else nothing.
 
         Args:
             said: what the script has raised and printed.
         """
-        if not self._problem or "Permission denied" not in said:
+        if not self._problem:
             return ""
+        refused = next((line for line in said.splitlines() if _REFUSED in line), "")
+        if not refused and not any(sign in said for sign in _MAY_BE_REFUSED):
+            return ""
+        met = f"; refused was: {refused.strip()}" if refused else ""
         return (
-            "; what a script writes past Python is refused here, as no overlay can be mounted "
-            f"({self._problem}): say `workload: {{may_write: true}}` if trials may change files"
+            f"{met}; what a script writes past Python, as cp does, is refused here, as no overlay can "
+            f"be mounted ({self._problem}): say {_MAY_WRITE} if trials may change files"
         )
 
     def close(self) -> None:

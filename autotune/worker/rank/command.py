@@ -152,7 +152,6 @@ class CommandRun:
         try:
             return subprocess.Popen(
                 self._command.argv,
-                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if output else None,
                 env=self._environment(),

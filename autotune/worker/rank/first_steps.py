@@ -35,10 +35,10 @@ class FirstStepChecks:
         self._compared = 0
 
     def watch(self) -> None:
-        """Look from now on; of everything that looks at the script the last to be put in place."""
+        """Look from now on; to be called when everything else that looks at the script does."""
         self._epochs.watch()
         self._statistics.watch()
-        self._rows.watch()
+        self._sight.rows = self._rows
 
     def taken(self, steps: int) -> None:
         """An optimizer step is over, and its gradients are there.
@@ -78,7 +78,7 @@ class FirstStepChecks:
 
     def _tell(self) -> None:
         rows, model = self._rows.first(self._step * CHECKED_STEPS), self._sight.built.model
-        self._rows.close()
+        self._sight.rows = None
         self._statistics.close()
         shared = model is not None and self._context.world_size > 1
         sums = sums_of(model.parameters()) if shared and model is not None else None

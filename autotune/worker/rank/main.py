@@ -46,6 +46,7 @@ from autotune.worker.rank import (
     script,
     staying,
     surveying,
+    terminal,
 )
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
@@ -124,6 +125,8 @@ def _train(
     )
     progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
     progressed = progress.counter(local_rank)
+    if request.command or request.script:
+        terminal.begin()
     if request.command:
         _run_command(request, connection, progressed)
     _prepare_process(request, placement, context)

@@ -16,7 +16,7 @@ from autotune.worker.inject.loaded import Loaded
 from autotune.worker.inject.sight import Sight
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication
-from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest
+from autotune.worker.protocol import SCRIPT_ENDED, BlockReport, Observed, Outcome, TrialRequest
 from autotune.worker.rank import profiling, raised
 from autotune.worker.rank.blocks import run_blocks
 from autotune.worker.rank.context import RankContext
@@ -188,10 +188,10 @@ class ScriptRun:
         folders, local_rank = self._request.import_paths, self._context.local_rank
         ended = execute(self._script, folders, local_rank)
         taken = self._training.steps_done if self._training else 0
+        how = f"the script ended {ended}after" if ended else SCRIPT_ENDED
         self._leave(
             Outcome.ERROR,
-            f"the script ended {ended}after {taken} measured optimizer steps, before enough was seen; "
-            "have it train for longer",
+            f"{how} {taken} measured optimizer steps, before enough was seen; have it train for longer",
         )
 
     def watch(self) -> None:
@@ -315,27 +315,33 @@ class ScriptRun:
         return float(self._sight.samples * self._drawing)
 
     def _check_samples(self) -> None:
-        """End the trial where steps have other samples than the configuration says, unless their number
-        of micro-batches varies by itself."""
+        """End the trial if its steps have other samples than the configuration says.
+
+        Epochs may end with a shorter batch or step, and a script may accumulate more and more.
+        """
         wanted, steps = self._script.samples, self._steps_seen + self._sight.steps_left_out
         if not wanted or self._script.told or not self._sight.saw_loader:
             return
         share = self._drawing / self._context.world_size
-        seen, missing = self._sight.samples * share, self._sight.draws.missing * share
-        if strays(seen + missing, wanted, steps) and not self._accumulation_varies():
+        full = self._sight.full_samples * share
+        if strays(full, wanted, steps) and not self._accumulation_rises():
+            seen = self._sight.samples * share
             self._leave(
                 Outcome.ERROR,
                 f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "
                 f"step, are not the {wanted} that the configuration says: {self._why_others()}",
             )
 
-    def _accumulation_varies(self) -> bool:
-        """Whether micro-batches are as ever, some steps have as many of them as the configuration says,
-        and others have not: a script may accumulate more and more."""
+    def _accumulation_rises(self) -> bool:
+        """Return whether a script accumulates more and more by itself.
+
+        Its micro-batches are equal, and some steps have as many as the configuration says.
+        """
         sizes, numbers = self._sight.draws.sizes, self._sight.accumulation.numbers
         wanted = self._script.samples * self._context.world_size / self._drawing
         as_said = any(max(sizes) * number == wanted for number in numbers)
-        return as_said and len(numbers) > 1 and not self._sight.draws.varies
+        uneven = self._sight.draws.varies or self._sight.flushes
+        return as_said and len(numbers) > 1 and not uneven
 
     def _why_others(self) -> str:
         """Return the likely reason for which a step has not the samples that it should have."""

@@ -13,7 +13,7 @@ from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.script import Leave
-from autotune.worker.surveyed import Surveyed
+from autotune.worker.surveyed import ENDED, Surveyed
 
 _OF_STARTUP = 0.9
 """Share of the start-up deadline after which a script without a step is left: before its agent ends it,
@@ -67,4 +67,4 @@ def survey(
     seen.watch(alive, taken, done)
     late.start()
     ended = execute(script, request.import_paths, context.local_rank)
-    done(f"the script ended {ended}".rstrip())
+    done(f"{ENDED} {ended}".rstrip())

@@ -98,7 +98,7 @@ class _Patches:
             "scandir": self._scandir,
             "remove": self._removal,
             "unlink": self._removal,
-            "rmdir": self._rmdir,
+            "rmdir": functools.partial(self._removal, check=self._check_empty),
             "rename": self._rename,
             "replace": self._rename,
             "chdir": self._chdir,
@@ -190,31 +190,35 @@ class _Patches:
 
         return patched
 
-    def _removal(self, original: Any) -> Any:
+    def _removal(self, original: Any, check: Callable[[Any], None] | None = None) -> Any:
+        """Return a function that removes copies.
+
+        Args:
+            original: function that it replaces.
+            check: called before, with the path; raises if that may not be removed.
+        """
+
         @functools.wraps(original)
         def patched(path: Any, **kwargs: Any) -> None:
             if self._passes(kwargs):
                 original(path, **kwargs)
                 return
             with self._copies.work():
+                if check:
+                    check(path)
                 if copy := self._copies.removing(path):
                     original(copy)
 
         return patched
 
-    def _rmdir(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def patched(path: Any, **kwargs: Any) -> None:
-            if self._passes(kwargs):
-                original(path, **kwargs)
-                return
-            with self._copies.work():
-                if self._copies.names(path):
-                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
-                if copy := self._copies.removing(path):
-                    original(copy)
+    def _check_empty(self, path: Any) -> None:
+        """Check that a folder is empty as the process sees it.
 
-        return patched
+        Raises:
+            OSError: there is something in it.
+        """
+        if self._copies.names(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), os.fspath(path))
 
     def _rename(self, original: Any) -> Any:
         @functools.wraps(original)

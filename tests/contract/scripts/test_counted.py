@@ -464,6 +464,41 @@ while True:
     assert not found.seen.uneven
 
 
+@pytest.mark.parametrize("ahead", ["batches", "one_ahead(batches)"])
+@pytest.mark.parametrize("batches", [5, 9])
+def test_shorter_last_accumulation_of_short_epochs_is_no_variation(
+    ahead: str, batches: int
+) -> None:
+    script = f"""{_SET_UP}
+def one_ahead(batches):
+    latest = next(batches)
+    for following in batches:
+        yield latest
+        latest = following
+    yield latest
+while True:
+    batches = iter(DataLoader(torch.randn({4 * batches}, 8), 4))
+    for number, x in enumerate({ahead}, 1):
+        model(x).square().mean().backward()
+        if number % 4 == 0 or number == {batches}:
+            optimizer.step()
+"""
+    found = look(script, steps=12)
+    assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 4)
+    assert not found.seen.uneven
+
+
+def test_accumulation_that_varies_within_an_epoch_is_said_to() -> None:
+    script = f"""{_SET_UP}
+batches = iter(DataLoader(torch.randn(400, 8), 4))
+for number in range(100):
+    for _ in range(4 if number % 2 else 1):
+        model(next(batches)).square().mean().backward()
+    optimizer.step()
+"""
+    assert look(script, steps=12).seen.accumulation_varies
+
+
 def test_batches_that_vary_are_said_to() -> None:
     script = of_loader(
         """

@@ -29,6 +29,8 @@ OF_DEEPSPEED = {
     *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_USE_AGENT_STORE"),
     "PYTORCH_NVML_BASED_CUDA_CHECK",  # that deepspeed sets wherever it is imported
 }
+NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Of the user, though agents of ours set it for themselves."""
 AROUND = {"RANK": "3", "LOCAL_RANK": "3", "SLURM_PROCID": "3", "OMPI_COMM_WORLD_RANK": "3"}
 """What a launch or a batch step that surrounds autotune has set."""
 
@@ -113,7 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "environment"),
     [
-        ("python ./tools/process.py a --b", {"PYTHONPATH": "..:tools"}),
+        ("python ./tools/process.py a --b", {"PYTHONPATH": "..:tools", **NVML}),
         ("python -O -u -X dev -W error::SyntaxWarning tools/process.py", {"OMP_NUM_THREADS": "1"}),
         ("python -m tools.process", {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "ignore"}),
         rarely("python -I tools/../tools/process.py", {}),

@@ -161,6 +161,38 @@ def test_accumulation_that_rises_by_itself_is_measured(bench: Bench) -> None:
     assert_well(report)
 
 
+_DRAWS_AHEAD = TRAINS.replace(
+    "while True:",
+    """
+def ahead(loader):
+    batches = iter(loader)
+    latest = next(batches)
+    for following in batches:
+        yield latest
+        latest = following
+    yield latest
+while True:""",
+)
+
+
+@pytest.mark.parametrize("script", [TRAINS, _DRAWS_AHEAD], ids=["plain", "one batch ahead"])
+def test_shorter_last_accumulation_of_an_epoch_is_counted_as_it_is(
+    bench: Bench, script: str
+) -> None:
+    """As transformers' Trainer steps at the end of an epoch; the last batch is shorter as well."""
+    script = script.replace("randn(64", "randn(34").replace(
+        "        optimizer.step()", "        if number % 4 == 3 or number == 8: optimizer.step()"
+    )
+    if script.count("def ahead"):
+        script = script.replace("enumerate(training)", "enumerate(ahead(training))")
+    report = bench.run(bench.write(script), blocks=40, samples=16)
+    assert_well(report, blocks=40)
+    per_step = sum(b.samples for b in report.blocks) / sum(b.steps for b in report.blocks)
+    assert per_step == pytest.approx(RANKS * 34 / 3, rel=0.1)
+    wrong = bench.run(bench.write(script), blocks=40, samples=4)
+    assert "are not the 4 that the configuration says" in wrong.cause
+
+
 def test_constant_accumulation_that_the_configuration_does_not_say_is_no_measurement(
     bench: Bench,
 ) -> None:

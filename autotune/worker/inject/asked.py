@@ -1,4 +1,4 @@
-"""Samples of the batches that a DataLoader yields, by the indices that it has asked its data set for.
+"""Indices that DataLoaders ask their data sets for, batch by batch.
 
 The loader's own process draws the indices of every batch, also where other processes fetch the data, and
 yields the batches in the same order.
@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-_LENGTHS = "_lengths_seen_by_autotune"
-"""Attribute of a loader's iterator: samples of the batches that it has not yielded yet."""
+_ASKED = "_asked_seen_by_autotune"
+"""Attribute of a loader's iterator: indices of the batches that it has not yielded yet."""
 
 
 def watch() -> None:
@@ -23,44 +23,47 @@ def watch() -> None:
     @functools.wraps(draw)
     def watched(loader: Any) -> Any:
         index = draw(loader)
-        known = loader.__dict__.get(_LENGTHS)
-        if known is None:
-            # How far the indices run ahead of an iterable data set, nothing tells.
+        asked = loader.__dict__.get(_ASKED)
+        if asked is None:
+            # Nothing tells how far the indices run ahead of an iterable data set.
             most = 1 if is_iterable(loader) else None
-            known = loader.__dict__[_LENGTHS] = deque(maxlen=most)
-        known.append(_length(loader, index))
+            asked = loader.__dict__[_ASKED] = deque(maxlen=most)
+        asked.append(index)
         return index
 
     iterator._next_index = watched  # type: ignore[method-assign]
 
 
-def take(loader: Any) -> int | None:
-    """Samples of the batch that an iterator has just yielded; None if it does not know. Of an iterable
-    data set the last batches may have less.
+def take(loader: Any) -> Any:
+    """Return the index of the batch that an iterator has just yielded; None if it is not known.
+
+    The last batches of an iterable data set may have fewer samples than their index asks for.
 
     Args:
         loader: the iterator.
     """
-    known = loader.__dict__.get(_LENGTHS)
-    if not known:
+    asked = loader.__dict__.get(_ASKED)
+    if not asked:
         return None
-    length: int | None = known[0] if known.maxlen else known.popleft()
-    return length
+    return asked[0] if asked.maxlen else asked.popleft()
 
 
 def forget(loader: Any) -> None:
     """Drop what an iterator has drawn, as it begins anew."""
-    loader.__dict__.pop(_LENGTHS, None)
+    loader.__dict__.pop(_ASKED, None)
 
 
 def is_iterable(loader: Any) -> bool:
-    """Whether an iterator reads an IterableDataset."""
+    """Return whether an iterator reads an IterableDataset."""
     return bool(loader._dataset_kind == dataloader._DatasetKind.Iterable)
 
 
-def _length(loader: Any, index: Any) -> int | None:
-    """Samples that an index stands for. Without batch_size it is that of an entry of the data set, which
-    may be a batch, unless the sampler yields lists."""
+def samples(loader: Any, index: Any) -> int | None:
+    """Return the samples that an index stands for; None if it does not tell.
+
+    Without batch_size an index is that of an entry of the data set, which may be a batch, unless
+    the sampler yields lists.
+    """
     if isinstance(index, list):
         return len(index)
     if not loader._auto_collation:

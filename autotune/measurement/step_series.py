@@ -19,7 +19,8 @@ _USUAL_CORRELATION, _WEIGHT = 0.4, 8.0
 """Correlation of neighbouring steps before any was seen (measured, one H200: median 0.4 of 35 series),
 and the pairs of steps for which it counts (judgement)."""
 _LEAST_DF = 2.0
-"""Least degrees of freedom, as for blocks: with one, intervals are too wide to use, and hold no more often."""
+"""Least degrees of freedom, as for blocks: with one, intervals are too wide to use, and hold no more
+often."""
 
 
 @dataclass(frozen=True)

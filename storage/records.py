@@ -123,6 +123,8 @@ class Purpose(StrEnum):
     NUMERICS = "numerics"
     """A loss trajectory of a finalist, to be compared with a reference."""
     CONFIRM = "confirm"
+    REPEAT = "repeat"
+    """The baseline once more in new processes, besides the rounds: its processes lie far apart."""
     LONG = "long"
     """A soak run of the chosen configuration or the baseline, for minutes, to see whether its speed
     lasts."""

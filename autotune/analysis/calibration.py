@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from autotune.measurement.estimate import estimate
 from autotune.measurement.noise import PRIOR_SIGMA, RepeatedRun, RunNoise, run_noise
+from autotune.measurement.step_series import estimate_of_run
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 _AGAIN_AFTER = 8
@@ -74,7 +74,7 @@ class Calibration:
     def _run(self, attempt: StoredAttempt) -> RepeatedRun:
         result = attempt.result
         kept = [block for block in self._blocks(attempt.id) if block.kept]
-        timed = estimate([b.samples for b in kept], [b.seconds for b in kept]) if kept else None
+        timed = estimate_of_run(kept, counts="samples") if kept else None
         freedom = timed.df if timed else math.inf
         half_width = result.block_half_width or 0.0
         return RepeatedRun(result.throughput or 0.0, half_width, attempt.started, freedom)

@@ -22,7 +22,7 @@ from autotune.analysis.memory import (
     tells_longest,
 )
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, long_failure
-from autotune.analysis.proof import RESERVED, Proof
+from autotune.analysis.proof import Proof
 from autotune.analysis.provenance import Records
 from autotune.analysis.provisional import by_all_runs
 from autotune.analysis.sameness import Rules
@@ -40,16 +40,16 @@ class StudyFacts(NamedTuple):
         ended: True if the study has measured all that it is to measure.
         left: seconds of its wall time that are left; None: it has no limit.
         selection: choice of its finalists; None: by its settings alone.
-        reserved: share of the wall time that the search leaves to the proof.
         needed: rounds of the confirmation for which the search leaves time.
+        repeats: runs of the baseline besides those rounds.
     """
 
     name: str
     ended: bool
     left: float | None = None
     selection: Selection | None = None
-    reserved: float = RESERVED
     needed: int = FEWEST_ROUNDS
+    repeats: int = 0
 
     @classmethod
     def of(cls, study: StoredStudy, spec: StudySpec) -> Self:
@@ -66,11 +66,15 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
     out = barred(attempts, records.blocks, baseline, rules)
     selection = facts.selection or Selection(spec.measurement.finalists)
     confirmation = replay(
-        attempts, most_rounds=spec.measurement.rounds, barred=out, **selection._asdict()
+        attempts,
+        most_rounds=spec.measurement.rounds,
+        barred=out,
+        blocks=records.blocks,
+        **selection._asdict(),
     )
     if facts.ended:
         costs = CostRecords(records.blocks, records.device).by(attempts)
-        proof = Proof(attempts, costs, baseline, out, facts.reserved, facts.needed)
+        proof = Proof(attempts, costs, baseline, out, facts.needed, facts.repeats)
         found = _final(records, confirmation, checks, proof, _wall_time(spec, facts))
     else:
         found = _provisional(records, confirmation, checks, baseline)
@@ -178,7 +182,7 @@ def conclude(
     common: dict[str, Any] = {
         "trial": chosen.trial,
         "knobs": chosen.knobs,
-        "throughput": mean_rate(chosen.figures),
+        "throughput": chosen.own_rate or mean_rate(chosen.figures),
         "finalists": tuple(_finalist(one, result) for one in result.finalists.values()),
         "rounds": result.rounds,
         "chosen_in": result.chosen_in,
@@ -192,7 +196,7 @@ def conclude(
         times = len(own.rates) if own else 0
         return Verdict(Kind.NO_BASELINE, baseline_failure=failure, baseline_rounds=times, **common)
     own = result.finalists[result.baseline]
-    common |= {"baseline": mean_rate(own.figures), "baseline_knobs": own.knobs}
+    common |= {"baseline": own.own_rate or mean_rate(own.figures), "baseline_knobs": own.knobs}
     missing = None if effort is None or result.exhausted else effort.missing
     if chosen is own:
         return _kept(result, missing, common)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from autotune.analysis.confirmation_result import ConfirmationResult, FinalistResult
 from autotune.analysis.contenders import most_promising_first
 from autotune.analysis.levels import levelled
+from autotune.analysis.processes import Blocks, Processes
+from autotune.measurement.arms import ONE_SIDED, Arm, compare
 from autotune.measurement.contrasts import Contrast, contrast
 from autotune.measurement.dunnett import critical_value
 from autotune.measurement.estimate import CONFIDENCE, Ratio, half_width_of, paired_ratio
@@ -26,6 +28,11 @@ ALIKE = 0.02
 """Once the leader is surely at most 2 % slower than the best, finalists are told apart no further."""
 _TIED = 0.01
 """A finalist that is surely at most so much slower than the best may win for its memory."""
+_SHARE_OF_UNSTEADY = 1 / 8
+"""Half the interval that is wanted of the gain over a baseline whose processes lie apart, as a share of
+the gain (judgement)."""
+FEWEST_ALONE = 2
+"""Rounds of a single finalist and the baseline where the spread between processes has a prior."""
 _NO_GAIN = 0.005
 """Where no finalist can bring more than this there is nothing left to prove; nor to choose, where taking
 the leader loses no more on average."""
@@ -63,6 +70,9 @@ class Confirmation:
             is measured alone without them.
         failed: trials that failed in a round, in order.
         void: numbers of rounds that do not count, because they ran elsewhere than the last one.
+        processes: spread between the processes of each configuration; None where it is not told. With
+            it a single finalist is measured against the baseline at once, as nothing is to be chosen,
+            and each of the two has a variance of its own.
     """
 
     def __init__(
@@ -71,7 +81,9 @@ class Confirmation:
         baseline: int | None,
         most_rounds: int,
         first_round: int = 1,
+        processes: Processes | None = None,
     ) -> None:
+        self.processes = processes
         self.candidates = {candidate.trial: candidate for candidate in candidates}
         self.baseline = baseline
         self.dropped: dict[int, int] = {}
@@ -85,6 +97,9 @@ class Confirmation:
         self._closed = 0
         self._most_rounds = most_rounds
         self._first_round = first_round
+        if processes is not None and baseline is not None and len(self._rivals()) == 1:
+            self.chosen, self._fresh_wanted = self._rivals()[0], min(FEWEST_ALONE, most_rounds)
+            self.fresh = self.rounds
 
     def members(self) -> list[int]:
         """Return the trials that the next round measures."""
@@ -115,6 +130,8 @@ class Confirmation:
     @property
     def to_prove(self) -> int:
         """Rounds like the next one, itself included, without which those before it prove nothing."""
+        if self.processes is not None and self.chosen is not None:
+            return max(0, self._fresh_wanted - len(self.fresh))
         done = self.rounds if self.chosen is None else self.fresh
         return max(0, FEWEST_ROUNDS - len(done))
 
@@ -171,13 +188,17 @@ class Confirmation:
         best = self.choice()
         if self.baseline is None or best == self.baseline or self.baseline in self.dropped:
             return
+        self.chosen = best
+        if self.processes is not None:
+            self._fresh_wanted = min(FEWEST_ALONE, self._most_rounds)
+            return
         gain = self.contrast(best, self.baseline)
         target = max(_FINEST, min(_SHARE_OF_GAIN * gain.value, _COARSEST))
         spread = gain.error * math.sqrt(len(self.rounds))  # of one pair
         wanted = min(FEWEST_ROUNDS, self._most_rounds)
         while wanted < self._most_rounds and half_width_of(spread, wanted) > target:
             wanted += 1
-        self.chosen, self._fresh_wanted = best, wanted
+        self._fresh_wanted = wanted
 
     def take_back(self, knobs: Mapping[str, Any]) -> None:
         """Have the choice measured alone without the changes that bring nothing."""
@@ -192,7 +213,32 @@ class Confirmation:
             return self._has_chosen()
         if len(self.fresh) < self._fresh_wanted:
             return False
-        return len(self.fresh) >= self._most_rounds or not self.gain(self.chosen).vague
+        if len(self.fresh) >= self._most_rounds:
+            return True
+        if self.processes is not None:
+            return self.waits or self.precise
+        return not self.gain(self.chosen).vague
+
+    @property
+    def precise(self) -> bool:
+        """Return whether the gain is known as exactly as is wanted where each arm has a variance."""
+        if self.processes is None or self.chosen is None or not self.measured_alone:
+            return False
+        gain = self.gain(self.chosen)
+        return math.log(gain.high / gain.low) / 2 <= self._wanted(math.log(gain.value))
+
+    def _wanted(self, gain: float) -> float:
+        """Return half the interval that is wanted of a gain, both in logarithms."""
+        return max(_FINEST, min(_SHARE_OF_UNSTEADY * gain, _COARSEST if self.waits else _FINEST))
+
+    @property
+    def waits(self) -> bool:
+        """Return whether more processes of the baseline would tell more than more rounds."""
+        return (
+            self.processes is not None
+            and self.baseline is not None
+            and self.processes.unsteady(self.baseline)
+        )
 
     @property
     def rounds_left(self) -> int:
@@ -276,11 +322,18 @@ class Confirmation:
     @property
     def measured_alone(self) -> bool:
         """True if fresh rounds are enough to tell by how much the choice is faster."""
-        return bool(self.fresh) and len(self.fresh) >= min(FEWEST_ROUNDS, self._fresh_wanted)
+        least = 1 if self.nothing_to_choose else min(FEWEST_ROUNDS, self._fresh_wanted)
+        return len(self.fresh) >= max(1, least)
+
+    @property
+    def nothing_to_choose(self) -> bool:
+        """True if there was a single finalist from the beginning: all rounds tell by how much."""
+        return self.chosen is not None and self.fresh is self.rounds
 
     def rates(self, trial: int) -> list[float]:
         """Return a trial's throughput, round by round; fresh rounds come last, if they are enough."""
-        fresh = self.fresh.values() if self.measured_alone else ()
+        alone = self.measured_alone and not self.nothing_to_choose
+        fresh = self.fresh.values() if alone else ()
         return [rates[trial] for rates in (*self.rounds.values(), *fresh) if trial in rates]
 
     def basis_rates(self, trial: int) -> list[float]:
@@ -307,9 +360,27 @@ class Confirmation:
         """
         assert self.baseline is not None
         if trial == self.chosen and self.measured_alone:
+            if self.processes is not None:
+                arms = self._arm(self.processes, trial), self._arm(self.processes, self.baseline)
+                return compare(*arms).ratio(ONE_SIDED)
             rounds = self.fresh.values()
             return paired_ratio([r[trial] for r in rounds], [r[self.baseline] for r in rounds])
         return self.contrast(trial, self.baseline).ratio(self.level(len(self.rounds)))
+
+    def own_rate(self, trial: int) -> Ratio | None:
+        """Return a trial's rate with the interval of its own runs.
+
+        None where no spread between processes is known, or the trial has not run.
+        """
+        if self.processes is None or not self.basis_rates(trial):
+            return None
+        return self._arm(self.processes, trial).rate
+
+    def _arm(self, processes: Processes, trial: int) -> Arm:
+        rates = self.basis_rates(trial)
+        return processes.arm(
+            trial, [*rates, *processes.baseline_runs] if trial == self.baseline else rates
+        )
 
     def level(self, rounds: int) -> float:
         """Return the one-sided level of one finalist's look after so many rounds."""
@@ -360,7 +431,7 @@ class Confirmation:
             baseline_fails=fails,
             finalists={t: self._result_of(t, choice, fails=fails) for t in self.candidates},
             rounds=len(self.basis),
-            chosen_in=len(self.rounds) if self.measured_alone else 0,
+            chosen_in=0 if self.basis is self.rounds else len(self.rounds),
             contender=self.contender() if stays else None,
             most_gain=math.expm1(self.most_gain()) if stays else None,
             behind=None if stays or fails else self._relative_distance(choice),
@@ -378,6 +449,7 @@ class Confirmation:
             knobs=self.candidates[trial].knobs,
             rates=tuple(rates),
             figures=tuple(self.basis_rates(trial)),
+            own_rate=self.own_rate(trial),
             gain=self._gain_of(trial) if compared else None,
             ratio_to_choice=self._ratio_to(choice, trial) if rates else None,
             dropped_after_round=self.dropped.get(trial),
@@ -442,6 +514,7 @@ def replay(
     barred: Collection[int] = (),
     unaffordable: Collection[int] = (),
     same_batch: bool = True,
+    blocks: Blocks | None = None,
 ) -> Confirmation | None:
     """Return the confirmation as the records show it, without an incomplete round.
 
@@ -454,6 +527,7 @@ def replay(
         finalists: see Selection; `unaffordable` and `same_batch` likewise.
         most_rounds: see measurement.rounds.
         barred: trials that are no candidates either.
+        blocks: blocks of an attempt, from which the spread between processes follows.
 
     Returns:
         None if no trial of the search is complete.
@@ -463,7 +537,8 @@ def replay(
     candidates, baseline_trial = _candidates(attempts, barred, selection, first)
     if not candidates:
         return None
-    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first)
+    processes = blocks and Processes.of(attempts, blocks, [one.trial for one in candidates])
+    confirmation = Confirmation(candidates, baseline_trial, most_rounds, first, processes or None)
     while members := confirmation.members():
         results = confirmation.recorded(attempts)
         if confirmation.is_void(attempts):

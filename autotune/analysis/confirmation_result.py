@@ -13,6 +13,8 @@ class FinalistResult:
     Attributes:
         rates: throughput, round by round, fresh rounds last.
         figures: throughput in the rounds that figures are taken from; in all, if it ran in none.
+        own_rate: rate with the interval of its own runs; None where the spread between processes is
+            not known, or it never ran.
         gain: its speed-up over the baseline; None where one of the two failed or did not run.
         ratio_to_choice: its throughput over that of the choice; None if it never ran.
         dropped_after_round: counted from one; None if it stayed to the end.
@@ -22,6 +24,7 @@ class FinalistResult:
     knobs: dict[str, Any]
     rates: tuple[float, ...]
     figures: tuple[float, ...]
+    own_rate: Ratio | None
     gain: Ratio | None
     ratio_to_choice: Ratio | None
     dropped_after_round: int | None

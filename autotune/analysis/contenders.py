@@ -12,6 +12,10 @@ _MOST = 150
 _LEAST_ERROR, MOST_ERROR = 1e-4, 0.15
 """Relative, of a rate: none is known better, and a trial of a step or two is not further off."""
 
+_LEAST_RATE = 1e-9
+_UNLIKELY = 1.28
+"""Standard errors with which a trial is faster than another in one case out of ten (judgement: rounds of
+it would cost more than they bring)."""
 _BEYOND_DOUBT = 3.0
 """Standard errors by which a difference is more than noise."""
 
@@ -30,6 +34,28 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
     close = by_rate[: len(rates)]
     order = expected_first(rates, [_error(a) for a in close], [a.knobs for a in close])
     return [*(close[place] for place in order), *by_rate[len(rates) :]]
+
+
+def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttempt]:
+    """Return the first of these trials, and those that may be faster than it by more than a margin.
+
+    Args:
+        several: trials with a throughput, the most promising first.
+        margin: of the logarithms of the rates.
+    """
+    return [
+        one
+        for place, one in enumerate(several)
+        if not place or _surplus(one, several[0], margin) > -_UNLIKELY
+    ]
+
+
+def _surplus(one: StoredAttempt, first: StoredAttempt, margin: float) -> float:
+    """Return by how many standard errors a trial is faster than another by more than the margin."""
+    ahead = math.log(
+        (one.result.throughput or _LEAST_RATE) / (first.result.throughput or _LEAST_RATE)
+    )
+    return (ahead - margin) / math.hypot(_error(one), _error(first))
 
 
 def may_be_faster(one: StoredAttempt, other: StoredAttempt) -> bool:

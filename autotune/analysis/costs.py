@@ -25,12 +25,17 @@ _MOST_RUNS = 16
 """That are looked at, the latest: more of them tell nothing new."""
 _FEWEST_STEPS = 2
 """Of a timed run after its first step, which then is all of its warm-up."""
+_BRIEF_STEPS = 6.0
+"""Steps after the first one of a run that only shows how processes lie apart (judgement: steps that
+scatter by 10 % then tell a rate to 4 %, where processes differ by 20 %)."""
 _PROFILED_STEPS = 7.0
 """What the shortest profile costs, in steps, the overhead of the profiler included."""
 _LONGER = 2.0
 """Than one that was too short, so that a few of them get there."""
 _SLOW_LAUNCH = 0.9
 """Quantile of the launches seen that a plan counts on: of up to nine, the slowest."""
+_LEAST_TIMED_ON_DEVICE = 0.3
+"""The same of a launch on a CUDA device, where a step is timed to 1 % in about a second (H200)."""
 _LEAST_TIMED = 0.1
 """Share of a launch: steps that are timed for less are not worth it."""
 _FULL_PRECISION = 7.0
@@ -44,6 +49,7 @@ _TIMED = (
     Purpose.PAIRED,
     Purpose.CALIBRATE,
     Purpose.CONFIRM,
+    Purpose.REPEAT,
     Purpose.ATTRIBUTE,
 )
 
@@ -208,6 +214,15 @@ class Costs:
         """Return seconds of the shortest timed run whose launch takes as long as most."""
         return self._run(self.startup, knobs)
 
+    def brief(self, knobs: Knobs, *, slow: bool = False) -> float:
+        """Return seconds of a run of a few steps, which shows how its processes lie apart.
+
+        Args:
+            slow: its launch is a slow one.
+        """
+        steps = self.first_step(knobs) + _BRIEF_STEPS * self.step(knobs)
+        return (self.slow_startup if slow else self.startup) + steps
+
     def _run(self, startup: float, knobs: Knobs) -> float:
         """Return seconds of the shortest timed run; where one was ended before it had shown anything,
         some times as long as that."""
@@ -215,8 +230,10 @@ class Costs:
         return max(startup + self._fewest_steps(knobs), _LONGER * max(too_short, default=0.0))
 
     def _fewest_steps(self, knobs: Knobs) -> float:
-        counted, least = _FEWEST_STEPS * self.step(knobs), _LEAST_TIMED * self.slow_startup
-        if compiles(knobs):
+        on_device = self._compilation.device == "cuda"
+        share = _LEAST_TIMED_ON_DEVICE if on_device else _LEAST_TIMED
+        counted, least = _FEWEST_STEPS * self.step(knobs), share * self.slow_startup
+        if compiles(knobs) or on_device:
             counted = max(counted, least)  # beside a first step of seconds
         return max(self.first_step(knobs) + counted, least)
 

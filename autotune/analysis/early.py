@@ -32,7 +32,8 @@ def _early(attempts: Attempts) -> Iterator[StoredAttempt]:
         return
     noise = math.hypot(known, _apart(own, attempts))
     for one in itertools.takewhile(lambda one: one.id < first.id, attempts.of(Purpose.SEARCH)):
-        if one is not own and one.result.sigma_run is not None:
+        assumed = one.result.sigma_run == own.result.sigma_run  # else its own steps told
+        if one is not own and one.result.sigma_run is not None and assumed:
             yield dataclasses.replace(one, result=dataclasses.replace(one.result, sigma_run=noise))
 
 

@@ -30,16 +30,16 @@ class Proof:
         costs: of its runs.
         baseline: the user's configuration.
         barred: trials that may not be recommended, each with the reason.
-        reserved: share of the wall time that the search leaves to it at least.
         needed: rounds of the confirmation for which the search leaves time.
+        repeats: runs of the baseline besides those rounds, because its processes lie apart.
     """
 
     attempts: Attempts
     costs: Costs
     baseline: Knobs
     barred: Mapping[int, str] = field(default_factory=dict)
-    reserved: float = RESERVED
     needed: int = FEWEST_ROUNDS
+    repeats: int = 0
 
     def rivals(self) -> list[StoredAttempt]:
         """Return complete trials that may still be recommended, the fastest first."""
@@ -59,11 +59,12 @@ class Proof:
         return sum(map(self.costs.usual, members))
 
     def finals(self, finalists: Sequence[Knobs], rounds: int) -> float:
-        """Return seconds of so many of the shortest rounds, and of the checks before them."""
-        checks = self._missing_checks(finalists)
-        return sum(map(self.costs.trajectory, checks)) + self.rounds(
-            [self.baseline, *finalists], rounds
-        )
+        """Return seconds of so many of the shortest rounds, the checks before them, and the runs of the
+        baseline besides them.
+        """
+        checks = sum(map(self.costs.trajectory, self._missing_checks(finalists)))
+        repeats = self.repeats * self.costs.brief(self.baseline)
+        return checks + repeats + self.rounds([self.baseline, *finalists], rounds)
 
     def rounds(self, members: Sequence[Knobs], rounds: int) -> float:
         """Return seconds of so many of the shortest rounds. Not all of their launches are slow: what

@@ -10,7 +10,7 @@ from scipy import special
 
 from autotune.analysis.confirmation import ALIKE, FEWEST_ROUNDS, Confirmation, ranked
 from autotune.analysis.outcomes import Failure
-from autotune.analysis.proof import Proof
+from autotune.analysis.proof import RESERVED, Proof
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -87,7 +87,7 @@ def _for_trials(proof: Proof, wall_time: WallTime) -> float:
     leaves a share of the whole wall time, which grows with what is asked for."""
     trials = _FEWEST_TRIALS * proof.costs.shortest(proof.baseline)
     needed = _MARGIN * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
-    shared = (trials + proof.reserved * wall_time.whole - wall_time.left) / (1 - proof.reserved)
+    shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
     return _asked(max(needed - wall_time.left, shared))
 
 

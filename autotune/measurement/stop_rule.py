@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, field, replace
 
 from autotune.measurement.contention import contended
-from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, estimate, steady
+from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.onset import OnsetBound
+from autotune.measurement.step_series import StepSeries, estimate_of_run
 from autotune.measurement.units import units
 from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
@@ -15,6 +16,8 @@ BLOCKS_FOR_PROOF = 10
 """Fewest blocks for a proof.
 
 Fewer tell too little of the correlation of neighbours: their interval is too narrow."""
+_STEPS_FOR_PROOF = 20
+"""Fewest steps, timed one by one, that tell as much of the correlation of neighbours (judgement)."""
 _TOLERANCE = 1.1
 """Factor of the time limit within which another block must end to be begun."""
 HOPELESS = 0.98
@@ -48,6 +51,7 @@ class Limits:
         sigma_run: relative standard deviation between runs in new processes.
         run_df: degrees of freedom of `sigma_run`.
         fewest: number of blocks that must count before their interval ends the trial.
+        proves: True if a first step alone, with all that happens once, is no result.
         warm_blocks: most blocks of the warm-up after the first, those in which something was compiled
             left out.
     """
@@ -64,6 +68,7 @@ class Limits:
     limit: TimeLimit = NO_LIMIT
     warm_blocks: float = math.inf
     settling: OnsetBound = field(default_factory=OnsetBound)
+    proves: bool = False
 
     @property
     def enough(self) -> float:
@@ -136,11 +141,19 @@ class StopRule:
         self.problem = self.uncounted
         if self.problem:
             return True
-        now = self.estimate()
-        total = self._limits.doubt(now.half_width)
-        self.lost = now.rate * (1 + total) < HOPELESS * self._limits.incumbent_low
-        exact = now.half_width <= self._limits.enough and len(self.kept) >= self._limits.fewest
+        now, limits = self.estimate(), replace(self._limits, sigma_run=self.sigma_run)
+        total = limits.doubt(now.half_width)
+        self.lost = now.rate * (1 + total) < HOPELESS * limits.incumbent_low
+        exact = now.half_width <= limits.enough and self._several
         return self.lost or exact or last
+
+    @property
+    def _several(self) -> bool:
+        """True if enough has come for an interval: blocks, or steps that were timed one by one."""
+        series = StepSeries.of(self.kept)
+        return len(self.kept) >= self._limits.fewest or (
+            series is not None and series.count >= _STEPS_FOR_PROOF
+        )
 
     def take(self, block: BlockReport) -> None:
         """Keep a block after the warm-up, whatever it shows: an outer schedule decides on the end."""
@@ -154,9 +167,10 @@ class StopRule:
         """End the measurement.
 
         If the trial ended within its warm-up its last block counts, but not its first if there is
-        another one.
+        another one, or if the run is to prove something.
         """
-        if self.seen and not self.kept:
+        alone = len(self.seen) == 1 and self.seen[0].block.index == 0
+        if self.seen and not self.kept and not (alone and self._limits.proves):
             self.seen[-1] = replace(self.seen[-1], kept=True)
 
     def _cannot_catch_up(self) -> bool:
@@ -183,7 +197,22 @@ class StopRule:
 
     def estimate(self) -> Estimate:
         """Return the estimate of the blocks that count; at least one must have come."""
-        return estimate([self.units(b) for b in self.kept], [b.seconds for b in self.kept])
+        return estimate_of_run(self.kept, counts=self._limits.counts)
+
+    @property
+    def sigma_run(self) -> float:
+        """Relative standard deviation between runs of this configuration.
+
+        By its own steps where they were timed one by one, else as the limits have it.
+        """
+        own = self.process_sigma
+        return self._limits.sigma_run if own is None else own
+
+    @property
+    def process_sigma(self) -> float | None:
+        """Relative standard deviation between processes by its own steps; None if they do not tell."""
+        series = StepSeries.of(self.kept)
+        return None if series is None else series.process_sigma()
 
     def units(self, block: BlockReport) -> int:
         """Return what the rate counts, of a block."""
@@ -205,6 +234,8 @@ class StopRule:
     @property
     def warming_up(self) -> bool:
         """True if the next block will not count yet."""
+        if self._limits.proves and not self.seen:
+            return True
         if self.steady or any(seen.kept or seen.contended for seen in self.seen):
             return False
         compiling = [s for s in self.seen if s.block.observed.get("compilations")]

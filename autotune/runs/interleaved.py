@@ -1,7 +1,7 @@
 """Interleaved runs: several trials that are resident on one slot and train in turn, block by block."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.measurement import cycles
 from autotune.measurement.stop_rule import Limits, StopRule
@@ -27,7 +27,7 @@ def interleaved(asked: TrialRequest) -> TrialRequest:
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
     blocks = BlockPlan(seconds, 1, most, plan.longest)
     knobs = {**asked.knobs, "cpu_affinity": "share"} if asked.device == "cpu" else asked.knobs
-    return dataclasses.replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
+    return replace(asked, knobs=knobs, blocks=blocks, takes_turns=True)
 
 
 class InterleavedSchedule:
@@ -128,7 +128,16 @@ class InterleavedSchedule:
         if timed * (1 + 1 / len(found)) > self._longest(len(found)):
             return True
         known = len(found) >= self.fewest_cycles
-        return known and cycles.half_width(found) <= self._limits.precision
+        return known and cycles.half_width(found) <= self._precision(members)
+
+    def _precision(self, members: list[int]) -> float:
+        """Return the half-width of a ratio below which more cycles change nothing.
+
+        Processes of a member may lie further apart.
+        """
+        told = [self._rules[n].process_sigma for n in members]
+        limits = (replace(self._limits, sigma_run=sigma) for sigma in told if sigma is not None)
+        return max((limit.enough for limit in limits), default=self._limits.precision)
 
 
 def turn_blocks(
@@ -163,8 +172,8 @@ class MemberMonitor(TimedMonitor):
         result = super().result(report)
         if report.outcome is not None and not report.lost_agent:
             cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
-            return dataclasses.replace(result, state=AttemptState.LOST, cause=cause)
+            return replace(result, state=AttemptState.LOST, cause=cause)
         rate = self._group.rate(self._number)
         if result.state != AttemptState.COMPLETE or rate is None:
             return result
-        return dataclasses.replace(result, throughput=rate)
+        return replace(result, throughput=rate)

@@ -41,7 +41,6 @@ class TimedMonitor:
     def __init__(self, limits: Limits, rule: StopRule | None = None) -> None:
         """Use these limits, or a stop rule that another object calls."""
         self._rule = rule or StopRule(limits)
-        self._sigma_run = limits.sigma_run
         self._hurried = math.isfinite(limits.limit.soft)
         self.seen = self._rule.seen
 
@@ -67,15 +66,15 @@ class TimedMonitor:
             return AttemptResult(AttemptState.ERROR, rule.uncounted, **common)
         timed = rule.estimate()
         known = math.isfinite(timed.half_width)
-        half_width = timed.half_width if known else 1.0
+        half_width, sigma_run = timed.half_width if known else 1.0, rule.sigma_run
         return AttemptResult(
             state=AttemptState.PRUNED if rule.lost else AttemptState.COMPLETE,
             cause="cannot catch up with the best" if rule.lost else "",
             throughput=timed.rate,
-            half_width=total_half_width(half_width, self._sigma_run),
+            half_width=total_half_width(half_width, sigma_run),
             block_half_width=half_width,
             block_freedom=timed.df if known else None,
-            sigma_run=self._sigma_run,
+            sigma_run=sigma_run,
             steady=rule.steady,
             contended=rule.contended,
             **common,

@@ -317,7 +317,7 @@ class Plan:
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """Return the limits of a run in a round of comparison."""
         limits = self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
-        return dataclasses.replace(limits, fewest=BLOCKS_FOR_PROOF)
+        return dataclasses.replace(limits, fewest=BLOCKS_FOR_PROOF, proves=True)
 
     def _limits(self, precision: float, incumbent_low: float, sigma_run: float) -> Limits:
         return Limits(

@@ -32,6 +32,9 @@ from storage import Purpose
 Drawn = TypeVar("Drawn")
 _STEPS_TO_COME = 5
 """Expected rounds that show which changes the winner can do without (judgement)."""
+_MOST_REPEATS = 12
+"""Runs of a baseline whose processes lie apart, besides the rounds (judgement: the mean of twelve is
+known to a third of the spread)."""
 _MOST_MOVES = 3
 """Most changes of the machine in one go that make rounds void."""
 
@@ -98,6 +101,8 @@ class Finals:
                 continue
             if self._check_longest(confirmation):
                 continue  # as does one that outgrows the memory
+            if self._repeat_baseline(confirmation):
+                continue
             if confirmation.decided() or not self._complete_round(confirmation):
                 confirmation = self._as_measured(confirmation)
                 self._look_closer(confirmation)
@@ -139,6 +144,7 @@ class Finals:
             most_rounds=wanted.rounds,
             barred=barred(attempts, blocks, self._plan.baseline, Rules.of(self._plan.spec)),
             **self.selection._asdict(),
+            blocks=blocks,
         )
 
     def _take_back(self, confirmation: Confirmation) -> bool:
@@ -173,10 +179,13 @@ class Finals:
         assert chosen is not None
         both = [confirmation.candidates[trial].knobs for trial in confirmation.members()]
         prices = self._prices()
+        repeats = _MOST_REPEATS if confirmation.waits else 0
         kept = prices.rounds(both, confirmation.to_prove)
+        kept += repeats * prices.costs.brief(self._plan.baseline)
         order = self._drawn(step.configurations, "attribution", step.round)
         missing = [knobs for knobs in order if not self._attributed(chosen, knobs, step.round)]
-        if self._schedule.left < kept + prices.round(missing):
+        rounds = max(1, FEWEST_ROUNDS + 1 - step.round) if confirmation.processes else 1
+        if self._schedule.left < kept + rounds * prices.round(missing):
             return False
         proof = len(both) * confirmation.to_prove
         self._attribute_round(chosen, missing, step.round, _STEPS_TO_COME, proof)
@@ -184,7 +193,7 @@ class Finals:
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; return False if it needs none."""
-        if confirmation.chosen is not None:
+        if confirmation.chosen is not None and not confirmation.nothing_to_choose:
             return False
         candidates = list(confirmation.candidates.values())
         attempts, blocks = self._context.attempts(), self._context.repository.attempts.blocks
@@ -258,6 +267,25 @@ class Finals:
                 limit = self._schedule.for_proof(1 / runs, shortest, others)
                 attempt = PlannedAttempt(trial, knobs, Purpose.CONFIRM, number)
                 self._executor.run(self._planner.timed(attempt, limit))
+        return True
+
+    def _repeat_baseline(self, confirmation: Confirmation) -> bool:
+        """Run the baseline in another process, where more processes tell more than more rounds.
+
+        Return whether it ran.
+        """
+        baseline, again = confirmation.baseline, self._context.attempts().of(Purpose.REPEAT)
+        if baseline is None or not confirmation.waits or not confirmation.decided():
+            return False
+        if confirmation.precise or confirmation.contradicted or len(again) >= _MOST_REPEATS:
+            return False
+        knobs, costs = confirmation.candidates[baseline].knobs, self._context.costs()
+        if self._schedule.left < costs.brief(knobs):
+            return False
+        limit = self._schedule.for_proof(0.0, costs.brief(knobs, slow=True), 0.0)
+        self._executor.run(
+            self._planner.timed(PlannedAttempt(baseline, knobs, Purpose.REPEAT), limit)
+        )
         return True
 
     def _round_in_turn(self, confirmation: Confirmation) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.costs import Costs
+from autotune.analysis.processes import UNSTEADY
 from autotune.analysis.unrest import unrest
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise
@@ -64,6 +65,8 @@ class PairingPolicy:
             return None
         if self._context.plan.spec.measurement.baseline_runs < 2:
             return None  # it is not to run again
+        if self._is_unsteady(own):
+            return None  # its processes lie further apart than trials that follow each other
         why = unrest(noise, attempts)
         if not why or not self.on_one_environment() or _in_vain(attempts):
             return None
@@ -78,6 +81,11 @@ class PairingPolicy:
             paired=True,
         )
         return own.result.throughput
+
+    def _is_unsteady(self, own: StoredAttempt) -> bool:
+        """Return whether the processes of the baseline lie far apart on its CUDA device."""
+        on_device = self._context.plan.launcher.slots[0].device == "cuda"
+        return on_device and (own.result.sigma_run or 0.0) > UNSTEADY
 
     def on_one_environment(self) -> bool:
         """Return whether all slots are where the baseline's own trial ran.

@@ -283,7 +283,7 @@ class RunPlanner:
             low: lower bound of the best rate so far; 0 switches racing off.
         """
         plan, noise = self._context.plan, self.noise
-        if purpose in (Purpose.CONFIRM, Purpose.ATTRIBUTE):
+        if purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ATTRIBUTE):
             limits = plan.confirm_limits(sigma_run=noise.sigma_run)
         else:
             limits = plan.search_limits(

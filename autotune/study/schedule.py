@@ -7,17 +7,23 @@ that is not there, the search ends as soon as there is something to compare the 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.analysis.compilation import graph
-from autotune.analysis.confirmation import FEWEST_ROUNDS, of_same_batch, shown
-from autotune.analysis.contenders import may_be_faster, most_promising_first
+from autotune.analysis.confirmation import (
+    ALIKE,
+    FEWEST_ALONE,
+    of_same_batch,
+    shown,
+)
+from autotune.analysis.contenders import may_be_faster, most_promising_first, rivals
 from autotune.analysis.memory import barred
+from autotune.analysis.processes import Processes
 from autotune.analysis.proof import RESERVED, Proof
 from autotune.analysis.sameness import Rules
 from autotune.analysis.shortfall import WallTime
-from autotune.study.context import StudyContext
+from autotune.study.context import BASELINE, StudyContext
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import Attempts, StoredAttempt
 
@@ -26,21 +32,11 @@ _OPENING_SHARE = 0.1
 _FIRST_TRIAL_SHARE, _FIRST_TRIAL_MOST = 0.1, 0.4
 """Soft and hard share of the wall time for the baseline's own trial: its steps are of unknown length."""
 _CALIBRATION_SHARE, _CALIBRATION_SHARE_ON_DEVICE = 0.25, 0.1
-"""Largest share of the time for the search that another run of the baseline may take."""
-_RESERVED_ON_DEVICE = 0.4
-"""Share of the wall time for the proof on CUDA devices, where most of a run is its launch: the first few
-trials find most of the gain, and a proof takes six launches."""
-_MEASURED_ON_DEVICE = 5.0
-"""Seconds for which the baseline's own trial is measured at most on CUDA devices: how far processes lie
-apart shows in others only."""
 _FEWEST_TRIALS = 8
 """Among which the search divides its time, where that is short."""
-_UNSTEADY = 0.01
-"""Relative half-width of the baseline's own trial above which it does not compute all of the time (H200:
-steps that compute scatter by 0.03 to 1 %, those that wait for the host by 3 to 11 %, their processes by
-25 %)."""
-_ROUNDS_IF_UNSTEADY = 6
-"""Rounds that tell a gain of a half where the processes of the baseline differ by a quarter."""
+_REPEATS_IF_UNSTEADY = 3
+"""Runs of the baseline besides the rounds, and its own trial, for which the search leaves time where its
+processes lie apart: with six in all a gain of a half is beyond doubt (judgement)."""
 _GOOD_ROUNDS = 5
 """Rounds of the confirmation that more finalists, or longer runs, are not worth."""
 _SLACK = 0.05
@@ -67,7 +63,8 @@ class Schedule:
         self._wall_time = context.plan.spec.budget.wall_time
         on_device = context.plan.launcher.slots[0].device == "cuda"
         self._on_device = on_device
-        self._reserved = _RESERVED_ON_DEVICE if on_device else RESERVED
+        self._processes_of: dict[int, Processes | None] = {}
+        """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = _CALIBRATION_SHARE_ON_DEVICE if on_device else _CALIBRATION_SHARE
         self.rounds = min(context.plan.spec.measurement.rounds, _GOOD_ROUNDS)
         """Number of rounds of the confirmation among which its time is divided."""
@@ -136,8 +133,6 @@ class Schedule:
         proof = self.proof(attempts)
         if not proof.costs.known:
             measured = _FIRST_TRIAL_SHARE * self._wall_time
-            if self._on_device:
-                measured = min(measured, _MEASURED_ON_DEVICE)
             wanted = measured + proof.costs.startup
             most = max(_FIRST_TRIAL_MOST * self._wall_time, wanted)
             return TimeLimit(wanted, min(most, self._most))
@@ -193,8 +188,9 @@ class Schedule:
             return 0.0
         trial = max(costs.shortest(knobs), costs.expected(knobs, None))
         for_proof = trial + proof.of(knobs) - self._most
-        reserved = (trial + self._reserved * self._wall_time - self.left) / (1 - self._reserved)
-        return max(for_proof, reserved)
+        # What is shared between search and proof grows with the wall time.
+        in_search = (costs.shortest(knobs) - self._for_search(proof)) / (1 - RESERVED)
+        return max(for_proof, in_search)
 
     def why_enough_searched(self, attempts: Attempts) -> str:
         """Return why there is no time for another trial, in words; empty while there is."""
@@ -209,6 +205,8 @@ class Schedule:
     def may_calibrate(self, attempts: Attempts) -> bool:
         """Return whether the baseline may run once more to show the noise."""
         proof = self.proof(attempts)
+        if proof.needed == FEWEST_ALONE and len(self._context.plan.launcher.slots) == 1:
+            return False  # its steps tell the noise, and the proof runs it again as often as needed
         share = self._calibration_share * self._free(proof)
         return proof.costs.shortest(self._baseline) <= share
 
@@ -216,7 +214,7 @@ class Schedule:
         """Return seconds that the proof leaves to the search."""
         if self._wall_time is None:
             return math.inf
-        return self.left - max(self._reserved * self._wall_time, proof.shortest(self._most))
+        return self.left - max(RESERVED * self._wall_time, proof.shortest(self._most))
 
     def _for_search(self, proof: Proof) -> float:
         """Return seconds that the search may still take.
@@ -233,17 +231,22 @@ class Schedule:
         """Return the price of the finals by what is recorded."""
         blocks = self._context.repository.attempts.blocks
         out = barred(attempts, blocks, self._baseline, Rules.of(self._context.plan.spec))
-        needed = _ROUNDS_IF_UNSTEADY if self._is_unsteady(attempts) else FEWEST_ROUNDS
-        return Proof(attempts, self._context.costs(), self._baseline, out, self._reserved, needed)
+        proof = Proof(attempts, self._context.costs(), self._baseline, out)
+        if (processes := self._processes(attempts)) is None:
+            return proof
+        repeats = _REPEATS_IF_UNSTEADY if processes.unsteady(BASELINE) else 0
+        return replace(proof, needed=FEWEST_ALONE, repeats=repeats)
 
-    def _is_unsteady(self, attempts: Attempts) -> bool:
-        """Return whether the baseline waits for the host of its device.
-
-        Its steps scatter then, and so do its processes.
-        """
+    def _processes(self, attempts: Attempts) -> Processes | None:
+        """Return what the steps of the baseline's own trial tell, which is read once."""
         own = attempts.baseline()
-        doubt = own.result.block_half_width if own else None
-        return self._on_device and doubt is not None and doubt > _UNSTEADY
+        if own is None:
+            return None
+        if own.id not in self._processes_of:
+            self._processes_of[own.id] = Processes.of(
+                attempts, self._context.repository.attempts.blocks, ()
+            )
+        return self._processes_of[own.id]
 
     def for_proof(self, share: float, shortest: float, others: float) -> TimeLimit:
         """Return the time limit of a run of the finals.
@@ -259,7 +262,8 @@ class Schedule:
             return NO_LIMIT
         wanted = max(share * self.left, shortest)
         most = max(_OVERRUN * wanted, self._most - others)
-        return TimeLimit(min(wanted, max(0.0, self.left)), min(most, self._most))
+        # A run that is begun has what shows something: the study may end a little later for it.
+        return TimeLimit(min(wanted, max(shortest, self.left)), min(most, self._most))
 
     @property
     def elapsed(self) -> float:
@@ -306,11 +310,13 @@ class FinalsPlan:
         timed = worth_checking(every, proof)
         for those in (timed, proof.checked(timed)):
             trials = most_promising_first(those)
+            if proof.needed == FEWEST_ALONE:
+                trials = rivals(trials, ALIKE)
             for count, own_batch in _sizes(min(wanted, len(trials))):
                 members = trials[:count]
                 if own_batch:
                     members += of_same_batch(attempts.baseline(), those, members)
-                rounds = schedule.rounds if len(members) > 1 else FEWEST_ROUNDS
+                rounds = schedule.rounds if len(members) > 1 else proof.needed
                 finalists = [trial.knobs for trial in members]
                 if schedule.may_end(proof.finals(finalists, rounds)):
                     return cls(count, _others(every, those), own_batch)

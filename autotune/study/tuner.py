@@ -156,8 +156,8 @@ class Tuner:
             ended=True,
             left=wall_time.left if wall_time else None,
             selection=selection,
-            reserved=proof.reserved,
             needed=proof.needed,
+            repeats=proof.repeats,
         )
 
     @property

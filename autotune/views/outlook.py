@@ -20,6 +20,7 @@ _PHASES = {
     Purpose.SEARCH: "searching",
     Purpose.PAIRED: "searching, beside the baseline",
     Purpose.CALIBRATE: "measuring the noise between runs",
+    Purpose.REPEAT: "measuring your configuration once more, whose runs lie apart",
     Purpose.REFERENCE: "checking numerics: the reference",
     Purpose.NUMERICS: "checking numerics",
     Purpose.CONFIRM: "confirming",

@@ -10,9 +10,9 @@ from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.measurement import cycles
-from autotune.measurement.estimate import Estimate, estimate
+from autotune.measurement.estimate import Estimate
 from autotune.measurement.noise import total_half_width
-from autotune.measurement.units import units
+from autotune.measurement.step_series import estimate_of_run
 from autotune.runs.interleaved import turn_blocks
 from autotune.runs.paired import ratio_to_baseline
 from storage import (
@@ -30,7 +30,7 @@ def estimate_of(blocks: list[StoredBlock], *, counts: str) -> Estimate | None:
     kept = [block for block in blocks if block.kept]
     if not kept:
         return None
-    return estimate([units(block, counts) for block in kept], [block.seconds for block in kept])
+    return estimate_of_run(kept, counts=counts)
 
 
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:

@@ -361,6 +361,8 @@ class Observed(TypedDict, total=False):
     """Median step time of the slowest rank, seconds; on CUDA between events of the device."""
     step_p95: float
     step_max: float
+    step_moments: list[float]
+    """Digest of the steps of the slowest rank, on CUDA; see worker.observers.moments.StepMoments."""
     exposed_seconds: list[float]
     """Communication of one optimizer step that the backward pass did not hide, per rank.
 

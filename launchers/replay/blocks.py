@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from autotune.worker.observers.moments import StepMoments
 from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialRequest
 from autotune.worker.rank.trace import PARTS
 from launchers.replay.answers import Answer
@@ -27,12 +28,12 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
     for index, steps in enumerate(_steps(request, step)):
         if not index and answer.first_step is not None:
             seconds = answer.first_step + (steps - 1) * step
-        elif answer.pattern:
-            seconds = step * math.fsum(next(relative) for _ in range(steps))
         else:
             seconds = steps * step
-        seconds *= math.exp(draw.gauss(0.0, answer.block_sigma))
-        seconds /= 1 - answer.slows * -math.expm1(-at / _HOT_AFTER)
+        slower = math.exp(draw.gauss(0.0, answer.block_sigma))
+        slower /= 1 - answer.slows * -math.expm1(-at / _HOT_AFTER)
+        times = [slower * step * each for each in itertools.islice(relative, steps)]
+        seconds = math.fsum(times) if index and times else seconds * slower
         at += seconds
         yield BlockReport(
             trial=request.trial,
@@ -46,6 +47,7 @@ def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iter
             loss=loss,
             peak_bytes=answer.peak_bytes,
             observed=_observed(request, answer, seconds / steps)
+            | _of_steps(times)
             | (Observed() if index else _of_first_block(answer)),
         )
         loss *= _FALLING if request.trajectory else 1.0
@@ -92,6 +94,10 @@ def _observed(request: TrialRequest, answer: Answer, step: float) -> Observed:
     if request.replicas > 1:
         observed["replicas"] = request.replicas
     return observed
+
+
+def _of_steps(times: Sequence[float]) -> Observed:
+    return Observed(step_moments=list(StepMoments.of(times))) if times else Observed()
 
 
 def _of_first_block(answer: Answer) -> Observed:

@@ -222,10 +222,10 @@ def _distance(recorded: Mapping[str, Any], knobs: Mapping[str, Any]) -> float:
 
 
 def _pattern(recorded: Recorded, draw: random.Random) -> tuple[float, ...]:
-    """Consecutive steps over their median, from a random one on."""
-    start = draw.randrange(len(recorded.steps))
+    """Return consecutive steps over their mean, which is 1, from a random one on."""
+    start, mean = draw.randrange(len(recorded.steps)), statistics.fmean(recorded.steps)
     turned = recorded.steps[start:] + recorded.steps[:start]
-    return tuple(step / recorded.median for step in turned)
+    return tuple(step / mean for step in turned)
 
 
 def read_device(path: Path) -> RecordedDevice:

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.measurement.onset import Onset, OnsetBound
 from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
-from autotune.worker.protocol import BlockReport, TimeLimit
+from autotune.worker.protocol import BlockReport, Observed, TimeLimit
 
 LIMITS = Limits(warmup=3.0, longest=10.0, precision=0.02)
 
@@ -200,3 +200,19 @@ def test_compilation_takes_nothing_from_the_time_that_counts():
     for index in range(1, 10):
         rule(block(index, 0.25 + 0.05 * (index % 2)))
     assert len(rule.kept) >= 4
+
+
+@pytest.mark.parametrize(("proves", "kept"), [(True, 0), (False, 1)])
+def test_first_step_of_a_run_that_was_cut_proves_nothing(proves: bool, kept: int) -> None:
+    watch = StopRule(dataclasses.replace(LIMITS, whole=0.0, proves=proves))
+    watch(block(0, 0.5))
+    watch.close()
+    assert len(watch.kept) == kept
+
+
+def test_run_with_timed_steps_ends_once_their_series_is_exact() -> None:
+    moments = Observed(step_moments=[10.0, 0.02, 1e-8, 0.0])
+    watch = StopRule(dataclasses.replace(LIMITS, fewest=10))
+    ends = [watch(dataclasses.replace(block(index, 0.2), observed=moments)) for index in range(10)]
+    assert ends.index(True) == 8  # the first, five steady ones, three of 30 steps in all
+    assert watch.estimate().half_width < 0.01

@@ -91,6 +91,9 @@ def together(ranks: Sequence[RankObservation]) -> Observed:
         compile_seconds=max(rank.settling.compile_seconds for rank in ranks),
         alloc_retries=int(max(rank.settling.alloc_retries for rank in ranks)),
     )
+    slowest = max((rank.steps.moments for rank in ranks), key=lambda moments: moments.mean)
+    if slowest.steps:
+        observed["step_moments"] = list(slowest)
     exposed = [rank.exposed_seconds for rank in ranks]
     if not any(map(math.isnan, exposed)):
         observed["exposed_seconds"] = exposed

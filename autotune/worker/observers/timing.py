@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autotune.worker.observers.moments import StepMoments
 from autotune.worker.protocol import BlockPlan
 
 _OVERRUN = 2.0
@@ -49,11 +50,12 @@ class BlockClock:
 
 
 class StepTimes(NamedTuple):
-    """Durations of the steps of a block, in seconds."""
+    """Times of the steps of a block, in seconds."""
 
     p50: float
     p95: float
     longest: float
+    moments: StepMoments
 
 
 class StepMarks:
@@ -87,11 +89,14 @@ class StepMarks:
         """Return the durations of the steps since the block began. On CUDA, synchronise before."""
         pairs = itertools.pairwise(self._marks)
         if self._cuda:
-            steps = sorted(before.elapsed_time(after) / 1e3 for before, after in pairs)
+            times = [before.elapsed_time(after) / 1e3 for before, after in pairs]
         else:
-            steps = sorted(after - before for before, after in pairs)
+            times = [after - before for before, after in pairs]
+        steps = sorted(times)
         p95 = steps[math.ceil(0.95 * len(steps)) - 1]
-        return StepTimes(statistics.median(steps), p95, steps[-1])
+        # The host's clock does not see a processor's step by itself: others run beside it.
+        moments = StepMoments.of(times) if self._cuda else StepMoments()
+        return StepTimes(statistics.median(steps), p95, steps[-1], moments)
 
 
 @dataclass

@@ -1,0 +1,92 @@
+"""What the runs of a study tell of the spread between processes, configuration by configuration. Pure.
+
+It is told only where steps are timed one by one, which is on CUDA devices.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from autotune.measurement.arms import Arm
+from autotune.measurement.contrasts import Variance
+from autotune.measurement.noise import standard_error
+from autotune.measurement.step_series import PROCESSES, StepSeries
+from storage import Attempts, Purpose, StoredAttempt, StoredBlock
+
+Blocks = Callable[[int], Sequence[StoredBlock]]
+"""Attempt id -> its blocks."""
+
+UNSTEADY = 0.05
+"""Standard deviation between processes from which on more of them tell more than longer runs (judgement:
+between the 0.5 % of configurations that compute and the 20 % of those that wait for the host)."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Spread between the processes of configurations.
+
+    Attributes:
+        baseline_runs: rates of the baseline in processes of its own, outside the rounds.
+        sigma: trial -> standard deviation of the log rate between processes, by its steps.
+        within: trial -> variance of the log rate that the steps of a run leave.
+    """
+
+    baseline_runs: tuple[float, ...] = ()
+    sigma: dict[int, float] = field(default_factory=dict)
+    within: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attempts: Attempts, blocks: Blocks, trials: Iterable[int]) -> Self | None:
+        """Return what the records of these trials tell; None where the steps of the baseline were not
+        timed one by one.
+        """
+        own = attempts.baseline()
+        if own is None or own.result.throughput is None or _sigma(own, blocks) is None:
+            return None
+        wanted = {own.trial, *trials}
+        sigma = {
+            one.trial: found
+            for one in attempts.searched().measured()
+            if one.trial in wanted and (found := _sigma(one, blocks)) is not None
+        }
+        again = attempts.of(Purpose.CALIBRATE, Purpose.REPEAT).complete().measured()
+        alike = [
+            one.result.throughput
+            for one in (own, *again)
+            if one.result.throughput is not None
+            and one.environment == own.environment
+            and one.result.resident_of is None
+        ]
+        return cls(tuple(alike), sigma, {trial: _within(attempts, trial) for trial in wanted})
+
+    def unsteady(self, trial: int) -> bool:
+        """Return whether the processes of a trial's configuration lie far apart."""
+        return self.sigma.get(trial, PROCESSES.computing) > UNSTEADY
+
+    def arm(self, trial: int, rates: Sequence[float]) -> Arm:
+        """Return the runs of a trial's configuration, with what its steps let expect of them."""
+        sigma = self.sigma.get(trial, PROCESSES.computing)
+        return Arm(rates, Variance(sigma**2 + self.within.get(trial, 0.0), PROCESSES.df))
+
+
+def _within(attempts: Attempts, trial: int) -> float:
+    """Return the mean variance that the steps of the runs of a trial leave; each run counts for its
+    degrees of freedom.
+    """
+    runs = attempts.of(Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT).of_trial(trial).complete()
+    known = [
+        (
+            one.result.block_freedom,
+            standard_error(one.result.block_half_width, one.result.block_freedom),
+        )
+        for one in runs
+        if one.result.block_half_width is not None and one.result.block_freedom is not None
+    ]
+    whole = math.fsum(df for df, _ in known)
+    return math.fsum(df * error**2 for df, error in known) / whole if whole else 0.0
+
+
+def _sigma(attempt: StoredAttempt, blocks: Blocks) -> float | None:
+    series = StepSeries.of([block for block in blocks(attempt.id) if block.kept])
+    return None if series is None else series.process_sigma()

@@ -12,27 +12,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("autotune", "launchers", "search_spaces", "storage")
 REWRITTEN = (
+    "autotune/cli",
+    "autotune/config",
+    "autotune/export",
     "autotune/measurement",
     "autotune/runs",
     "autotune/search",
     "autotune/service",
+    "autotune/standalone",
+    "autotune/worker",
+    "autotune/workloads",
     "launchers",
     "storage",
 )
 """Packages that follow the rules; pyproject.toml excepts the others from those of pydocstyle."""
+NOT_REWRITTEN = ("autotune/export/formats/",)
+"""Parts of these packages that do not follow them yet."""
 FRAGMENT = re.compile(r"(Of|As|By|In|The same|Whether|What|Who|Whose)\b")
 PERSON = re.compile(r"\b(who|whom|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
-NAMED_TWICE = {
-    "Alive",
-    "Built",
-    "Check",
-    "Course",
-    "Job",
-    "Pace",
-    "Seen",
-    "Unreadable",
-    "_Loader",
-}
+NAMED_TWICE = {"Seen"}
 """Class names that still occur twice. None is to be added."""
 
 
@@ -41,6 +39,11 @@ def modules(*packages: str) -> Iterator[tuple[str, str]]:
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             yield str(path.relative_to(ROOT)), path.read_text("utf-8")
+
+
+def rewritten(package: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, source) of every module of a package that follows the rules."""
+    return (module for module in modules(package) if not module[0].startswith(NOT_REWRITTEN))
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -65,7 +68,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 def test_docstring_in_rewritten_package_begins_with_no_fragment(package: str) -> None:
     found = [
         f"{name}:{line}: {text.splitlines()[0]}"
-        for name, source in modules(package)
+        for name, source in rewritten(package)
         for line, text in docstrings(source)
         if FRAGMENT.match(text)
     ]
@@ -76,7 +79,7 @@ def test_docstring_in_rewritten_package_begins_with_no_fragment(package: str) ->
 def test_text_in_rewritten_package_calls_no_process_a_person(package: str) -> None:
     found = [
         f"{name}:{line}: {text}"
-        for name, source in modules(package)
+        for name, source in rewritten(package)
         for line, text in (*docstrings(source), *comments(source))
         if PERSON.search(text)
     ]

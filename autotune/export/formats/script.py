@@ -6,8 +6,8 @@ from typing import Any
 from autotune.config import arguments
 from autotune.errors import BadInput
 from autotune.export.best import BestConfig
-from autotune.export.command import is_of_command, recommended
 from autotune.export.formats.telling import Fields, Knobs, Rule, Said, told
+from autotune.export.recommended_command import is_of_command, recommended
 
 
 def argv(best: BestConfig) -> Said:

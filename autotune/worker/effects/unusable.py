@@ -1,4 +1,4 @@
-"""Which knobs have nothing to act on in a workload, whatever their value."""
+"""Knobs that have nothing to act on in a workload, at any value."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ _OF_LOADERS = ("loader_workers", "persistent_workers", "prefetch_factor")
 
 
 def unusable(workload: Workload) -> list[str]:
-    """Their names."""
+    """Return the names of knobs that have nothing to act on."""
     return sorted({*_of_model(workload.model), *_of_rest(workload)})
 
 

@@ -60,8 +60,9 @@ def shortfall(
     if confirmation is not None and confirmation.rounds and confirmation.members():
         return Shortfall(_for_rounds(confirmation, proof, wall_time))
     if rivals := proof.rivals():
-        needed = proof.finals([rivals[0].knobs], FEWEST_ROUNDS)
-        return Shortfall(_asked(_MARGIN * needed - wall_time.left))
+        another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
+        needed = another + proof.finals([rivals[0].knobs], FEWEST_ROUNDS)
+        return Shortfall(_asked(_MARGIN * needed + _replacement(proof) - wall_time.left))
     if hindrance := _hindrance(proof):
         return Shortfall(None, hindrance)
     return Shortfall(_for_trials(proof, wall_time))
@@ -79,16 +80,26 @@ def _for_rounds(confirmation: Confirmation, proof: Proof, wall_time: WallTime) -
         missing * sum(_in_a_round(knobs, proof) for knobs in members),
         proof.rounds(members, missing),
     )
-    return _asked(_MARGIN * needed - wall_time.left)
+    return _asked(_MARGIN * needed + _replacement(proof) - wall_time.left)
 
 
 def _for_trials(proof: Proof, wall_time: WallTime) -> float:
     """Return seconds of the first trials beside the baseline and of what proves one of them. The search
     leaves a share of the whole wall time, which grows with what is asked for."""
-    trials = _FEWEST_TRIALS * proof.costs.shortest(proof.baseline)
+    trials = _FEWEST_TRIALS * proof.costs.shortest(proof.baseline) + _replacement(proof)
     needed = _MARGIN * (trials + proof.finals([proof.baseline], FEWEST_ROUNDS))
     shared = (trials + RESERVED * wall_time.whole - wall_time.left) / (1 - RESERVED)
     return _asked(max(needed - wall_time.left, shared))
+
+
+def _replacement(proof: Proof) -> float:
+    """Return the longest time in seconds that a launch has waited for new processes.
+
+    A study that goes on waits so once more: after its first run, processes that have imported what the
+    script imports take the place of those of the launcher.
+    """
+    ended = ((a, a.ended) for a in proof.attempts.complete() if a.ended is not None)
+    return max((end - a.started - a.result.wall_seconds for a, end in ended), default=0.0)
 
 
 def _asked(seconds: float) -> float:

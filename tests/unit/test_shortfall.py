@@ -1,0 +1,44 @@
+"""Time that a study without a verdict asks for."""
+
+from autotune.analysis.costs import CostRecords
+from autotune.analysis.proof import Proof
+from autotune.analysis.shortfall import WallTime, shortfall
+from search_spaces import defaults
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
+
+BASELINE = defaults()
+RIVAL = {**BASELINE, "loader_workers": 2}
+RUN = 5.0
+LEFT = WallTime(40.0, 15.0)
+
+
+def trial(number: int, knobs: dict[str, object], waited: float = 0.0) -> StoredAttempt:
+    result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number, wall_seconds=RUN)
+    return StoredAttempt(
+        number + 1, number, Purpose.SEARCH, 0, 1, knobs, 0.0, waited + RUN, result, 1
+    )
+
+
+def asked(*trials: StoredAttempt) -> float:
+    attempts = Attempts(trials, BASELINE)
+    blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True)]
+    costs = CostRecords(lambda _: blocks).by(attempts)
+    seconds = shortfall(None, Proof(attempts, costs, BASELINE), LEFT).seconds
+    assert seconds is not None
+    return seconds
+
+
+def test_time_asked_for_a_rival_pays_another_trial_before_its_proof() -> None:
+    baseline, rival = trial(0, BASELINE), trial(1, RIVAL)
+    rounds = 3 * 2 * RUN
+    assert asked(baseline, rival) >= rounds + RUN - LEFT.left
+
+
+def test_time_asked_for_pays_the_wait_for_new_processes() -> None:
+    at_once = asked(trial(0, BASELINE), trial(1, RIVAL))
+    assert asked(trial(0, BASELINE), trial(1, RIVAL, waited=20.0)) == at_once + 20.0
+
+
+def test_time_asked_for_without_a_rival_pays_the_wait_for_new_processes() -> None:
+    at_once = asked(trial(0, BASELINE), trial(1, BASELINE))
+    assert asked(trial(0, BASELINE), trial(1, BASELINE, waited=20.0)) >= at_once + 20.0
